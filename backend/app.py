@@ -1,4 +1,4 @@
-"""`create_app`: routes, what guards them, and what runs beside them."""
+"""The application: its routes, middleware and background tasks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
 from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
-from backend.campaigns.api.controller import CampaignTransferController
-from backend.characters.controller import CharacterController
+from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
 from backend.chronicles.controller import (
@@ -60,11 +59,10 @@ from backend.llm.controller import ModelController, TokenController
 from backend.llm.providers.addresses import ProviderAddressController
 from backend.llm.providers.controller import ProviderController, ProviderPresetController
 from backend.lorebooks.controller import (
-    CharacterLorebookController,
+    LINK_CONTROLLERS,
     ChatLorebookController,
     LorebookController,
     LoreEntryController,
-    PersonaLorebookController,
 )
 from backend.memory.controller import MemoryController
 from backend.memory.embedding.controller import EmbeddingModelController
@@ -94,9 +92,9 @@ log = get_logger(__name__)
 API = "/api/v1"
 SWEEP_SECONDS = 15.0
 SWEEPS_PER_LONG_ROUND = 20
-"""Rounds of the sweep between two looks at what is in the database's tables."""
+"""Every so many sweeps also do the chores that read whole tables."""
 JSON_BODY_BYTES = 8 * 1024 * 1024
-"""Largest body of a route that says nothing else: a card with every field full."""
+"""Default maximum of a request body. It is enough for a card with all fields full."""
 
 API_CONTROLLERS: Sequence[type[Controller]] = (
     InstanceController,
@@ -112,6 +110,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     AccountUsageController,
     CharacterController,
     PersonaController,
+    *AVATAR_CONTROLLERS,
     ScriptController,
     OpeningController,
     ChatController,
@@ -119,13 +118,11 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     LorebookController,
     LoreEntryController,
     ChatLorebookController,
-    CharacterLorebookController,
-    PersonaLorebookController,
+    *LINK_CONTROLLERS,
     LoreTesterController,
     PresetController,
     CharacterPresetController,
     *CAMPAIGN_CONTROLLERS,
-    CampaignTransferController,
     ChronicleController,
     EventController,
     ChronicleTransferController,
@@ -152,15 +149,14 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     EmbeddingModelController,
     JobController,
 )
-"""Everything below `API`, behind the guard."""
+"""Controllers below `API`. The guard checks the scope of each request."""
 
 PLAIN_CONTROLLERS: Sequence[type[Controller]] = (PageController, HealthController)
-"""What stands beside it."""
+"""Controllers without the guard and the prefix `API`."""
 
 
-def create_app(parts: Services) -> Litestar:
-    """The application: routes, guards, and what runs beside them."""
-    provided = _make_dependencies(parts)
+def create_app(services: Services) -> Litestar:
+    provided = _make_dependencies(services)
     api = Router(
         API,
         route_handlers=[_add_dependencies(each, provided) for each in API_CONTROLLERS],
@@ -172,45 +168,45 @@ def create_app(parts: Services) -> Litestar:
             PrometheusConfig(
                 app_name="talekeeper", prefix="talekeeper", group_path=True
             ).middleware,
-            *make_middleware(parts),
+            *make_middleware(services),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
-        lifespan=[lambda _: _run_services(parts)],
+        lifespan=[lambda _: _run_services(services)],
         request_max_body_size=JSON_BODY_BYTES,
         logging_config=None,
         openapi_config=make_openapi_config(),
     )
 
 
-def make_middleware(parts: Services) -> list[ASGIMiddleware]:
-    """What every request goes through, the outermost first."""
+def make_middleware(services: Services) -> list[ASGIMiddleware]:
+    """Build the middleware of all requests, outermost first."""
     return [
-        DrainMiddleware(parts.drain),
+        DrainMiddleware(services.drain),
         IdentityMiddleware(
-            parts.sessions,
-            csrf_secret=parts.instance.csrf_secret,
-            public_origin=parts.settings.public_origin,
-            allowed_hosts=(*parts.settings.allowed_hosts, *parts.lan.names),
-            plain_networks=parts.settings.plain_http_networks,
+            services.sessions,
+            csrf_secret=services.instance.csrf_secret,
+            public_origin=services.settings.public_origin,
+            allowed_hosts=(*services.settings.allowed_hosts, *services.lan.names),
+            plain_networks=services.settings.plain_http_networks,
         ),
-        QuotaMiddleware(parts.quotas, upload_above=JSON_BODY_BYTES),
-        IdempotencyMiddleware(parts.database),
+        QuotaMiddleware(services.quotas, upload_above=JSON_BODY_BYTES),
+        IdempotencyMiddleware(services.database),
         DisconnectMiddleware(),
     ]
 
 
-def _make_dependencies(parts: Services) -> dict[str, Provide]:
-    found = {name: _provide_service(parts, name) for name in vars(parts)}
+def _make_dependencies(services: Services) -> dict[str, Provide]:
+    found = {name: _provide_service(services, name) for name in vars(services)}
     return {**found, "identity": Provide(provide_identity, sync_to_thread=False)}
 
 
 def _add_dependencies(
     controller: type[Controller], provided: Mapping[str, Provide]
 ) -> type[Controller]:
-    """The controller with those dependencies that its handlers name.
+    """Return a subclass of the controller with the dependencies that its handlers name.
 
-    For each route Litestar compares all its dependencies with one another: with all parts at every
-    route that was a tenth of a start.
+    Litestar compares the dependencies of each route with one another. With all services at every
+    route, this took a tenth of the start time.
     """
     handlers = [each for each in vars(controller).values() if isinstance(each, HTTPRouteHandler)]
     names = {name for each in handlers for name in signature(each.fn).parameters}
@@ -218,28 +214,28 @@ def _add_dependencies(
     return type(controller.__name__, (controller,), {"dependencies": dependencies})
 
 
-def _provide_service(parts: Services, name: str) -> Provide:
-    return Provide(lambda: getattr(parts, name), sync_to_thread=False)
+def _provide_service(services: Services, name: str) -> Provide:
+    return Provide(lambda: getattr(services, name), sync_to_thread=False)
 
 
 @contextlib.asynccontextmanager
-async def _run_services(parts: Services) -> AsyncGenerator[None]:
-    """What happens before the first request, beside all, and after the last."""
-    begin = partial(persist, parts.database)
-    await begin("processes", parts.processes.start)
-    await begin("deletions", partial(finish_deletions, parts.database))
-    await parts.database.optimize()
-    # What was imported stays: the collector need not walk it again and again. A full prompt makes
-    # thousands of objects at once, and the full collections that they set off took over 100 ms.
-    # What a start itself leaves in cycles, half a megabyte, is not worth a tenth of it.
+async def _run_services(services: Services) -> AsyncGenerator[None]:
+    """Start the background tasks, and stop them and the services after the last request."""
+    begin = partial(persist, services.database)
+    await begin("processes", services.processes.start)
+    await begin("deletions", partial(finish_deletions, services.database))
+    await services.database.optimize()
+    # Imported objects are never freed, so exclude them from garbage collection. A full prompt
+    # creates thousands of objects at once, and the full collections after it took over 100 ms.
+    # Collecting the half megabyte of garbage of the start would take a tenth of the start time.
     gc.freeze()
     gc.enable()
-    warm_up = asyncio.create_task(_load_tokenizers(parts))
-    sweeper = asyncio.create_task(_sweep(parts))
-    emptying = asyncio.create_task(parts.database.log.keep_empty())
-    await begin("index", parts.memory.prepare)
-    await begin("recount", parts.recount.schedule)
-    parts.worker.start()
+    warm_up = asyncio.create_task(_load_tokenizers(services))
+    sweeper = asyncio.create_task(_sweep(services))
+    emptying = asyncio.create_task(services.database.log.keep_empty())
+    await begin("index", services.memory.prepare)
+    await begin("recount", services.recount.schedule)
+    services.worker.start()
     try:
         yield
     finally:
@@ -247,29 +243,29 @@ async def _run_services(parts: Services) -> AsyncGenerator[None]:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        parts.jobs.close()
-        await parts.worker.aclose()
-        parts.lore.close()
-        await parts.memory.aclose()
-        await parts.turns.close()
-        await parts.slots.aclose()
-        await parts.watch.close()
-        await parts.user_models.aclose()
+        services.jobs.close()
+        await services.worker.aclose()
+        services.lore.close()
+        await services.memory.aclose()
+        await services.turns.close()
+        await services.slots.aclose()
+        await services.watch.close()
+        await services.user_models.aclose()
         emptying.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await emptying
-        await parts.cpu_pool.aclose()
-        await parts.processes.aclose()
-        await parts.database.dispose()
+        await services.cpu_pool.aclose()
+        await services.processes.aclose()
+        await services.database.dispose()
 
 
-async def _sweep(parts: Services) -> None:
-    """Look after turns that other processes left behind, and drop what has served its time."""
+async def _sweep(services: Services) -> None:
+    """Recover turns of stopped processes, and delete expired data, until cancelled."""
     rounds = count(1)
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         for name, chore in _list_chores(
-            parts, is_long_round=next(rounds) % SWEEPS_PER_LONG_ROUND == 0
+            services, is_long_round=next(rounds) % SWEEPS_PER_LONG_ROUND == 0
         ).items():
             try:
                 found = chore()
@@ -279,27 +275,24 @@ async def _sweep(parts: Services) -> None:
                 log.warning("server.sweep_failed", chore=name, exc_info=error)
 
 
-def _list_chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], object]]:
-    """Return the chores of one round of the sweep, by names for the log.
-
-    Nothing in one chore depends on another: if one fails, the others are done.
-    """
-    database, memory = parts.database, parts.memory
+def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callable[[], object]]:
+    """Return the chores of one sweep by their names in the log. They are independent."""
+    database, memory = services.database, services.memory
     chores: dict[str, Callable[[], object]] = {
-        # Nothing is waited for in these, so a database that hangs does not hold them up.
+        # First, because these do not wait for the database, which may not respond.
         "blinders": memory.blinders.sweep,
-        "lore": parts.lore.sweep,
-        "histories": parts.histories.sweep,
-        "user_models": parts.user_models.sweep,
-        "turns": parts.turns.recover,
+        "lore": services.lore.sweep,
+        "histories": services.histories.sweep,
+        "user_models": services.user_models.sweep,
+        "turns": services.turns.recover,
         "deletions": partial(finish_deletions, database),
-        "sessions": parts.sessions.drop_ended_keys,
+        "sessions": services.sessions.drop_ended_keys,
         "idempotency": partial(delete_old_responses, database, at=now()),
         "ledger": partial(fold_ledger, database),
-        "jobs": partial(parts.jobs.clean, at=now()),
+        "jobs": partial(services.jobs.clean, at=now()),
         "index_model": memory.follow_model,
         "index": memory.prepare,
-        "lan": parts.lan.refresh,
+        "lan": services.lan.refresh,
     }
     if is_long_round:
         chores |= {
@@ -309,9 +302,9 @@ def _list_chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[
     return chores
 
 
-async def _load_tokenizers(parts: Services) -> None:
-    """Load the vocabularies before the first turn needs them, once somebody is here: 50 MB."""
-    await parts.somebody_is_here.wait()
-    used = {choose_tokenizer(spec.tokenizer) for spec in parts.registry.specs()}
+async def _load_tokenizers(services: Services) -> None:
+    """Load the vocabularies (50 MB) after the first sign-in, before a turn needs them."""
+    await services.has_users.wait()
+    used = {choose_tokenizer(spec.tokenizer) for spec in services.registry.specs()}
     for name in {VOCABULARY, *used}:
         await asyncio.to_thread(get_tokenizer, name)

@@ -1,4 +1,4 @@
-"""`talekeeper`: serve, work, migrate, doctor, model, reindex, rotate-keys."""
+"""The command line: serve, work, migrate, doctor, model, reindex, rotate-keys."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from backend.settings import Settings
 
 
 def accept_any_text() -> None:
-    """Print `?` for characters that the console can't show, such as those of a folder's name."""
+    """Print `?` for characters that the console cannot encode, such as in a folder's name."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def ask_password() -> str:
-    """A password: asked for without showing it, or a line of what is piped in."""
-    is_asked = sys.stdin.isatty()
-    return getpass.getpass("Password: ") if is_asked else sys.stdin.readline().rstrip("\n")
+    """Ask for the password on a terminal, or read a line of standard input."""
+    is_terminal = sys.stdin.isatty()
+    return getpass.getpass("Password: ") if is_terminal else sys.stdin.readline().rstrip("\n")
 
 
 def show_progress(done: int, total: int) -> None:
-    """Draw a progress bar; nothing where nobody would see it move."""
+    """Draw a progress bar if stderr is a terminal."""
     if sys.stderr.isatty() and total:
         bar = "#" * (30 * done // total)
         end = "\n" if done >= total else ""
@@ -54,11 +54,11 @@ Command = Callable[[Settings, argparse.Namespace], Coroutine[Any, Any, int]]
 
 
 class UsageError(Exception):
-    """Something that the person at the keyboard can mend; its text says how."""
+    """An error that the user of the command line can fix. Its text is the advice."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 when all went well, 1 when not, 2 for a command that makes no sense."""
+    """Run one command. Return 0, 1 for a failure, or 2 for invalid options or settings."""
     accept_any_text()
     options = _make_parser().parse_args(arguments)
     try:
@@ -79,13 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # noqa: BLE001  # logged, with its places
+    except Exception as error:  # noqa: BLE001  # logged with its traceback
         print(f"talekeeper: {_explain(error, settings)}", file=sys.stderr)
         return 1
 
 
 def _explain(error: Exception, settings: Settings) -> str:
-    """Say why a command ended; the log has the places of an unexpected error."""
+    """Return the reason of a failure. An unexpected error is logged with its traceback."""
     from backend.operations.start_faults import explain
 
     explanation = explain(error, settings)
@@ -100,7 +100,7 @@ def _explain(error: Exception, settings: Settings) -> str:
 
 def _run(work: Coroutine[Any, Any, int]) -> int:
     try:
-        import uvloop  # there is none for Windows
+        import uvloop  # not available on Windows
     except ImportError:
         return asyncio.run(work)
     return uvloop.run(work)
@@ -165,7 +165,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 async def _serve(settings: Settings, _: argparse.Namespace) -> int:
-    gc.disable()  # until all is imported: a tenth of the start, for nothing that could be freed
+    gc.disable()  # during imports, because nothing can be freed: saves a tenth of the start time
     if not settings.qdrant_url:
         from backend.memory.index.edge import EngineProcess
 
@@ -185,14 +185,14 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         )
         database, root = await _open_installation(settings, create_root_key=True)
         build = partial(build_services, settings, root, database)
-        parts = await persist(database, "services", build)
+        services = await persist(database, "services", build)
         transport = SchemeFinder(
             settings.public_origin, settings.trusted_proxies, signs_itself=settings.lan
         )
         config = make_server_config(
-            observe(create_app(parts), transport), settings, shutdown_seconds=10
+            observe(create_app(services), transport), settings, shutdown_seconds=10
         )
-        tls = (lan, parts.lan.open()) if lan else None
+        tls = (lan, services.lan.open()) if lan else None
         log.info(
             "server.starting",
             address=format_address(settings.host, listener),
@@ -200,17 +200,17 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
             python=platform.python_version(),
             database="sqlite" if settings.embedded else "postgresql",
         )
-        embeds = parts.memory.embedder is not None
+        embeds = services.memory.embedder is not None
         if settings.plain_http_networks:
             log.warning("server.plain_http", count=len(settings.plain_http_networks))
-        shared = parts.user_models.shared
-        print(render_greeting(settings, shared, listener, parts.lan, embeds=embeds), flush=True)
+        shared = services.user_models.shared
+        print(render_greeting(settings, shared, listener, services.lan, embeds=embeds), flush=True)
         server = Server(
             config,
-            parts.drain,
-            turns=parts.turns,
-            jobs=parts.jobs,
-            worker=parts.worker,
+            services.drain,
+            turns=services.turns,
+            jobs=services.jobs,
+            worker=services.worker,
             announce=_announce,
             lan=tls,
         )
@@ -237,12 +237,14 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     if not settings.job_workers:
         raise UsageError("TALEKEEPER_JOB_WORKERS is 0. Set it to 1 or more.")
     database, root = await _open_installation(settings)
-    parts = await persist(database, "services", partial(build_services, settings, root, database))
-    # Nobody signs in here: keys come with the jobs, or from standing slots.
+    services = await persist(
+        database, "services", partial(build_services, settings, root, database)
+    )
+    # No one signs in to this process: keys come with the jobs, or from managed accounts.
     keys = JobKeys(root)
-    worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
-    drain = parts.drain
-    await persist(database, "processes", parts.processes.start)
+    worker = build_worker(settings, services.queue, keys, services.kinds, takes_queued=True)
+    drain = services.drain
+    await persist(database, "processes", services.processes.start)
     with stop_signals(lambda _: drain.receive_signal()):
         worker.start()
         log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
@@ -252,15 +254,15 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
         _announce(drain.notice)
         await drain.finish(lambda: worker.is_busy)
         await worker.aclose()
-        await parts.memory.aclose()
-        await parts.user_models.aclose()
-        await parts.processes.aclose()
+        await services.memory.aclose()
+        await services.user_models.aclose()
+        await services.processes.aclose()
         await database.dispose()
     return 0
 
 
 def _announce(text: str) -> None:
-    with contextlib.suppress(OSError):  # who reads the output may be gone by then
+    with contextlib.suppress(OSError):  # the reader of the output may have ended
         print(text, flush=True)
 
 
@@ -375,9 +377,9 @@ async def _open_locked(settings: Settings) -> AsyncGenerator[Any]:
 
 
 async def _open_installation(settings: Settings, *, create_root_key: bool = False) -> Any:
-    """Open the database and its root key, and bring the tables up to date.
+    """Open the database and its root key, and migrate the tables.
 
-    The key comes first, so that a database that it does not open stays as it is.
+    The key is checked first, so that a database of another key is not changed.
     """
     from backend.accounts.auth.names import load_database_root_keys
     from backend.database.engine import Database, persist
@@ -388,14 +390,14 @@ async def _open_installation(settings: Settings, *, create_root_key: bool = Fals
     load = partial(load_database_root_keys, database, path, value=value, create=create_root_key)
     root = await persist(database, "root_key", load)
     if await persist(database, "tables", partial(upgrade, database)):
-        gc.collect()  # 4 MiB, which would stay: what is there by the first answer is never freed
+        gc.collect()  # 4 MiB, which `gc.freeze` would otherwise keep
         log.info("database.migrated", revision=HEAD)
     return database, root
 
 
 @contextlib.contextmanager
 def _lock(settings: Settings) -> Generator[None]:
-    """Hold the data folder for this process alone: in embedded mode there is only one."""
+    """Lock the data folder, because with SQLite only one process can use it."""
     if not settings.embedded:
         yield
         return
@@ -421,7 +423,7 @@ def _listen_in_lan(
 ) -> contextlib.AbstractContextManager[socket.socket | None]:
     if not settings.lan:
         return contextlib.nullcontext()
-    # The machine's addresses may change. Who comes from elsewhere is turned away.
+    # All addresses, because those of the machine may change. `LanProtocol` checks the clients.
     return _open_listener("0.0.0.0", settings.lan_port, "TALEKEEPER_LAN_PORT")  # noqa: S104
 
 

@@ -1,4 +1,4 @@
-"""What Talekeeper is made of, put together: every service, and what works on its jobs."""
+"""The services of a running Talekeeper, connected in one place."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from backend.campaigns.state.viewpoints import (
     check_event_audience,
     find_player_name,
 )
+from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService
@@ -111,11 +112,11 @@ from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
 SOURCES = (MessageSource(), LoreSource(), ChronicleSource(), CampaignSource())
-"""Whose rows memory remembers."""
+"""The sources of the memory index."""
 
 
 class Services:
-    """What a running Talekeeper is made of. Handlers get these by their attribute's name."""
+    """All services. The name of an attribute is its dependency name in route handlers."""
 
     def __init__(  # noqa: PLR0913, PLR0915, PLR0917  # everything is connected in one place
         self,
@@ -147,10 +148,10 @@ class Services:
         self.provider_tests = ProviderTests(database, self.providers, user_models)
 
         participants = Participants(RequestCaches())
-        open_keys = OpenKeys(participants)
+        self.open_keys = open_keys = OpenKeys(participants)
         open_keys.on_arrival(queue.wake)
-        self.somebody_is_here = asyncio.Event()
-        open_keys.on_arrival(self.somebody_is_here.set)
+        self.has_users = asyncio.Event()
+        open_keys.on_arrival(self.has_users.set)
         self.sessions = SessionService(database, root, settings, open_keys)
         self.watch = SessionWatch(self.sessions)
         self.activity = ActivityLog(database)
@@ -200,7 +201,8 @@ class Services:
             pool=pool,
             longest_message=settings.max_message_chars,
         )
-        self.personas = PersonaService(database, pool)
+        self.personas = PersonaService(database)
+        self.avatars = AvatarService(database, pool)
         self.presets = PresetService(database, pool)
         participants.add(self.presets)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
@@ -223,7 +225,7 @@ class Services:
         self.models_in_use = ModelsInUseService(database, user_models, settings)
         joining = ChatChronicles(index)
         counts = CountCache()
-        # The chronicle first: its book is copied where the copy has a chronicle of its own.
+        # The chronicle is before the lore, because its lorebook is copied for a new chronicle.
         participants.add(
             index,
             joining,
@@ -316,7 +318,7 @@ class Services:
         self.lore_tester = LoreTester(
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )
-        # Not `search`: so lists name their query parameter.
+        # Not `search`, because this is a query parameter of lists.
         self.search_service = SearchService(database, memory.search, SOURCES, rows, pool, clock)
         self.memory_status = MemoryStatusService(database, memory, SOURCES)
 
@@ -349,7 +351,7 @@ class Services:
             queue,
             JobKeys(root, open_keys),
             self.kinds,
-            # Without a Qdrant server this process alone has the index open.
+            # Without a Qdrant server only this process can open the index.
             takes_queued=settings.embedded or not settings.qdrant_url,
         )
 
@@ -362,7 +364,7 @@ async def build_services(
     kdf: PasswordKdf = DEFAULT_KDF,
     registry: ModelRegistry | None = None,
 ) -> Services:
-    """Make every part, on a database whose tables are up to date."""
+    """Build the services on a migrated database."""
     instance = await load_instance_keys(database, root)
     registry = registry or build_registry(settings)
     queue, pool = JobQueue(database, root), CpuPool()

@@ -1,17 +1,17 @@
-"""Every error that Talekeeper raises on purpose, and its form on the wire (RFC 9457).
+"""The errors that Talekeeper raises, and their form in responses (RFC 9457).
 
 AppError
-├── BadRequestError, ValidationError        what came in is not of the right form
-├── UnauthenticatedError, ForbiddenError    who asks
-├── NotFoundError                           absent, or someone else's: the same answer
-├── ConflictError, PreconditionFailedError  it changed meanwhile
-├── TooLargeError, TooManyRequestsError     limits
-└── UnavailableError                        a part that Talekeeper leans on is down
+├── BadRequestError, ValidationError        the request is malformed or invalid
+├── UnauthenticatedError, ForbiddenError    the client has no permission
+├── NotFoundError                           the resource is absent, or belongs to someone else
+├── ConflictError, PreconditionFailedError  the state of the resource has changed
+├── TooLargeError, TooManyRequestsError     a limit is exceeded
+└── UnavailableError                        a required service does not respond
 
-A domain's errors subclass these beside the code that raises them. `status`, `slug` and `title`
-belong to the class; `detail` says what happened and what to do; `extra` holds members that a
-client can act on; `retry_after`, in seconds, is one of them, and the header `Retry-After`.
-`private` holds members for administrators only. The slug is stable: clients may match on `type`.
+Each package defines its own subclasses. `status`, `slug` and `title` belong to the class. `detail`
+says what happened and what to do. `extra` contains members that clients can act on, such as
+`retry_after` in seconds, which is also the header `Retry-After`. `private` contains members for
+administrators. Slugs never change, because clients may compare `type`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class AppError(Exception):
-    """An unexpected exception. Its text is in the log, under the id that the client receives."""
+    """The base of all errors."""
 
     status: ClassVar[int] = 500
     slug: ClassVar[str] = "internal"
@@ -56,7 +56,7 @@ class AppError(Exception):
         self.extra, self.private = {**self.extra, **private}, {}
 
     def to_problem(self, *, for_administrator: bool = False) -> dict[str, Any]:
-        """The members of the problem+json object, for an administrator with the private ones."""
+        """Return the problem+json object. That of an administrator has the private members."""
         problem: dict[str, Any] = {
             "type": TYPE_PREFIX + self.slug,
             "title": self.title,
@@ -68,7 +68,7 @@ class AppError(Exception):
 
 
 class InternalError(AppError):
-    """An unexpected exception: its text stays in the log, under the id that the client gets."""
+    """An unexpected exception. Its text is in the log, under the id that the client receives."""
 
 
 class BadRequestError(AppError):
@@ -96,7 +96,7 @@ class ForbiddenError(AppError):
 
 
 class NotFoundError(AppError):
-    """The resource does not exist or belongs to another user. The answer does not say which."""
+    """The resource does not exist or belongs to another user. The response is the same."""
 
     status, slug, title = 404, "not-found", "Not found"
 

@@ -1,7 +1,7 @@
-"""The files of `prompts/`: loaded, checked and rendered. No prompt is written inside code.
+"""Load, check and render the files of `prompts/`. The code contains no prompts.
 
 A file is a YAML header (`description`, `inputs`) between lines of `---`, then a Jinja body. Only
-these files are ever compiled as templates; what users write goes in as values.
+these files are compiled as templates. Texts of users are values.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jinja2 import Environment, StrictUndefined, Template, TemplateError, meta
 from backend.errors import AppError
 
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser, where PyYAML was built with it: a sixth of the time."""
+"""libyaml's parser if PyYAML includes it, because it needs a sixth of the time."""
 
 HERE = Path(__file__).parent
 FOLDERS = (HERE / "_prompts", HERE.parent / "prompts")
-"""In an installed package, and in a checkout."""
+"""The folders of the prompts in an installed package and in a checkout."""
 
 
 class PromptFileError(AppError):
@@ -35,9 +35,9 @@ class PromptFileError(AppError):
 
 @dataclass(frozen=True, slots=True)
 class PromptFile:
-    """One prompt: `render` it with exactly the inputs that its header names.
+    """One prompt, rendered with exactly the inputs of its header.
 
-    Its template is compiled when it is first rendered: a start would wait for sixty of them.
+    The template is compiled at the first use, because compiling all sixty would delay the start.
     """
 
     name: str
@@ -47,24 +47,24 @@ class PromptFile:
     _template: Callable[[], Template]
 
     def render(self, **values: Any) -> str:
-        """The text. Raises `PromptFileError` when the inputs are not those of the header."""
+        """Render the prompt. Raises `PromptFileError` if the inputs differ from the header."""
         if values.keys() != self.inputs:
             raise PromptFileError(f"{self.name} expects the inputs {sorted(self.inputs)}.")
         return self._template().render(values).strip()
 
-    def rendered(self, values: Mapping[str, Any]) -> str:
-        """The text, of those values that the header names. Raises `PromptFileError`."""
+    def render_from(self, values: Mapping[str, Any]) -> str:
+        """Render the prompt with the inputs of its header. Other values are ignored."""
         return self.render(**{name: values[name] for name in values.keys() & self.inputs})
 
 
 class PromptLibrary:
-    """Every prompt of a folder, by its path without the ending (`reply/system`).
+    """The prompts of a folder by path without extension (`reply/system`).
 
-    Raises `PromptFileError` at once when any file is not in order.
+    Raises `PromptFileError` if a file is invalid.
     """
 
     def __init__(self, folder: Path) -> None:
-        # Prompts are plain text, not HTML: escaping would change what users wrote.
+        # Prompts are plain text, not HTML. Escaping would change the texts of users.
         environment = Environment(
             undefined=StrictUndefined,
             autoescape=False,  # noqa: S701  # as above
@@ -90,18 +90,13 @@ class PromptLibrary:
 
 
 class UsedPrompts:
-    """Renders prompts of a library, and notes which ones.
-
-    Attributes:
-        digests: Of those that were rendered, by name.
-    """
+    """Renders prompts of a library, and records their digests by name."""
 
     def __init__(self, prompts: PromptLibrary) -> None:
         self._prompts = prompts
         self.digests: dict[str, str] = {}
 
     def render(self, name: str, **values: Any) -> str:
-        """The text. Raises `PromptFileError` as `PromptFile.render` does."""
         prompt = self._prompts[name]
         self.digests[name] = prompt.digest
         return prompt.render(**values)
@@ -109,7 +104,7 @@ class UsedPrompts:
 
 @cache
 def load_prompts() -> PromptLibrary:
-    """The prompts that come with Talekeeper, loaded once a process."""
+    """Load Talekeeper's own prompts, once per process."""
     return PromptLibrary(next(folder for folder in FOLDERS if folder.is_dir()))
 
 

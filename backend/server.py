@@ -1,4 +1,4 @@
-"""Uvicorn with limits for slow, idle and large connections, and an end that waits for replies."""
+"""Uvicorn with limits for slow, idle and large connections, and a shutdown that drains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from backend.core.logs import get_logger
 from backend.core.operating_system import allow_address_again, stop_signals
 from backend.core.private_networks import LOOPBACK, PRIVATE, contains_address
 from backend.core.qr_codes import draw_qr
-from backend.generation.registry import ModelRegistry
+from backend.generation.registry import KINDS, ModelRegistry
 from backend.http.connections import IS_KEPT, Drain
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
@@ -34,22 +34,22 @@ from backend.turns.api.service import TurnService
 log = get_logger(__name__)
 
 ALWAYS_ANSWERED = frozenset({b"/health"})
-"""Paths that are answered also when there are more connections than `limit_concurrency`."""
+"""Paths that `limit_concurrency` does not apply to."""
 
 MAX_PIPELINED_REQUESTS = 16
-"""Requests of one connection that may wait for the answers before them."""
+"""Maximum requests of one connection that wait for earlier responses."""
 
 LINGER_SECONDS = 10.0
-"""Seconds in which the rest of a body is taken after its request was answered."""
+"""Time limit for reading the rest of a body after the response."""
 
 LATE_CHECK_SECONDS = 0.2
-"""Between two looks for connections that came while the server stopped."""
+"""Interval between checks for connections that were accepted during the shutdown."""
 
 TLS_SHUTDOWN_SECONDS = 1.0
-"""A client has this long to confirm the end of a TLS connection: a phone may be asleep."""
+"""Time limit for a client to confirm the end of a TLS connection. A phone may be asleep."""
 
 ARRIVAL_SECONDS = 1.0
-"""Longest that a drain waits for the first request of a connection that was made before it."""
+"""Time that a drain waits for the first request of an existing connection."""
 
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = (
@@ -59,13 +59,12 @@ _TOO_LARGE = (
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Closes a connection whose request is not complete in time, or whose head is too large.
+    """Closes a connection if its request is late, or its head is too large.
 
-    A head has `header_seconds` from the connection's start, or from the head's first byte on a
-    connection that is kept. A body has `body_seconds`, and a second more for each `body_rate` bytes
-    that came; while the application does not read, its time stands still. Bytes that are neither a
-    body's nor the end of a head (the head itself, chunk extensions, trailers) are counted, and may
-    be `header_bytes` at a time.
+    A head has `header_seconds` from the start of the connection, or from the first byte of the head
+    on a kept connection. A body has `body_seconds`, and one more second for each `body_rate`
+    received bytes. The time stops while the application does not read. `header_bytes` is the
+    maximum for a head, and for the chunk extensions or trailers between two parts of a body.
     """
 
     header_bytes = 65_536
@@ -82,18 +81,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time of the first head."""
         super().connection_made(transport)
         self._arm(self.header_seconds, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop every timer."""
         self._disarm()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless the head is too large or too much is waiting."""
+        """Parse the data. Close the connection if it exceeds a limit."""
         if self.transport.is_closing():
             return
         if self._reading_head and self._timer is None:
@@ -108,7 +105,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._abort()
 
     def on_headers_complete(self) -> None:
-        """The body's time begins."""
+        """Start the timer of the body."""
         self._overhead, self._reading_head = 0, False
         self._body_bytes, self._body_allowed = 0, self.body_seconds
         self._arm(self.body_seconds, self._body_is_late)
@@ -119,25 +116,25 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Count what came of the body."""
+        """Count the bytes of the body."""
         self._overhead = 0
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete: nothing is waited for."""
+        """Stop the timer, because the request is complete."""
         self._overhead, self._reading_head = 0, True
         self._disarm()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Take the rest of a body for a while, so that the client gets to read the answer."""
+        """Read the rest of the body for a while, so that the client can read the response."""
         super().on_response_complete()
         if not self._reading_head and not self.transport.is_closing():
             self._arm(LINGER_SECONDS, self._abort)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection; one on which a request has begun has a time of its own."""
+        """Close an idle connection. A connection with an unfinished request has another timer."""
         if self._timer is None:
             super().timeout_keep_alive_handler()
 
@@ -146,7 +143,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _body_is_late(self) -> None:
         allowed = self.body_seconds + self._body_bytes / self.body_rate
-        if self.flow.read_paused:  # it is the application that is slow
+        if self.flow.read_paused:  # the application is slow, not the client
             self._arm(1.0, self._body_is_late)
         elif allowed > self._body_allowed:
             more, self._body_allowed = allowed - self._body_allowed, allowed
@@ -155,7 +152,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._abort()
 
     def _refuse(self, answer: bytes) -> None:
-        """Say why and close, where no other answer is on its way."""
+        """Close the connection with a response, unless another response is being sent."""
         cycle: Any = self.cycle  # None before the first request
         if answer and (cycle is None or cycle.response_complete):
             self.transport.write(answer)
@@ -179,7 +176,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class LanProtocol(LimitedProtocol):
-    """Closes connections from the public internet: a home's router may let them in."""
+    """Closes connections from the public internet, which a home router may forward."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close the connection unless its client is in a private network."""
@@ -189,7 +186,7 @@ class LanProtocol(LimitedProtocol):
 
 
 def make_server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
-    """Uvicorn's configuration, with this installation's limits."""
+    """Return Uvicorn's configuration with the limits of the settings."""
     limits = {
         "header_bytes": settings.header_bytes,
         "header_seconds": settings.header_seconds,
@@ -212,15 +209,15 @@ def make_server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -
 
 
 class _Lifespan(LifespanOn):
-    """Keeps the error that ended the start.
+    """Keeps the error of a failed start.
 
-    Litestar passes on its traceback as one text, which the log would have to withhold.
+    Litestar reports only a traceback as text, which must not be logged.
     """
 
     error: BaseException | None = None
 
     async def send(self, message: LifespanSendMessage) -> None:
-        """Take the error while Litestar handles it."""
+        """Keep the error that Litestar is handling."""
         if message["type"] == "lifespan.startup.failed":
             self.error = sys.exception()
             message = {"type": "lifespan.startup.failed", "message": ""}
@@ -228,11 +225,11 @@ class _Lifespan(LifespanOn):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with time for running work before the end, and a last event for each stream.
+    """Uvicorn with a drain before the shutdown, and a last event for each stream.
 
-    Uvicorn waits until every answer is over, and cuts off in mid-body those that take too long. A
-    reply may stream for minutes. So turns and jobs get the time of a drain. Then those that still
-    run are ended: their text is stored, and each stream gets its last event and ends.
+    Uvicorn waits for all responses, and cuts off those that take too long. A reply may stream for
+    minutes. Running turns and jobs first get the time of a drain. Then the remaining ones are
+    stopped: their text is stored, and each stream gets its last event.
     """
 
     def __init__(
@@ -254,10 +251,10 @@ class Server(uvicorn.Server):
         self._worker = worker
         self._announce = announce
         self.was_interrupted = False
-        """True if a SIGINT came."""
+        """True after a SIGINT."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application. Raises the error that ends the start."""
+        """Start the application. Raises the error of a failed start."""
         self.lifespan = lifespan = _Lifespan(self.config)
         try:
             await super().startup(sockets)
@@ -269,7 +266,7 @@ class Server(uvicorn.Server):
             await self._listen_in_lan(*self._lan)
 
     async def _listen_in_lan(self, listener: socket.socket, context: ssl.SSLContext) -> None:
-        """Listen with TLS as well; uvicorn itself listens in one way alone."""
+        """Listen with TLS too, because Uvicorn supports only one configuration."""
         protocol: Any = type("ConfiguredLan", (LanProtocol, self.config.http_protocol_class), {})
         make = partial(
             protocol,
@@ -288,7 +285,7 @@ class Server(uvicorn.Server):
         self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, drain, end the work that is left, and close the application."""
+        """Stop listening, drain, stop the remaining work, and close the application."""
         self._drain.begin()
         self._worker.drain()
         arrivals = self._stop_listening(sockets or [])
@@ -316,8 +313,8 @@ class Server(uvicorn.Server):
     def _stop_listening(self, listeners: list[socket.socket]) -> list[asyncio.Task[None]]:
         """Close the listeners, and serve the connections that wait to be accepted.
 
-        Closing alone would reset them. A proxy that has sent a request on one cannot know whether
-        it was worked on, and cannot send it again.
+        Closing a listener resets these connections. A proxy cannot repeat the request of such a
+        connection, because it does not know if the request was processed.
         """
         accepted = [each for listener in listeners for each in _accept_waiting(listener)]
         for server in self.servers:
@@ -341,9 +338,9 @@ class Server(uvicorn.Server):
             )
 
     async def _close_late_connections(self) -> None:
-        """Close, after their answers, connections that were accepted as listening ended.
+        """Close connections that were accepted late, after their responses.
 
-        Uvicorn tells those that it knows once, and waits for all.
+        Uvicorn waits for all connections, but closes only those that exist when it stops.
         """
         while True:
             await asyncio.sleep(LATE_CHECK_SECONDS)
@@ -352,10 +349,10 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take signals for orders that are carried out.
+        """Stop on signals, and exit normally.
 
-        Uvicorn raises the signal once more at the end, for the handler that was there before: that
-        would kill the process, and look like a failure to the program that started it.
+        Uvicorn raises the signal again at the end, for the previous handler. That would kill the
+        process, and look like a failure to the program that started it.
         """
         with stop_signals(self._receive_signal):
             yield
@@ -364,12 +361,12 @@ class Server(uvicorn.Server):
         self._drain.receive_signal()
         self.should_exit = True
         self.was_interrupted |= number == signal.SIGINT
-        # After the drain Ctrl-C does not even wait until the rest is stored.
+        # After the drain, Ctrl-C also stops the storing of unfinished work.
         self.force_exit = self._drain.is_over and number == signal.SIGINT
 
 
 def _accept_waiting(listener: socket.socket) -> Generator[socket.socket]:
-    with contextlib.suppress(OSError):  # none is left, or the process has no room for more
+    with contextlib.suppress(OSError):  # no connection waits, or no file descriptor is free
         while True:
             connection, _ = listener.accept()
             connection.settimeout(0)
@@ -377,15 +374,15 @@ def _accept_waiting(listener: socket.socket) -> Generator[socket.socket]:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """A socket that clients can connect to from now on. Raises `OSError`."""
+    """Open a socket that accepts connections. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # By the protocol's number asyncio knows that it may send small packets at once; without it each
-    # request of a connection that is kept waits 40 ms for the last answer's acknowledgement.
+    # asyncio sends small packets immediately only if the protocol number is given. Without it, each
+    # request on a kept connection waits 40 ms for the acknowledgement of the previous response.
     listener = socket.socket(family, proto=socket.IPPROTO_TCP)
     allow_address_again(listener)
     try:
         listener.bind((host, port))
-        # From here on a client waits until the server is up, and is not turned away.
+        # From now on, clients wait for the server instead of being refused.
         listener.listen(2048)
     except OSError:
         listener.close()
@@ -394,7 +391,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def format_address(host: str, listener: socket.socket) -> str:
-    """Where a browser on this machine finds the server that listens on `host`."""
+    """Return the URL of the server for a browser on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # shown, not bound
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{listener.getsockname()[1]}"
@@ -408,7 +405,7 @@ def render_greeting(
     *,
     embeds: bool,
 ) -> str:
-    """What `talekeeper serve` says first: where it is, and what would make it better."""
+    """Return the start message of `talekeeper serve`: addresses, models, and advice."""
     lines = [
         f"Talekeeper {backend.__version__} at {format_address(settings.host, listener)}",
         f"  data folder: {settings.data_dir.absolute()}",
@@ -431,16 +428,16 @@ def render_greeting(
         ]
     if [spec.provider for spec in registry.specs()] == ["demo"]:
         lines += [
-            "  Only the built-in demo model is available. For a real one, set",
-            "  TALEKEEPER_GEMINI_API_KEY, TALEKEEPER_ANTHROPIC_API_KEY, or",
-            "  TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS; `talekeeper doctor`",
-            "  shows the details.",
+            "  Only the built-in demo model is available. For a real one, add a provider on the",
+            "  page, or set environment variables:",
+            *(f"    {kind.title}: {' and '.join(kind.variables)}" for kind in KINDS.values()),
+            "  `talekeeper doctor` shows the details.",
         ]
     return "\n".join(lines)
 
 
 def _render_lan_addresses(lan: LocalNetwork) -> list[str]:
-    """Say where phones find the server; with a QR code if the terminal can show it."""
+    """Return the addresses for phones, with a QR code if the terminal supports it."""
     origins = lan.find_origins()
     if not origins:
         return ["  This machine is not on a private network yet. Connect it to one."]

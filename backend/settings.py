@@ -1,8 +1,7 @@
-"""Every environment variable that Talekeeper reads, read once.
+"""The settings, read once from environment variables and a `.env` file.
 
-Each field is `TALEKEEPER_` and its name in capitals, but for those that others named; a `.env` file
-in the working directory is read as well. docs/reference/configuration.md is generated from the
-comments and texts here.
+The variable of a field is `TALEKEEPER_` and its name in capitals, unless it has an alias.
+docs/reference/configuration.md is generated from the comments and docstrings of this module.
 """
 
 from __future__ import annotations
@@ -49,7 +48,9 @@ Secret = Annotated[SecretStr | None, AfterValidator(_drop_empty)]
 
 Amount = Annotated[float, Field(ge=0, le=1_000_000)]
 Prices = tuple[Amount, Amount] | tuple[Amount, Amount, Amount]
-"""For a million tokens: read, written, and read from a cache."""
+"""US dollars per million input tokens, output tokens and, optionally, cached input tokens."""
+
+EmbedderName = Literal["none", "gemini", "openai", "local"]
 
 ServerName = Literal[
     "openrouter",
@@ -64,7 +65,7 @@ ServerName = Literal[
     "tabbyapi",
     "other",
 ]
-"""Servers that speak OpenAI's chat completions, as Talekeeper tells them apart."""
+"""Kinds of servers with OpenAI's chat completions API."""
 
 
 PUBLIC_HUB = "https://huggingface.co"
@@ -74,14 +75,14 @@ MIN_TOTAL = 1024
 
 
 IS_INSTALLED = Path(__file__).with_name("_prompts").is_dir()
-"""True in an installed wheel, which has the prompts inside the package. A checkout has not."""
+"""True in an installed wheel, which contains the prompts. In a checkout they are elsewhere."""
 
 DATABASE_NAME = "talekeeper.sqlite3"
 ROOT_KEY_NAME = "root.key"
 
 
 def choose_data_dir() -> Path:
-    """Return the data folder for an installation that names none."""
+    """Return the default data folder."""
     folder = Path("data")
     if not IS_INSTALLED or any((folder / name).exists() for name in (ROOT_KEY_NAME, DATABASE_NAME)):
         return folder
@@ -91,7 +92,7 @@ def choose_data_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """How this installation runs. Nothing here belongs to one user."""
+    """The settings of the installation. Users have settings of their own."""
 
     model_config = SettingsConfigDict(
         env_prefix="TALEKEEPER_", env_file=".env", extra="ignore", frozen=True
@@ -129,7 +130,8 @@ class Settings(BaseSettings):
     """Additional host names of the API, without ports, such as `tales.lan`. `localhost`, IP
     addresses and the name in the public origin are always allowed."""
     trusted_proxies: Names = ("127.0.0.1",)
-    """Addresses of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` headers are trusted."""
+    """Addresses of trusted proxies. Their `X-Forwarded-For` and `X-Forwarded-Proto` headers are
+    used."""
     lan: bool = False
     """Also listen on the local network, with TLS and a self-signed certificate, like `serve --lan`.
     Only clients with private addresses can connect there."""
@@ -139,13 +141,13 @@ class Settings(BaseSettings):
     """Private networks, such as `192.168.1.0/24`, in which users can sign in over plain http.
     Anyone who can listen on such a network can read their passwords and data."""
     registration: Literal["closed", "invitation", "open"] = "invitation"
-    """Who can sign up after the first account: no one, users with an invitation, or everyone."""
+    """Sign-up after the first account: no one, users with an invitation, or everyone."""
     session_idle_days: float = Field(30, gt=0, le=3650)
     """A session ends after this many days without use."""
     session_absolute_days: float = Field(180, gt=0, le=3650)
     """A session ends this many days after it started, even if it is in use."""
     metrics: Literal["off", "loopback", "everyone"] = "loopback"
-    """Who can read `/metrics`."""
+    """Clients that can read `/metrics`."""
 
     # Connections
     max_connections: int = Field(1_000, ge=0)
@@ -193,8 +195,8 @@ class Settings(BaseSettings):
     """Concurrent requests to the server; 0: no limit. Empty: as many as the server reports, else 1
     for Ollama, llama.cpp, KoboldCpp and LM Studio, and no limit for others."""
     openai_tool_support: Literal["", "native", "structured", "fenced", "none"] = ""
-    """How its models call tools in a played campaign: native calls, JSON that follows a schema, a
-    code block in the text, or not at all. Empty: detected for each model, until the next
+    """The way its models call tools in a played campaign: native calls, JSON that follows a schema,
+    a code block in the text, or not at all. Empty: detected for each model, until the next
     restart."""
     anthropic_api_key: Secret = None
     """API key for Anthropic."""
@@ -241,7 +243,7 @@ class Settings(BaseSettings):
     embedding_batch: int = Field(100, ge=1, le=2048)
     """Texts per request; Gemini accepts at most 100."""
     embedding_timeout_seconds: float = Field(5, gt=0, le=60)
-    """How long a turn waits for the embedding of its query. After that, keywords only are used."""
+    """Time that a turn waits for the embedding of its query. After that, only keywords are used."""
     embedding_threads: int = Field(0, ge=0, le=256)
     """Processor cores that `local` uses for documents; queries have a separate thread. 0: all, but
     at most 4."""
@@ -270,7 +272,7 @@ class Settings(BaseSettings):
     """Compressed copies of the vectors in the Qdrant server's memory: a quarter of the size, or
     1/32. The results are scored again with the original vectors."""
     qdrant_storage: Literal["memory", "disk"] = "memory"
-    """Where the Qdrant server keeps vectors and terms."""
+    """Storage of the vectors and terms on the Qdrant server."""
 
     # Default budgets, in tokens
     budget_total: int = Field(200_000, ge=MIN_TOTAL)
@@ -393,25 +395,25 @@ class Settings(BaseSettings):
 
     @property
     def resolved_database_url(self) -> str:
-        """The database in use: the one configured, else SQLite in the data folder."""
+        """The configured database, or else SQLite in the data folder."""
         return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / DATABASE_NAME}"
 
     @property
     def embedded(self) -> bool:
-        """One process, with everything in the data folder."""
+        """True for SQLite, which only one process can use."""
         return self.resolved_database_url.startswith("sqlite")
 
     @property
     def models_dir(self) -> Path:
-        """Where embedding models are fetched to."""
+        """The folder of downloaded embedding models."""
         return self.data_dir / "models"
 
     @property
     def resolved_root_key_file(self) -> Path:
-        """Where the root key is read from and first written to."""
+        """The file of the root key, which the first start creates."""
         return self.root_key_file or self.data_dir / ROOT_KEY_NAME
 
     @property
     def root_key_text(self) -> str | None:
-        """The root key that is set in place of the file's."""
+        """The configured root key. It takes precedence over the file."""
         return self.root_key.get_secret_value() if self.root_key else None

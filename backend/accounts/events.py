@@ -12,15 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 class UserSignedOut(Protocol):
     """A user's key was removed from this process: sign-out, new password or deleted account."""
 
-    def user_signed_out(self, user_id: UUID) -> None:
-        """Drop decrypted data of the user."""
-        ...
+    def user_signed_out(self, user_id: UUID) -> None: ...
 
 
 @runtime_checkable
 class AccountDeleted(Protocol):
     """An account is deleted. The handler runs in the transaction that deletes its keys."""
 
-    async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
-        """Delete or change rows that no foreign key reaches."""
-        ...
+    async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None: ...

@@ -66,8 +66,6 @@ USER_SCRIPTS = Column("users", "sealed_scripts")
 
 
 class DataKey(Base):
-    """A data key, wrapped under the user key. Texts name it by its number."""
-
     __tablename__ = "data_keys"
     __table_args__ = (UniqueConstraint("user_id", "number"),)
 

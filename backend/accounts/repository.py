@@ -47,7 +47,6 @@ async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) 
 
 
 async def find_slot(session: AsyncSession, user_id: UUID, kind: SlotKind) -> KeySlot | None:
-    """Find an account's password or recovery slot. It has one of each."""
     query = select(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == kind)
     return await session.scalar(query)
 
@@ -75,7 +74,7 @@ async def list_slots(
 async def delete_slot(
     session: AsyncSession, slot_id: UUID, *, owner_id: UUID, kind: SlotKind
 ) -> None:
-    """Delete a slot. Raises `SessionNotFoundError` or `ApiKeyNotFoundError`."""
+    """Raises `SessionNotFoundError` or `ApiKeyNotFoundError`."""
     removed = await session.scalar(
         delete(KeySlot)
         .where(KeySlot.id == slot_id, KeySlot.user_id == owner_id, KeySlot.kind == kind)
@@ -88,7 +87,6 @@ async def delete_slot(
 async def delete_slots(
     session: AsyncSession, user_id: UUID, kind: SlotKind, *, but: UUID | None = None
 ) -> list[UUID]:
-    """Delete an account's slots of a kind, except one. Return the deleted ids."""
     query = delete(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == kind)
     if but is not None:
         query = query.where(KeySlot.id != but)
@@ -160,7 +158,6 @@ async def list_usable_slots(
 async def delete_ended_sessions(
     session: AsyncSession, user_id: UUID, *, at: datetime, unused_since: datetime
 ) -> None:
-    """Delete an account's expired sessions, and those that were last used before `unused_since`."""
     await session.execute(
         delete(KeySlot).where(
             KeySlot.user_id == user_id,

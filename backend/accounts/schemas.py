@@ -128,7 +128,6 @@ class UserView(msgspec.Struct, kw_only=True):
 
     @classmethod
     def from_user(cls, user: User, name: str) -> "UserView":
-        """Return the view of an account's row."""
         return cls(
             id=user.id,
             username=name,

@@ -1,5 +1,3 @@
-"""Accounts: signing up, signing in, passwords, recovery, deletion."""
-
 from __future__ import annotations
 
 import os
@@ -57,7 +55,6 @@ MAX_NAME_LENGTH = 64
 INVITATION_PREFIX = "inv_"
 
 SignUpState = Literal["first", "open", "invitation", "closed"]
-"""Sign-up is open to: only the first user, everyone, people with an invitation, or no one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,6 @@ class UnlockedAccount:
 
 
 class AccountService:
-    """Makes and opens accounts. `SessionService` makes sessions for opened accounts."""
-
     def __init__(
         self,
         database: Database,

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, delete, exists, func, insert, or_, select
+from sqlalchemy import Select, delete, exists, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -107,34 +107,17 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
             return
         fork = await session.get_one(Chat, fork_id)
         fork.campaign_id = source.campaign_id
-        for part in split_chunks(list(copied)):
-            query = select(ChangeSource).where(
-                ChangeSource.chat_id == source_id, ChangeSource.message_id.in_(part)
-            )
-            rows = [
-                {
-                    "change_id": row.change_id,
-                    "message_id": copied[row.message_id],
-                    "chat_id": fork_id,
-                    "position": row.position,
-                }
-                for row in await session.scalars(query)
-            ]
-            if rows:
-                await session.execute(insert(ChangeSource), rows)
-            proposed = select(ProposalSource).where(
-                ProposalSource.chat_id == source_id, ProposalSource.message_id.in_(part)
-            )
-            copies = [
-                {
-                    "proposal_id": row.proposal_id,
-                    "message_id": copied[row.message_id],
-                    "chat_id": fork_id,
-                }
-                for row in await session.scalars(proposed)
-            ]
-            if copies:
-                await session.execute(insert(ProposalSource), copies)
+        for table in (ChangeSource, ProposalSource):
+            for part in split_chunks(list(copied)):
+                query = select(table.__table__).where(
+                    table.chat_id == source_id, table.message_id.in_(part)
+                )
+                rows = [
+                    {**row, "message_id": copied[row["message_id"]], "chat_id": fork_id}
+                    for row in (await session.execute(query)).mappings()
+                ]
+                if rows:
+                    await session.execute(insert(table), rows)
         await copy_marks(session, source_id, fork_id, copied)
         await session.flush()
         await self.path_moved(session, identity.sealer, fork, above=0)
@@ -172,54 +155,6 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
         await ledger_paths.follow_path(session, identity.sealer, campaign, chat.id, above=0)
 
 
-_COMPRESSED = (
-    select(CampaignChange.item_id, CampaignChange.version)
-    .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .where(
-        ChangeSource.chat_id == bindparam("chat"),
-        ChangeSource.position >= bindparam("place"),
-        CampaignChange.campaign_id == bindparam("campaign"),
-        CampaignChange.actor == "compactor",
-        ~IS_COMPACTED,
-        CampaignChange.is_on_path,
-        ~CampaignChange.is_undone,
-        CampaignItem.kind == "scene",
-    )
-)
-"""Scenes that were compressed after a message, with the campaign's versions of the compression."""
-
-_BEGUN = select(func.min(ChangeSource.position)).where(
-    ChangeSource.chat_id == bindparam("chat"),
-    ChangeSource.change_id.in_(
-        select(CampaignChange.id).where(
-            CampaignChange.item_id == bindparam("scene"), CampaignChange.is_on_path
-        )
-    ),
-)
-
-
-_CHANGED = (
-    select(CampaignChange.id, CampaignChange.item_id, CampaignItem.audience)
-    .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .where(
-        ChangeSource.message_id == bindparam("message"),
-        CampaignChange.campaign_id == bindparam("campaign"),
-        CampaignChange.actor.in_(("tool", "compactor")),
-        CampaignChange.is_on_path,
-        ~CampaignChange.is_undone,
-    )
-)
-"""Active changes that a turn or its background work made because of a message."""
-
-_EARLIER = aliased(CampaignChange)
-_MADE = _CHANGED.where(
-    ~exists().where(_EARLIER.item_id == CampaignChange.item_id, _EARLIER.seq < CampaignChange.seq)
-)
-"""Items that were created because of a message."""
-
-
 class ItemAudiences(AudienceChanged):
     """Restricts items that come from messages, scenes and chapters to the messages' audience."""
 
@@ -231,19 +166,24 @@ class ItemAudiences(AudienceChanged):
         *,
         before: str,  # noqa: ARG002  # the results are restricted in any case
     ) -> None:
-        """Restrict the items that come from the message to its audience.
+        """Restrict the items of the message, of its scenes and of their threads to its audience.
 
-        The summaries of its scenes, and their threads, are restricted, too. With hidden
-        information, undo its changes of items that others know. A larger audience reveals nothing:
-        only the user can reveal results.
+        With hidden information, undo its changes of items that others know. A larger audience
+        reveals nothing.
         """
         chat = await session.get_one(Chat, message.chat_id)
         if message.audience == PUBLIC or not message.is_active or chat.campaign_id is None:
             return
         campaign = await get_campaign(session, identity, chat.campaign_id, lock=True)
         wanted = await _find_affected(session, message, campaign.id)
-        values = {"message": message.id, "campaign": campaign.id}
-        made = {row.item_id for row in await session.execute(_MADE, values)}
+        caused = _select_caused_changes(message, campaign.id)
+        earlier = aliased(CampaignChange)
+        created = caused.where(
+            ~exists().where(
+                earlier.item_id == CampaignChange.item_id, earlier.seq < CampaignChange.seq
+            )
+        )
+        made = {row.item_id for row in await session.execute(created)}
         query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.audience).where(
             CampaignItem.id.in_(wanted | made),
             or_(CampaignItem.kind.in_(("scene", "thread")), CampaignItem.id.in_(made)),
@@ -265,17 +205,54 @@ class ItemAudiences(AudienceChanged):
                 session, identity.sealer, campaign, changes, actor="user", message=message
             )
         if open_campaign(identity.sealer, campaign).settings.hidden_information:
-            for change in (await session.execute(_CHANGED, values)).all():
+            for change in (await session.execute(caused)).all():
                 if not may_all_know(change.audience, message.audience):
                     await ledger_paths.undo_change(session, identity.sealer, campaign, change.id)
 
 
+def _select_caused_changes(message: Message, campaign_id: UUID) -> Select[UUID, UUID, str]:
+    """Select active changes that a turn or its background work made because of a message."""
+    return (
+        select(CampaignChange.id, CampaignChange.item_id, CampaignItem.audience)
+        .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(
+            ChangeSource.message_id == message.id,
+            CampaignChange.campaign_id == campaign_id,
+            CampaignChange.actor.in_(("tool", "compactor")),
+            CampaignChange.is_on_path,
+            ~CampaignChange.is_undone,
+        )
+    )
+
+
 async def _find_affected(session: AsyncSession, message: Message, campaign_id: UUID) -> set[UUID]:
     """Return scenes that summarise a message, and the items that changed with their summaries."""
-    place = {"chat": message.chat_id, "campaign": campaign_id, "place": message.position}
+    compressed = (
+        select(CampaignChange.item_id, CampaignChange.version)
+        .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(
+            ChangeSource.chat_id == message.chat_id,
+            ChangeSource.position >= message.position,
+            CampaignChange.campaign_id == campaign_id,
+            CampaignChange.actor == "compactor",
+            ~IS_COMPACTED,
+            CampaignChange.is_on_path,
+            ~CampaignChange.is_undone,
+            CampaignItem.kind == "scene",
+        )
+    )
     found: set[UUID] = set()
-    for row in (await session.execute(_COMPRESSED, place)).all():
-        begun = await session.scalar(_BEGUN, {"chat": message.chat_id, "scene": row.item_id})
+    for row in (await session.execute(compressed)).all():
+        of_scene = select(CampaignChange.id).where(
+            CampaignChange.item_id == row.item_id, CampaignChange.is_on_path
+        )
+        begun = await session.scalar(
+            select(func.min(ChangeSource.position)).where(
+                ChangeSource.chat_id == message.chat_id, ChangeSource.change_id.in_(of_scene)
+            )
+        )
         # It begins with the message that its first reply answers.
         if begun is not None and begun - 1 <= message.position:
             together = select(CampaignChange.item_id).where(
@@ -293,12 +270,7 @@ _RANK: Mapping[Actor, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldAtMessage:
-    """The sealed campaign at the time of a message.
-
-    Attributes:
-        items: Rows of all items.
-        writers: Rows of (item, actor, time): who has changed each item, and when last.
-    """
+    """The sealed campaign at the time of a message. `writers` are rows of (item, actor, time)."""
 
     campaign_id: UUID
     fields: CampaignFields
@@ -316,11 +288,7 @@ class WorldCopy:
 
 
 class WorldCopies(WorldCopied):
-    """Creates a new campaign for the copy of a campaign's chat.
-
-    Args:
-        checks_added: Refuse a copy if its account would exceed its limits.
-    """
+    """Creates a campaign for the copy of a campaign's chat. `checks_added` can refuse it."""
 
     def __init__(
         self,
@@ -338,11 +306,9 @@ class WorldCopies(WorldCopied):
         self._checks_added = checks_added
 
     async def world_copied(self, identity: Identity, chat_id: UUID, message_id: UUID) -> StoreWorld:
-        """Copy the campaign of a chat in its state at a message.
+        """Copy the campaign of a chat at a message. Raises `ValidationError` if there is none.
 
-        Storing it raises `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`.
-
-        Raises `ValidationError` if the chat has no campaign.
+        Storing raises `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`.
         """
         world = await self._read(identity, chat_id, message_id)
         work = partial(copy_world, identity.sealer, world)
@@ -401,7 +367,6 @@ class WorldCopies(WorldCopied):
     async def _store(
         self, session: AsyncSession, identity: Identity, copy: WorldCopy, fork: Chat
     ) -> None:
-        """Store the campaign, and add the fork to it."""
         campaign, translate = copy.rows.campaign, copy.draft.audience
         await check_room(session, identity)
         if fork.chronicle_id is None:

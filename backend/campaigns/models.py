@@ -18,10 +18,8 @@ Actor = Literal["user", "tool", "compactor", "import"]
 class Campaign(Base):
     """A campaign. The chats that belong to it are its sessions.
 
-    `version` counts the transactions that changed its state or a setting; `last_seq` is the number
-    of its newest change. `edits` and `compactions` determine when a chat needs a full block again.
-    `is_stale` is True if a path moved while no key was available, so that some items must be
-    folded.
+    `version` counts the transactions that changed its state or a setting. `edits` and `compactions`
+    determine when a chat needs a full block again. `is_stale` is True if items must be folded.
     """
 
     __tablename__ = "campaigns"

@@ -1,23 +1,19 @@
-"""The pictures of characters and of personas: encoded again, sealed, one each at most.
+"""Avatars of characters and personas, at most one each.
 
-What is shown was written by `pictures`: no metadata, no trailing bytes, nothing of the file that
-came in but its pixels.
+Every picture is encoded again, so that no metadata and no trailing bytes of an upload are served.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 from uuid import UUID
-
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.characters import repository
 from backend.characters.errors import AvatarNotFoundError
 from backend.characters.models import AVATAR_IMAGE, AVATAR_THUMBNAIL, Avatar
-from backend.characters.repository import HolderLink
+from backend.characters.repository import HolderKind
 from backend.characters.schemas import AvatarSize
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
@@ -27,19 +23,9 @@ from backend.vault.sealing import Sealer
 _COLUMNS = {"full": AVATAR_IMAGE, "thumbnail": AVATAR_THUMBNAIL}
 
 
-class GetHolder(Protocol):
-    """`repository.get_character` or `get_persona`: raises for what is not the owner's."""
-
-    async def __call__(
-        self, session: AsyncSession, holder_id: UUID, /, *, owner_id: UUID, lock: bool = False
-    ) -> object:
-        """The row of the character or persona."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as it is served. `tag` changes whenever the picture does."""
+    """A picture to serve. A new picture has a new `tag`."""
 
     data: bytes
     media_type: str
@@ -47,76 +33,57 @@ class Picture:
 
 
 class AvatarService:
-    """The pictures of one kind of holder: of characters, or of personas.
+    """The avatars of characters and personas.
 
-    Args:
-        database: Where they are.
-        pool: Where pictures are encoded, some hundred megabytes each.
-        link: The column that ties a picture to its holder.
-        get_holder: Finds the holder; what it raises for a holder that is not there, every method
-            here raises.
+    Every method raises the holder's not-found error. `read` and `remove` raise
+    `AvatarNotFoundError` if the holder has no avatar.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        pool: CpuPool,
-        *,
-        link: HolderLink,
-        get_holder: GetHolder,
-    ) -> None:
+    def __init__(self, database: Database, pool: CpuPool) -> None:
         self._database = database
         self._pool = pool
-        self._link = link
-        self._get_holder = get_holder
 
-    async def read(self, identity: Identity, holder_id: UUID, size: AvatarSize) -> Picture:
-        """Raises the holder's not-found error, or `AvatarNotFoundError`."""
+    async def read(
+        self, identity: Identity, kind: HolderKind, holder_id: UUID, size: AvatarSize
+    ) -> Picture:
         owner_id = identity.user_id
         async with self._database.read() as session:
             stored = await repository.find_avatar(
-                session, self._link, holder_id, owner_id=owner_id, size=size
+                session, kind, holder_id, owner_id=owner_id, size=size
             )
             if stored is None:
-                await self._get_holder(session, holder_id, owner_id=owner_id)
+                await repository.get_holder(session, kind, holder_id, owner_id=owner_id)
                 raise AvatarNotFoundError
         data = identity.sealer.open_bytes(_COLUMNS[size], stored.id, stored.sealed)
         return Picture(data, stored.media_type, f"{stored.id.hex}-{size}")
 
-    async def replace(self, identity: Identity, holder_id: UUID, data: bytes) -> None:
-        """Make a file (PNG, JPEG, WebP, GIF) the picture.
-
-        Raises the holder's not-found error, `ImageError`, `TooLargeError`.
-        """
+    async def replace(
+        self, identity: Identity, kind: HolderKind, holder_id: UUID, data: bytes
+    ) -> None:
+        """Set the avatar to a PNG, JPEG, WebP or GIF file. Raises `ImageError`, `TooLargeError`."""
         owner_id = identity.user_id
         async with self._database.read() as session:
-            await self._get_holder(session, holder_id, owner_id=owner_id)
+            await repository.get_holder(session, kind, holder_id, owner_id=owner_id)
         avatar = await self._pool.run(
-            owner_id, partial(seal_avatar, identity.sealer, self._link, holder_id, data)
+            owner_id, partial(seal_avatar, identity.sealer, kind, holder_id, data)
         )
         async with self._database.write() as session:
-            await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
-            await repository.delete_avatar(session, self._link, holder_id, owner_id=owner_id)
+            await repository.get_holder(session, kind, holder_id, owner_id=owner_id, lock=True)
+            await repository.delete_avatar(session, kind, holder_id, owner_id=owner_id)
             session.add(avatar)
 
-    async def remove(self, identity: Identity, holder_id: UUID) -> None:
-        """Raises the holder's not-found error, or `AvatarNotFoundError`."""
+    async def remove(self, identity: Identity, kind: HolderKind, holder_id: UUID) -> None:
         owner_id = identity.user_id
         async with self._database.write() as session:
-            await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
-            if not await repository.delete_avatar(
-                session, self._link, holder_id, owner_id=owner_id
-            ):
+            await repository.get_holder(session, kind, holder_id, owner_id=owner_id, lock=True)
+            if not await repository.delete_avatar(session, kind, holder_id, owner_id=owner_id):
                 raise AvatarNotFoundError
 
 
 def seal_avatar(
-    sealer: Sealer, link: HolderLink, holder_id: UUID, data: bytes, *, is_imported: bool = False
+    sealer: Sealer, kind: HolderKind, holder_id: UUID, data: bytes, *, is_imported: bool = False
 ) -> Avatar:
-    """The row of a picture, encoded anew. CPU-bound.
-
-    Raises `ImageError`, `TooLargeError`.
-    """
+    """Encode a picture again and seal it. CPU-bound. Raises `ImageError`, `TooLargeError`."""
     from backend.characters.pictures import reencode_avatar  # noqa: PLC0415  # imports Pillow
 
     picture = reencode_avatar(data)
@@ -129,5 +96,5 @@ def seal_avatar(
         is_imported=is_imported,
         sealed_image=sealer.seal_bytes(AVATAR_IMAGE, avatar_id, picture.data),
         sealed_thumbnail=sealer.seal_bytes(AVATAR_THUMBNAIL, avatar_id, picture.thumbnail),
-        **{link.key: holder_id},
+        **{f"{kind}_id": holder_id},
     )

@@ -1,14 +1,15 @@
-"""Characters: `/characters`, their pictures, and card files in and out."""
+"""Characters and their card files: `/characters`; the avatars of characters and personas."""
 
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post, put
+from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
+from backend.characters.avatars import AvatarService
 from backend.characters.cards.model import Card
 from backend.characters.cards.writer import ExportSpec
 from backend.characters.errors import (
@@ -18,7 +19,9 @@ from backend.characters.errors import (
     CharacterNotFoundError,
     ImageError,
     NoCardError,
+    PersonaNotFoundError,
 )
+from backend.characters.repository import HolderKind
 from backend.characters.schemas import (
     AvatarSize,
     CharacterItem,
@@ -38,10 +41,18 @@ from backend.characters.uploads import (
     read_file,
     read_image,
 )
-from backend.errors import ConflictError, PreconditionFailedError
-from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, make_etag
-
-AnyRequest = Request[Any, Any, Any]
+from backend.errors import AppError, ConflictError, PreconditionFailedError
+from backend.http.schemas import (
+    ENDS_WITH_CLIENT,
+    FILES,
+    PATCHES,
+    RAISES,
+    AnyRequest,
+    IfMatch,
+    Page,
+    PageSize,
+    tag_view,
+)
 
 
 class CharacterController(Controller):
@@ -59,10 +70,10 @@ class CharacterController(Controller):
         after: FromQuery[UUID | None] = None,
         search: Annotated[str, QueryParameter(max_length=200)] = "",
     ) -> Page[CharacterItem]:
-        """Characters, newest first.
+        """List characters, newest first.
 
-        With `search`, those in whose name, nickname, creator or tags each of its words occurs,
-        whatever the case. A page of a search may be short, or empty, while `next` leads on.
+        With `search`, each of its words must occur in the name, nickname, creator or tags, in any
+        letter case. A page of search results may be short or empty and still have a `next`.
         """
         return await characters.list_page(identity, limit=limit, after=after, search=search)
 
@@ -73,8 +84,8 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> Response[CharacterView]:
-        """Make a character of the fields of a card (Character Card V3)."""
-        return _tagged(await characters.create(identity, data))
+        """Create a character from the fields of a card (Character Card V3)."""
+        return tag_view(await characters.create(identity, data))
 
     @post(
         "/import",
@@ -89,11 +100,11 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> ImportedCharacter:
-        """Make a character of a PNG, CHARX, JSON or YAML card of any version.
+        """Create a character from a PNG, CHARX, JSON or YAML card of any version.
 
         Characters of Agnai, Backyard (also `.byaf`), Chub, Character.AI and RisuAI are translated.
-        Members without a field here are kept for the export, and `warnings` name them. Another
-        kind of file is refused by its name. A file that is refused changes nothing.
+        Members without a field here are kept for the export, and `warnings` name them. Other kinds
+        of files are refused with their name. A refused file changes nothing.
         """
         return await characters.import_file(identity, await read_file(request))
 
@@ -106,8 +117,8 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> Response[CharacterView]:
-        """A character, with all fields of its card."""
-        return _tagged(await characters.get(identity, character_id))
+        """Return a character with all fields of its card."""
+        return tag_view(await characters.get(identity, character_id))
 
     @patch(
         "/{character_id:uuid}",
@@ -125,17 +136,14 @@ class CharacterController(Controller):
     )
     async def patch_character(
         self,
-        request: AnyRequest,
         character_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
+        if_match: IfMatch = None,
     ) -> Response[CharacterView]:
-        """Merge into the card's fields: what is absent stays, null goes back to the default."""
-        view = await characters.patch(
-            identity, character_id, data, if_match=request.headers.get("if-match")
-        )
-        return _tagged(view)
+        """Merge a patch into the card's fields. Null restores a default."""
+        return tag_view(await characters.patch(identity, character_id, data, if_match=if_match))
 
     @delete(
         "/{character_id:uuid}",
@@ -144,13 +152,13 @@ class CharacterController(Controller):
     )
     async def delete_character(
         self,
-        request: AnyRequest,
         character_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
+        if_match: IfMatch = None,
     ) -> None:
-        """Delete a character with its picture and files. Chats that it took part in stay."""
-        await characters.delete(identity, character_id, if_match=request.headers.get("if-match"))
+        """Delete a character, its picture and its files. Its chats are kept."""
+        await characters.delete(identity, character_id, if_match=if_match)
 
     @put(
         "/{character_id:uuid}/regex-scripts",
@@ -166,9 +174,10 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> None:
-        """Let the regex scripts that a card brings run, or not. Until then they don't.
+        """Allow or forbid the card's regex scripts. They do not run until they are allowed.
 
-        They are `extensions.regex_scripts` of the card. Changed ones have to be allowed again.
+        They are in `extensions.regex_scripts` of the card. After a change they must be allowed
+        again.
         """
         await characters.allow_scripts(identity, character_id, allowed=data.allowed)
 
@@ -192,71 +201,79 @@ class CharacterController(Controller):
         file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "png",
         spec: FromQuery[ExportSpec] = "v3",
     ) -> Response[bytes]:
-        """The card as a file that other tools read, and that imports back to the same.
+        """Return the card as a file that can be imported again without changes.
 
-        A PNG carries the card as version 3 and as version 2, a CHARX archive as version 3 with
-        every file that came with it; `spec` chooses for JSON alone. A character without a picture
-        gets a placeholder in a PNG. JSON and PNG leave an archive's files out, and name them as the
-        card does.
+        A PNG contains the card as version 3 and as version 2. A CHARX archive contains version 3
+        and every imported file. `spec` selects the version of JSON only. In a PNG, a character
+        without a picture gets a placeholder. JSON and PNG do not contain an archive's files, but
+        still name them.
         """
         file = await characters.export(identity, character_id, file_format=file_format, spec=spec)
         await activity.note(request, "exported", detail="character")
         return make_file_response(file)
 
-    @get(
-        "/{character_id:uuid}/avatar",
-        opt={RAISES: (CharacterNotFoundError, AvatarNotFoundError), FILES: ("image/webp",)},
-        operation_id="getCharacterAvatar",
-        summary="Read a character's picture",
-        media_type="image/webp",
-    )
-    async def get_avatar(
-        self,
-        request: AnyRequest,
-        character_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        characters: NamedDependency[CharacterService],
-        size: FromQuery[AvatarSize] = "full",
-    ) -> Response[bytes]:
-        """The picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
-        return make_picture_response(
-            request, await characters.avatars.read(identity, character_id, size)
+
+def build_avatar_controller(kind: HolderKind, not_found: type[AppError]) -> type[Controller]:
+    """Build the controller of the avatars of characters, or of personas."""
+
+    class AvatarController(Controller):
+        path = f"/{kind}s/{{{kind}_id:uuid}}/avatar"
+        tags = (f"{kind.title()}s",)
+
+        @get(
+            opt={RAISES: (not_found, AvatarNotFoundError), FILES: ("image/webp",)},
+            operation_id=f"get{kind.title()}Avatar",
+            summary=f"Read a {kind}'s picture",
+            media_type="image/webp",
         )
+        async def get_avatar(
+            self,
+            request: AnyRequest,
+            holder_id: Annotated[UUID, PathParameter(name=f"{kind}_id")],
+            identity: NamedDependency[Identity],
+            avatars: NamedDependency[AvatarService],
+            size: FromQuery[AvatarSize] = "full",
+        ) -> Response[bytes]:
+            """Return the picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
+            picture = await avatars.read(identity, kind, holder_id, size)
+            return make_picture_response(request, picture)
 
-    @put(
-        "/{character_id:uuid}/avatar",
-        status_code=204,
-        opt={RAISES: (CharacterNotFoundError, ImageError)},
-        operation_id="putCharacterAvatar",
-        summary="Set a character's picture",
-        operation_class=ImageOperation,
-        request_max_body_size=MAX_UPLOAD_BYTES,
-    )
-    async def put_avatar(
-        self,
-        request: AnyRequest,
-        character_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        characters: NamedDependency[CharacterService],
-    ) -> None:
-        """Set the picture: a PNG, JPEG, WebP or GIF, which is encoded anew without metadata."""
-        await characters.avatars.replace(identity, character_id, await read_image(request))
+        @put(
+            status_code=204,
+            opt={RAISES: (not_found, ImageError)},
+            operation_id=f"put{kind.title()}Avatar",
+            summary=f"Set a {kind}'s picture",
+            operation_class=ImageOperation,
+            request_max_body_size=MAX_UPLOAD_BYTES,
+        )
+        async def put_avatar(
+            self,
+            request: AnyRequest,
+            holder_id: Annotated[UUID, PathParameter(name=f"{kind}_id")],
+            identity: NamedDependency[Identity],
+            avatars: NamedDependency[AvatarService],
+        ) -> None:
+            """Set the picture: a PNG, JPEG, WebP or GIF. It is encoded again without metadata."""
+            await avatars.replace(identity, kind, holder_id, await read_image(request))
 
-    @delete(
-        "/{character_id:uuid}/avatar",
-        opt={RAISES: (CharacterNotFoundError, AvatarNotFoundError)},
-        operation_id="deleteCharacterAvatar",
-        summary="Delete a character's picture",
-    )
-    async def delete_avatar(
-        self,
-        character_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        characters: NamedDependency[CharacterService],
-    ) -> None:
-        """Delete the picture, in both sizes."""
-        await characters.avatars.remove(identity, character_id)
+        @delete(
+            opt={RAISES: (not_found, AvatarNotFoundError)},
+            operation_id=f"delete{kind.title()}Avatar",
+            summary=f"Delete a {kind}'s picture",
+        )
+        async def delete_avatar(
+            self,
+            holder_id: Annotated[UUID, PathParameter(name=f"{kind}_id")],
+            identity: NamedDependency[Identity],
+            avatars: NamedDependency[AvatarService],
+        ) -> None:
+            """Delete the picture in both sizes."""
+            await avatars.remove(identity, kind, holder_id)
+
+    return AvatarController
 
 
-def _tagged(view: CharacterView) -> Response[CharacterView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})
+AVATAR_CONTROLLERS = (
+    build_avatar_controller("character", CharacterNotFoundError),
+    build_avatar_controller("persona", PersonaNotFoundError),
+)

@@ -1,11 +1,10 @@
-"""What can go wrong with characters, personas and card files.
+"""Errors of characters, personas and card files.
 
-CardError               broken, or not a card
-├── NoCardError         a sound picture without a card in it
-└── CardLimitError      over one of the limits of `cards.limits`
-ImageError              a picture that can't be read
+CardError               broken, or not a card ├── NoCardError         a valid picture without a card
+└── CardLimitError      over one of the limits in `cards.model` ImageError              an
+unreadable picture
 
-A file over the size limit is a `TooLargeError` (413), for any upload.
+A file over the size limit is a `TooLargeError` (413) for every upload.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class NoCardError(CardError):
 
 
 class CardLimitError(CardError):
-    """The card exceeds a limit: `limit` is its name, `allowed` and `found` are counts.
+    """The card exceeds a limit. `limit` is its name; `allowed` and `found` are counts.
 
-    Where reading stopped at the limit, `found` is what had been counted by then.
+    If reading stopped at the limit, `found` is the count at that point.
     """
 
     slug, title = "card-limit", "The character card exceeds a limit"
@@ -59,8 +58,7 @@ class CardLimitError(CardError):
 class ImageError(AppError):
     """The picture is damaged, has an unsupported format, or is too large to decode.
 
-    Where the pixels were too many, the problem has `limit`, `allowed` and, below Pillow's own
-    limit, `found`.
+    For too many pixels, the problem has `limit`, `allowed` and, below Pillow's own limit, `found`.
     """
 
     status, slug, title = 422, "unreadable-image", "The picture could not be read"

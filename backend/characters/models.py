@@ -1,4 +1,4 @@
-"""Tables of characters, personas and their pictures, and what is sealed in their rows as JSON."""
+"""Tables of characters, personas and avatars, and the JSON structs sealed in their rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from backend.vault.sealing import Column, Sealer
 
 
 class Character(Base):
-    """A character: what lists show, the card, and the card as it came in.
+    """A character: the summary for lists, the card, and the card as it was imported.
 
-    `scripts_allowed` says whether the card's regex scripts may run; None until the user is asked.
-    `preset_id` is the prompt preset of chats that name none; it may be gone.
+    `scripts_allowed` is true if the card's regex scripts may run, and None until the user is asked.
+    `preset_id` is the prompt preset of chats that choose none; it may have been deleted.
     """
 
     __tablename__ = "characters"
@@ -51,7 +51,7 @@ CHARACTER_SOURCE = Column("characters", "sealed_source")
 
 
 class CharacterAsset(Base):
-    """A file that came with a card (another expression, a background), kept for export."""
+    """A file imported with a card, such as another expression or a background, kept for export."""
 
     __tablename__ = "character_assets"
 
@@ -70,7 +70,7 @@ ASSET_DATA = Column("character_assets", "sealed_data")
 
 
 class CardFile(Base):
-    """The PNG file that a card came in, for an export that changes nothing else in it."""
+    """The PNG file from which a card was imported, kept for an export that changes nothing else."""
 
     __tablename__ = "card_files"
 
@@ -87,7 +87,7 @@ CARD_FILE = Column("card_files", "sealed_data")
 
 
 class Persona(Base):
-    """Who the user is in a chat."""
+    """A name and description that the user plays under."""
 
     __tablename__ = "personas"
     __table_args__ = (Index(None, "user_id", "id"),)
@@ -104,9 +104,9 @@ PERSONA = Column("personas", "sealed_persona")
 
 
 class Avatar(Base):
-    """The picture of a character or of a persona, and its thumbnail: one row each at most.
+    """The picture and thumbnail of a character or of a persona. Each has at most one row.
 
-    `is_imported` says that it came with the character's card.
+    `is_imported` is true if it was imported with the character's card.
     """
 
     __tablename__ = "avatars"
@@ -132,7 +132,7 @@ AVATAR_THUMBNAIL = Column("avatars", "sealed_thumbnail")
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What lists show and search of a card: apart from it, so that no list opens whole cards."""
+    """The fields of a card that lists show and search, so that no list opens whole cards."""
 
     name: str
     nickname: str
@@ -141,14 +141,13 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 class AssetDescription(msgspec.Struct, kw_only=True):
-    """Where a file of a CHARX archive stood in it, and what its extension says it is."""
+    """The path of a file in its CHARX archive, and its media type by the extension."""
 
     path: str
     media_type: str
 
 
 def seal_card(sealer: Sealer, row: Character, card: Card) -> None:
-    """Put a card, and its summary, into a row."""
     summary = Summary(name=card.name, nickname=card.nickname, tags=card.tags, creator=card.creator)
     row.sealed_summary = sealer.seal_bytes(CHARACTER_SUMMARY, row.id, msgspec.json.encode(summary))
     row.sealed_card = sealer.seal_bytes(CHARACTER_CARD, row.id, msgspec.json.encode(card))
@@ -159,12 +158,11 @@ def open_card(sealer: Sealer, row_id: UUID, blob: bytes) -> Card:
 
 
 def open_summary(sealer: Sealer, row_id: UUID, blob: bytes) -> Summary:
-    """What lists show of a row."""
     return msgspec.json.decode(sealer.open_bytes(CHARACTER_SUMMARY, row_id, blob), type=Summary)
 
 
 def open_source(sealer: Sealer, row_id: UUID, blob: bytes | None) -> dict[str, Any]:
-    """The card as it came in; an empty object for a character that was never imported."""
+    """Return the card as it was imported, or an empty object if the character was not imported."""
     if blob is None:
         return {}
     data = sealer.open_bytes(CHARACTER_SOURCE, row_id, blob)
@@ -172,7 +170,6 @@ def open_source(sealer: Sealer, row_id: UUID, blob: bytes | None) -> dict[str, A
 
 
 def open_asset(sealer: Sealer, row: CharacterAsset) -> Asset:
-    """A file that came with a card."""
     described = msgspec.json.decode(
         sealer.open_bytes(ASSET_DESCRIPTION, row.id, row.sealed_description), type=AssetDescription
     )
@@ -181,10 +178,8 @@ def open_asset(sealer: Sealer, row: CharacterAsset) -> Asset:
 
 
 def seal_persona(sealer: Sealer, row: Persona, fields: PersonaFields) -> None:
-    """Put a persona's texts into its row."""
     row.sealed_persona = sealer.seal_bytes(PERSONA, row.id, msgspec.json.encode(fields))
 
 
 def open_persona(sealer: Sealer, row_id: UUID, blob: bytes) -> PersonaFields:
-    """A persona's texts."""
     return msgspec.json.decode(sealer.open_bytes(PERSONA, row_id, blob), type=PersonaFields)

@@ -1,6 +1,6 @@
-"""Pictures, encoded again: of a file that came in only the pixels are kept.
+"""Decode and encode pictures. Only the pixels of an uploaded file are kept.
 
-Imported when there is a picture to work on: Pillow is 10 ms of a start.
+Import this module when it is needed, because Pillow takes 10 ms to import.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AVATAR_SIDE = 1024
 THUMBNAIL_SIDE = 256
 PLACEHOLDER_SIDE = 512
 
-# Pillow warns of decompression bombs before it refuses them: here a warning is a refusal.
+# Pillow only warns about smaller decompression bombs; this makes them an error.
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -35,9 +35,9 @@ _THUMBNAIL_QUALITY = 80
 
 @dataclass(frozen=True, slots=True)
 class EncodedAvatar:
-    """A picture as it is stored: at most `AVATAR_SIDE` pixels a side, `width` by `height`.
+    """A picture in two sizes: at most `AVATAR_SIDE` and `THUMBNAIL_SIDE` pixels a side.
 
-    The thumbnail has at most `THUMBNAIL_SIDE` pixels a side. Transparency is kept in both.
+    `width` and `height` are those of the larger one. Both keep transparency.
     """
 
     data: bytes
@@ -49,13 +49,9 @@ class EncodedAvatar:
 
 
 def reencode_avatar(data: bytes) -> EncodedAvatar:
-    """Read a PNG, JPEG, WebP or GIF (its first frame) into what is stored of it.
+    """Encode a PNG, JPEG, WebP or GIF (its first frame) as an avatar. Raises `ImageError`.
 
-    Turned upright as its EXIF says, scaled down where it is larger, stripped of all metadata.
-
-    Raises:
-        ImageError: Corrupt, cut short, of another format, or of more than `MAX_PICTURE_PIXELS`.
-        TooLargeError: A file over the size limit.
+    The picture is rotated as its EXIF data says, scaled down, and stripped of all metadata.
     """
     image = _decode(data)
     image.thumbnail((AVATAR_SIDE, AVATAR_SIDE), Image.Resampling.LANCZOS)
@@ -72,19 +68,14 @@ def reencode_avatar(data: bytes) -> EncodedAvatar:
 
 
 def convert_to_png(data: bytes) -> bytes:
-    """The same picture as a PNG of its own size, upright and without metadata.
-
-    Raises:
-        ImageError: As `reencode_avatar` does.
-        TooLargeError: A file over the size limit.
-    """
+    """Return a picture as a PNG of the same size, upright and without metadata."""
     return _encode(_decode(data), "PNG")
 
 
 def draw_placeholder(name: str) -> bytes:
-    """A PNG for a character without a picture: the initial on a colour of the name's own.
+    """Draw a PNG for a character without a picture: the initial on a background colour.
 
-    The same name gives the same picture. Plain colour where the font lacks the initial.
+    The same name gives the same picture. The initial is left out if the font does not contain it.
     """
     hue = hashlib.sha256(name.encode()).digest()[0] / 256
     red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.4, 0.45))
@@ -96,13 +87,13 @@ def draw_placeholder(name: str) -> bytes:
 
 
 def _find_initial(name: str) -> str:
-    """The first letter or digit, without its accent (the font has few), in upper case."""
+    """Return the first letter or digit in upper case, without accents, which fonts may lack."""
     letters = (char for char in unicodedata.normalize("NFKD", name) if char.isalnum())
     return next(letters, _UNASSIGNED_CHARACTER).upper()[0]
 
 
 def _draw_letter(char: str) -> Image.Image:
-    """A mask of the letter in the middle; a box where the font lacks it."""
+    """Return a mask of the letter in the middle, or of a box if the font lacks the letter."""
     mask = Image.new("L", (PLACEHOLDER_SIDE, PLACEHOLDER_SIDE))
     font = ImageFont.load_default(size=PLACEHOLDER_SIDE / 2)
     middle = (PLACEHOLDER_SIDE / 2, PLACEHOLDER_SIDE / 2)
@@ -111,7 +102,7 @@ def _draw_letter(char: str) -> Image.Image:
 
 
 def _decode(data: bytes) -> Image.Image:
-    """The pixels as RGB or RGBA, upright; the size is checked before any are decoded."""
+    """Return the pixels as RGB or RGBA, upright. The size is checked before decoding."""
     check_file_size(len(data))
     if data.startswith(png.SIGNATURE):
         data = _remove_texts(data)
@@ -127,12 +118,12 @@ def _decode(data: bytes) -> Image.Image:
             f"The picture has more than {MAX_PICTURE_PIXELS:,} pixels, which is the limit.",
             extra={"limit": "pixels", "allowed": MAX_PICTURE_PIXELS},
         ) from error
-    except Exception as error:  # Pillow's decoders let through whatever their parsing trips over
+    except Exception as error:  # Pillow's decoders can raise anything for a damaged file
         raise ImageError("The picture is damaged, or is not a PNG, JPEG, WebP or GIF.") from error
 
 
 def _remove_texts(data: bytes) -> bytes:
-    """Pillow refuses a picture over a fault in its text: a card's text is none of its business."""
+    """Remove the texts of a PNG, because Pillow refuses a picture if one of them is damaged."""
     try:
         return png.remove_texts(data)
     except CardError as error:
@@ -150,7 +141,7 @@ def _check_pixels(image: Image.Image) -> None:
 
 def _convert_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
-        # 16-bit grey: Pillow's own conversion cuts off instead of scaling.
+        # Pillow's own conversion of 16-bit grey clips values instead of scaling them.
         image = image.point(lambda value: value * (1 / 256)).convert("L")
     return image.convert("RGBA" if image.has_transparency_data else "RGB")
 
@@ -158,12 +149,12 @@ def _convert_to_rgb(image: Image.Image) -> Image.Image:
 def _rotate(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # noqa: BLE001 - EXIF broken in whatever way leaves the pixels as they are
+    except Exception:  # noqa: BLE001  # the picture is valid without its damaged EXIF data
         return image
 
 
 def _encode(image: Image.Image, kind: str, **options: Any) -> bytes:
-    # PNG's encoder would copy these into the file.
+    # The PNG encoder would copy the metadata into the file.
     image.info.clear()
     target = io.BytesIO()
     image.save(target, kind, **options)

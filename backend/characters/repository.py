@@ -1,10 +1,16 @@
-"""Rows of characters and personas. Nothing here commits; what is someone else's does not exist."""
+"""Rows of characters and personas.
+
+No function commits. If a row does not exist or belongs to another user, a `get_` function raises a
+not-found error, and a `find_` function returns None. `lock` blocks other transactions that change
+the row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -27,12 +33,17 @@ from backend.characters.models import (
 from backend.characters.schemas import AvatarSize
 from backend.vault.sealing import Sealer
 
-HolderLink = InstrumentedAttribute[UUID | None]
-"""The column that ties a picture to its holder: `Avatar.character_id` or `Avatar.persona_id`."""
+HolderKind = Literal["character", "persona"]
+"""The kinds of rows that have an avatar."""
+
+_HOLDER_IDS: Mapping[HolderKind, InstrumentedAttribute[UUID | None]] = {
+    "character": Avatar.character_id,
+    "persona": Avatar.persona_id,
+}
 
 
 class PersonaData(msgspec.Struct, frozen=True):
-    """What a prompt needs of a persona."""
+    """The persona of a prompt."""
 
     id: UUID
     name: str
@@ -41,7 +52,7 @@ class PersonaData(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CharacterRow:
-    """What a list needs of a character, still sealed."""
+    """The columns of a character that a list shows, still sealed."""
 
     id: UUID
     sealed_summary: bytes
@@ -53,9 +64,9 @@ class CharacterRow:
 
 @dataclass(frozen=True, slots=True)
 class AvatarRow:
-    """A picture in one of its two sizes, still sealed. A new picture has a new id.
+    """An avatar in one of its two sizes, still sealed. A new picture has a new id.
 
-    `is_imported` says that it came with the character's card.
+    `is_imported` is true if it was imported with the character's card.
     """
 
     id: UUID
@@ -72,11 +83,7 @@ async def get_character(
     lock: bool = False,
     source: bool = False,
 ) -> Character:
-    """Raises `CharacterNotFoundError`, both when absent and when someone else's.
-
-    `lock` lets one transaction at a time change it. `source` loads the card as it came in, too:
-    it may take megabytes.
-    """
+    """Return a character. `source` also loads the imported card, which may take megabytes."""
     query = select(Character).where(Character.id == character_id, Character.user_id == owner_id)
     if not source:
         query = query.options(defer(Character.sealed_source, raiseload=True))
@@ -89,7 +96,6 @@ async def get_character(
 async def list_characters(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
 ) -> list[CharacterRow]:
-    """Characters of a user, newest first, from behind `after`."""
     query = (
         select(
             Character.id,
@@ -111,7 +117,6 @@ async def list_characters(
 async def get_card(
     session: AsyncSession, character_id: UUID, *, owner_id: UUID, sealer: Sealer
 ) -> Card:
-    """A character's card. Raises `CharacterNotFoundError`, also for someone else's."""
     blob = await session.scalar(
         select(Character.sealed_card).where(
             Character.id == character_id, Character.user_id == owner_id
@@ -125,10 +130,9 @@ async def get_card(
 async def find_names(
     session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID, sealer: Sealer
 ) -> dict[UUID, str]:
-    """What characters are called in a chat: the nickname, else the name.
+    """Return the names of characters in a chat: the nickname, or else the name.
 
-    In the order asked for; those that are not the owner's are left out. Cards, which may be large,
-    are not read.
+    They are in the order of `character_ids`. Characters of other users are left out.
     """
     if not character_ids:
         return {}
@@ -148,7 +152,6 @@ async def find_names(
 async def list_assets(
     session: AsyncSession, character_id: UUID, *, owner_id: UUID
 ) -> list[CharacterAsset]:
-    """The files that came with a character's card, in their order."""
     query = (
         select(CharacterAsset)
         .where(CharacterAsset.character_id == character_id, CharacterAsset.user_id == owner_id)
@@ -160,7 +163,7 @@ async def list_assets(
 async def find_card_file(
     session: AsyncSession, character_id: UUID, *, owner_id: UUID
 ) -> CardFile | None:
-    """The PNG that a character's card came in."""
+    """Return the PNG file from which a character's card was imported."""
     return await session.scalar(
         select(CardFile).where(CardFile.character_id == character_id, CardFile.user_id == owner_id)
     )
@@ -169,10 +172,6 @@ async def find_card_file(
 async def get_persona(
     session: AsyncSession, persona_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Persona:
-    """Raises `PersonaNotFoundError`, both when absent and when someone else's.
-
-    `lock` lets one transaction at a time change it.
-    """
     query = select(Persona).where(Persona.id == persona_id, Persona.user_id == owner_id)
     persona = await session.scalar(query.with_for_update() if lock else query)
     if persona is None:
@@ -180,10 +179,17 @@ async def get_persona(
     return persona
 
 
+async def get_holder(
+    session: AsyncSession, kind: HolderKind, holder_id: UUID, *, owner_id: UUID, lock: bool = False
+) -> Character | Persona:
+    get = get_character if kind == "character" else get_persona
+    return await get(session, holder_id, owner_id=owner_id, lock=lock)
+
+
 async def list_personas(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
 ) -> list[tuple[Persona, bool]]:
-    """Personas of a user, newest first, from behind `after`, and whether each has a picture."""
+    """List personas, newest first. The flag is true if the persona has an avatar."""
     query = (
         select(Persona, exists().where(Avatar.persona_id == Persona.id))
         .where(Persona.user_id == owner_id)
@@ -198,7 +204,6 @@ async def list_personas(
 async def find_persona(
     session: AsyncSession, persona_id: UUID, *, owner_id: UUID, sealer: Sealer
 ) -> PersonaData | None:
-    """A persona's texts; None when absent or someone else's."""
     blob = await session.scalar(
         select(Persona.sealed_persona).where(Persona.id == persona_id, Persona.user_id == owner_id)
     )
@@ -215,28 +220,24 @@ async def has_avatar(session: AsyncSession, holder: Character | Persona) -> bool
 
 
 async def find_avatar(
-    session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID, size: AvatarSize
+    session: AsyncSession, kind: HolderKind, holder_id: UUID, *, owner_id: UUID, size: AvatarSize
 ) -> AvatarRow | None:
-    """The picture of a character or persona, in one size."""
-    columns = (
-        (Avatar.id, Avatar.media_type, Avatar.is_imported, Avatar.sealed_image)
+    media_type, sealed = (
+        (Avatar.media_type, Avatar.sealed_image)
         if size == "full"
-        else (
-            Avatar.id,
-            Avatar.thumbnail_media_type,
-            Avatar.is_imported,
-            Avatar.sealed_thumbnail,
-        )
+        else (Avatar.thumbnail_media_type, Avatar.sealed_thumbnail)
     )
-    query = select(*columns).where(link == holder_id, Avatar.user_id == owner_id)
+    query = select(Avatar.id, media_type, Avatar.is_imported, sealed).where(
+        _HOLDER_IDS[kind] == holder_id, Avatar.user_id == owner_id
+    )
     row = (await session.execute(query)).one_or_none()
     return None if row is None else AvatarRow(*row)
 
 
 async def delete_avatar(
-    session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID
+    session: AsyncSession, kind: HolderKind, holder_id: UUID, *, owner_id: UUID
 ) -> bool:
-    """Delete the picture of a character or persona; whether there was one."""
-    query = delete(Avatar).where(link == holder_id, Avatar.user_id == owner_id)
+    """Delete the avatar of a character or persona. Return False if it had none."""
+    query = delete(Avatar).where(_HOLDER_IDS[kind] == holder_id, Avatar.user_id == owner_id)
     deleted = await session.scalars(query.returning(Avatar.id))
     return deleted.one_or_none() is not None

@@ -1,4 +1,4 @@
-"""Shapes of the characters' and personas' part of the API."""
+"""Requests and responses of the API of characters and personas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.profile.settings import LoreMode
-from backend.characters.card_rows import CardLorebook
 from backend.characters.cards.model import NAME, TEXT, Card
 
 AvatarSize = Literal["full", "thumbnail"]
@@ -17,15 +16,15 @@ ExportFormat = Literal["png", "json", "charx"]
 
 
 class NewCharacter(Card, kw_only=True, forbid_unknown_fields=True):
-    """A character to make: the fields of its card. Only `name` is required."""
+    """A new character: the fields of its card. Only `name` is required."""
 
 
 class CharacterView(Card, kw_only=True):
-    """A character: the fields of its card, and what Talekeeper knows besides.
+    """A character: the fields of its card, and the data that Talekeeper keeps with it.
 
-    `lorebook_id` is the lorebook that is kept for the card's `character_book`. `scripts_allowed`
-    says whether the card's regex scripts may run; null until the user is asked. `preset_id` is the
-    prompt preset of its chats that choose none.
+    `lorebook_id` is the lorebook made from the card's `character_book`. `scripts_allowed` is true
+    if the card's regex scripts may run, and null until the user is asked. `preset_id` is the prompt
+    preset of its chats that choose none.
     """
 
     id: UUID
@@ -39,7 +38,7 @@ class CharacterView(Card, kw_only=True):
 
 
 class CharacterItem(msgspec.Struct, kw_only=True):
-    """A character as it is listed."""
+    """A character in a list."""
 
     id: UUID
     name: str
@@ -53,16 +52,25 @@ class CharacterItem(msgspec.Struct, kw_only=True):
 
 
 class ScriptConsent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether a card's regex scripts may run."""
+    """Permission for a card's regex scripts to run."""
 
     allowed: bool
 
 
-class ImportedCharacter(msgspec.Struct, kw_only=True):
-    """What came out of a file.
+class CardLorebook(msgspec.Struct, kw_only=True):
+    """The lorebook made from a card's `character_book`."""
 
-    `lorebook` is what the card's embedded book became, and `found_by` how its entries are found
-    where they do not say. `warnings` are sentences about what had to be bent or left out.
+    id: UUID
+    name: str
+    entry_count: int
+    mode: LoreMode | None = None
+
+
+class ImportedCharacter(msgspec.Struct, kw_only=True):
+    """The character made from a file.
+
+    `lorebook` is the lorebook made from the card's `character_book`, and `found_by` the activation
+    of entries that specify none. `warnings` are sentences about data that was changed or left out.
     """
 
     character: CharacterView
@@ -72,7 +80,7 @@ class ImportedCharacter(msgspec.Struct, kw_only=True):
 
 
 class PersonaFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Who the user is in a chat."""
+    """A name and description that the user plays under."""
 
     name: Annotated[
         str,

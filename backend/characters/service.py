@@ -1,5 +1,3 @@
-"""Characters: listing, searching, making, changing, deleting, and their way in and out of files."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,11 +11,9 @@ from backend.accounts.auth.idempotency import find_made_id, record_made
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import DEFAULT_LORE_MODE
 from backend.characters import repository
-from backend.characters.avatars import AvatarService
 from backend.characters.card_rows import (
     BookView,
     CardBooks,
-    CardLorebook,
     CardRows,
     ExportRows,
     FileDownload,
@@ -31,9 +27,10 @@ from backend.characters.card_rows import (
 )
 from backend.characters.cards.model import Card, check_greetings, describe_long_greetings
 from backend.characters.cards.writer import ExportSpec
-from backend.characters.models import Avatar, Character, Summary, open_card, open_summary, seal_card
+from backend.characters.models import Character, Summary, open_card, open_summary, seal_card
 from backend.characters.repository import CharacterRow
 from backend.characters.schemas import (
+    CardLorebook,
     CharacterItem,
     CharacterView,
     ExportFormat,
@@ -43,18 +40,21 @@ from backend.core.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ConflictError
-from backend.http.schemas import Page, check_revision, reject_unknown
+from backend.http.schemas import Page, check_revision, make_struct, reject_unknown
 from backend.vault.sealing import Sealer
 
 MAX_SEARCH_ROWS = 5000
-"""Characters that one request looks through: their names are sealed, so no index finds them."""
+"""Limit of characters that one request searches. Names are sealed, so no index can find them."""
 
 MAX_ATTEMPTS = 20
-"""How often a change is made anew because others changed the same card meanwhile."""
+"""Limit of attempts to change a card that other requests change at the same time."""
 
 
 class CharacterService:
-    """What a user does with characters. `longest_message` is a limit in characters."""
+    """Manage characters and their card files. Each route lists its errors.
+
+    `longest_message` is a limit in characters.
+    """
 
     def __init__(
         self, database: Database, books: CardBooks, *, pool: CpuPool, longest_message: int
@@ -63,20 +63,13 @@ class CharacterService:
         self._database = database
         self._longest_message = longest_message
         self._books = books
-        self.avatars = AvatarService(
-            database,
-            pool,
-            link=Avatar.character_id,
-            get_holder=repository.get_character,
-        )
 
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None, search: str
     ) -> Page[CharacterItem]:
-        """Characters, newest first.
+        """List characters, newest first. Each word of `search` must occur in the summary.
 
-        With a `search`, those in whose name, nickname, creator or tags each of its words occurs; a
-        page ends after `MAX_SEARCH_ROWS` characters, however few were found among them.
+        A page ends after `MAX_SEARCH_ROWS` characters, even if it has few results.
         """
         words = search.casefold().split()
         bound = MAX_SEARCH_ROWS if words else limit
@@ -91,11 +84,6 @@ class CharacterService:
         )
 
     async def create(self, identity: Identity, card: Card) -> CharacterView:
-        """Make a character.
-
-        Raises `CardError`, `ValidationError` (see `check_card`), `CardLimitError` for a greeting
-        that no chat could open with.
-        """
         check_greetings(card, longest=self._longest_message)
         rows = await self._pool.run(
             identity.user_id, partial(make_rows, identity.sealer, card, self._books)
@@ -108,7 +96,6 @@ class CharacterService:
         return _make_view(rows.character, rows.card, view_import(rows.book), has_avatar=False)
 
     async def get(self, identity: Identity, character_id: UUID) -> CharacterView:
-        """Raises `CharacterNotFoundError`."""
         async with self._database.read() as session:
             character = await repository.get_character(
                 session, character_id, owner_id=identity.user_id
@@ -116,7 +103,7 @@ class CharacterService:
             has_avatar = await repository.has_avatar(session, character)
             stored = await self._books.find(session, identity, character_id)
         card = open_card(identity.sealer, character.id, character.sealed_card)
-        shown = await self._shown(identity, card, stored)
+        shown = await self._open_book(identity, card, stored)
         return _make_view(character, card, shown, has_avatar=has_avatar)
 
     async def patch(
@@ -127,10 +114,6 @@ class CharacterService:
         *,
         if_match: str | None,
     ) -> CharacterView:
-        """Merge into a card: what is absent stays, null goes back to the default.
-
-        Raises `CharacterNotFoundError`, `PreconditionFailedError`, `ValidationError`, `CardError`.
-        """
         reject_unknown(patch, Card)
         owner_id, sealer = identity.user_id, identity.sealer
         for _ in range(MAX_ATTEMPTS):
@@ -138,8 +121,8 @@ class CharacterService:
                 before = await repository.get_character(session, character_id, owner_id=owner_id)
                 stored = await self._books.find(session, identity, character_id)
             check_revision(if_match, before.revision)
-            # Outside of the transaction that stores: a large card takes a while, and nobody else
-            # can write to SQLite meanwhile.
+            # Outside the write transaction, because a large card takes long and SQLite has one
+            # writer at a time.
             changed = await self._pool.run(
                 owner_id,
                 partial(
@@ -165,14 +148,13 @@ class CharacterService:
                 character.updated_at = now()
                 if changed.drops_book:
                     await self._books.drop(session, identity, character_id)
-                if changed.ready is not None:
-                    await changed.ready.store(session, identity)
+                if changed.prepared is not None:
+                    await changed.prepared.store(session, identity)
                 has_avatar = await repository.has_avatar(session, character)
             return _make_view(character, changed.card, changed.shown, has_avatar=has_avatar)
         raise ConflictError("Another request is changing it. Send the change again.")
 
     async def allow_scripts(self, identity: Identity, character_id: UUID, *, allowed: bool) -> None:
-        """Let a card's regex scripts run, or not. Raises `CharacterNotFoundError`."""
         async with self._database.write() as session:
             character = await repository.get_character(
                 session, character_id, owner_id=identity.user_id, lock=True
@@ -180,10 +162,6 @@ class CharacterService:
             character.scripts_allowed = allowed
 
     async def delete(self, identity: Identity, character_id: UUID, *, if_match: str | None) -> None:
-        """Delete a character with its picture and files; its chats stay.
-
-        Raises `CharacterNotFoundError`, `PreconditionFailedError`.
-        """
         async with self._database.write() as session:
             character = await repository.get_character(
                 session, character_id, owner_id=identity.user_id, lock=True
@@ -193,17 +171,15 @@ class CharacterService:
             await session.delete(character)
 
     async def import_file(self, identity: Identity, data: bytes) -> ImportedCharacter:
-        """Make a character of a card file (PNG, CHARX, JSON, YAML). What is refused stores nothing.
+        """Create a character from a card file. A refused file stores nothing.
 
-        A greeting that no chat could open with costs a warning.
-
-        Raises `CardError`, `TooLargeError`.
+        A greeting that is too long for a chat only causes a warning.
         """
         rows = await self._pool.run(
             identity.user_id, partial(import_rows, identity.sealer, data, self._books)
         )
         if (made_id := find_made_id()) is not None:
-            return await self._imported_before(identity, made_id, rows)
+            return await self._find_earlier_import(identity, made_id, rows)
         async with self._database.write() as session:
             await record_made(session, rows.character.id)
             session.add(rows.character)
@@ -216,21 +192,21 @@ class CharacterService:
         made = _make_view(
             rows.character, rows.card, view_import(rows.book), has_avatar=rows.avatar is not None
         )
-        return self._imported(identity, made, rows, rows.book.summary if rows.book else None)
+        return self._make_result(identity, made, rows, rows.book.summary if rows.book else None)
 
-    async def _imported_before(
+    async def _find_earlier_import(
         self, identity: Identity, character_id: UUID, rows: CardRows
     ) -> ImportedCharacter:
-        """What the same request made, and was not answered with. Raises as `get` does."""
+        """Return the character that the same request created before."""
         made = await self.get(identity, character_id)
         async with self._database.read() as session:
             stored = await self._books.find(session, identity, character_id)
         summary = None
         if stored is not None and rows.book is not None:
             summary = msgspec.structs.replace(rows.book.summary, id=stored.id)
-        return self._imported(identity, made, rows, summary)
+        return self._make_result(identity, made, rows, summary)
 
-    def _imported(
+    def _make_result(
         self,
         identity: Identity,
         made: CharacterView,
@@ -256,19 +232,14 @@ class CharacterService:
         file_format: ExportFormat,
         spec: ExportSpec,
     ) -> FileDownload:
-        """A file that imports back to the same card. `spec` chooses the version of JSON alone.
-
-        What came in comes back as it was, but for what has changed since.
-
-        Raises `CharacterNotFoundError`.
-        """
+        """Return a file that differs from the imported one only by later changes."""
         owner_id, sealer = identity.user_id, identity.sealer
         async with self._database.read() as session:
             character = await repository.get_character(
                 session, character_id, owner_id=owner_id, source=True
             )
             picture = await repository.find_avatar(
-                session, Avatar.character_id, character_id, owner_id=owner_id, size="full"
+                session, "character", character_id, owner_id=owner_id, size="full"
             )
             stored = ExportRows(
                 character, await self._books.find(session, identity, character_id), picture
@@ -284,10 +255,10 @@ class CharacterService:
             owner_id, partial(export_card, sealer, stored, self._books, file_format, spec)
         )
 
-    async def _shown(
+    async def _open_book(
         self, identity: Identity, card: Card, stored: LazyBook | None
     ) -> BookView | None:
-        """A stored card's book; opened in a thread, for it may have thousands of entries."""
+        """Open a card's book in a thread, because it may have thousands of entries."""
         if stored is None:
             return view_stored(card, None)
         return await self._pool.run(identity.user_id, partial(view_stored, card, stored))
@@ -301,14 +272,14 @@ def _make_page(
     limit: int,
     bound: int,
 ) -> Page[CharacterItem]:
-    """At most `limit` of the rows that match; only the first `bound` are looked at."""
+    """Return at most `limit` matching rows among the first `bound`."""
     items: list[CharacterItem] = []
     for looked_at, row in enumerate(rows):
         if looked_at == bound or len(items) == limit:
             return Page(items=items, next=str(rows[looked_at - 1].id))
         summary = open_summary(sealer, row.id, row.sealed_summary)
         if _matches(summary, words):
-            items.append(_make_item(row, summary))
+            items.append(make_struct(CharacterItem, row, **msgspec.structs.asdict(summary)))
     return Page(items=items)
 
 
@@ -320,29 +291,12 @@ def _matches(summary: Summary, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _make_item(row: CharacterRow, summary: Summary) -> CharacterItem:
-    return CharacterItem(
-        **msgspec.structs.asdict(summary),
-        id=row.id,
-        has_avatar=row.has_avatar,
-        revision=row.revision,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
-
-
 def _make_view(
     character: Character, card: Card, shown: BookView | None, *, has_avatar: bool
 ) -> CharacterView:
-    whole = msgspec.structs.replace(card, character_book=shown.book if shown else None)
-    return CharacterView(
-        **msgspec.structs.asdict(whole),
-        id=character.id,
-        lorebook_id=shown.lorebook_id if shown else None,
-        scripts_allowed=character.scripts_allowed,
-        preset_id=character.preset_id,
-        has_avatar=has_avatar,
-        revision=character.revision,
-        created_at=character.created_at,
-        updated_at=character.updated_at,
+    fields = msgspec.structs.asdict(card)
+    fields["character_book"] = shown.book if shown else None
+    lorebook_id = shown.lorebook_id if shown else None
+    return make_struct(
+        CharacterView, character, **fields, lorebook_id=lorebook_id, has_avatar=has_avatar
     )

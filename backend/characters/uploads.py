@@ -1,17 +1,16 @@
-"""Files in request bodies, read into memory, and files in responses.
+"""Read uploaded files into memory, and build responses with files.
 
-Litestar's own form parser writes parts of more than a megabyte to temporary files, in the clear.
-What a user uploads is kept sealed or not at all, so it never goes that way; the route's
-`request_max_body_size` bounds what is held.
+Litestar's own form parser writes parts of more than a megabyte to temporary files, unencrypted.
+This module reads forms itself, because user data must never be written in plain text. The route's
+`request_max_body_size` limits the memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.openapi.spec import (
     OpenAPIFormat,
     OpenAPIMediaType,
@@ -22,34 +21,29 @@ from litestar.openapi.spec import (
 )
 from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
-# The parser that Litestar itself uses; its package has no types.
-from multipart import (
-    MultipartError,
-    MultipartSegment,
-    PushMultipartParser,
-)
+# The parser of Litestar itself.
+from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
 from backend.characters.avatars import Picture
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.model import MAX_FILE_BYTES, MEGABYTE
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
+from backend.http.schemas import AnyRequest
 
 FIELD = "file"
 NAME_FIELD = "name"
 MAX_UPLOAD_BYTES = MAX_FILE_BYTES + MEGABYTE
-"""Largest body of an upload: the file, and room for what a form puts around it."""
+"""Limit of the body of an upload: the file, and space for the form around it."""
 
 MULTIPART = "multipart/form-data"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 
 _MAX_PARTS = 16
 
-AnyRequest = Request[Any, Any, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file out of a form: what it is called, and what the form's part `name` says, if any."""
+    """A file from a form, its file name, and the form's part `name`, if any."""
 
     data: bytes
     filename: str = ""
@@ -57,17 +51,16 @@ class Upload:
 
 
 async def read_file(request: AnyRequest) -> bytes:
-    """The part `file` of a form. Raises as `read_upload` does."""
     return (await read_upload(request)).data
 
 
 async def read_upload(request: AnyRequest) -> Upload:
-    """The part `file` of a form, and its part `name`.
+    """Return the part `file` of a form, and its part `name`.
 
     Raises:
-        UnsupportedMediaTypeError: No `multipart/form-data`.
-        BadRequestError: A broken form.
-        ValidationError: The form has no `file`, or several; its `name` is no text.
+        UnsupportedMediaTypeError: The body is not `multipart/form-data`.
+        BadRequestError: The form is malformed.
+        ValidationError: The form has no `file` or several, or `name` is not UTF-8.
     """
     media_type, options = request.content_type
     if media_type != MULTIPART:
@@ -88,10 +81,7 @@ async def read_upload(request: AnyRequest) -> Upload:
 
 
 async def read_image(request: AnyRequest) -> bytes:
-    """The part `file` of a form, or the whole body where it is a picture by its media type.
-
-    Raises as `read_file` does.
-    """
+    """Return the part `file` of a form, or the whole body if its media type is a picture's."""
     media_type, _ = request.content_type
     if media_type in IMAGE_TYPES:
         return await request.body()
@@ -104,13 +94,13 @@ async def read_image(request: AnyRequest) -> bytes:
 
 
 async def _read_parts(stream: AsyncIterator[bytes], boundary: str) -> list[Upload]:
-    """Every part named `file` or `name`, in order; their own names are in `name`."""
+    """Return the parts named `file` or `name`, in order. `Upload.name` is the name of the part."""
     found: list[Upload] = []
     pieces: list[bytes] = []
     segment: MultipartSegment | None = None
     with PushMultipartParser(boundary, max_segment_count=_MAX_PARTS) as parser:
         async for chunk in stream:
-            # The stream ends with an empty chunk, which the parser would take for the form's end.
+            # The stream ends with an empty chunk. The parser would treat it as the end of the form.
             for event in parser.parse(chunk) if chunk else ():
                 if isinstance(event, MultipartSegment):
                     segment = event if event.name in {FIELD, NAME_FIELD} else None
@@ -125,19 +115,17 @@ async def _read_parts(stream: AsyncIterator[bytes], boundary: str) -> list[Uploa
 
 @dataclass
 class FileOperation(Operation):
-    """Tells the API's documentation about a form that the handler reads for itself."""
+    """Documents a form that the handler reads itself."""
 
     def __post_init__(self) -> None:
-        """Set the request's body."""
         self.request_body = RequestBody(content={MULTIPART: _make_form_type()}, required=True)
 
 
 @dataclass
 class NamedFileOperation(Operation):
-    """The same for a form that may have a `name`, too."""
+    """Documents a form that may have a part `name`."""
 
     def __post_init__(self) -> None:
-        """Set the request's body."""
         self.request_body = RequestBody(
             content={MULTIPART: _make_form_type(named=True)}, required=True
         )
@@ -145,10 +133,9 @@ class NamedFileOperation(Operation):
 
 @dataclass
 class ImageOperation(Operation):
-    """The same for a route that takes a picture as its whole body, too."""
+    """Documents a form or a whole body that is a picture."""
 
     def __post_init__(self) -> None:
-        """Set the request's body."""
         images = {kind: OpenAPIMediaType(schema=_make_binary_schema()) for kind in IMAGE_TYPES}
         self.request_body = RequestBody(
             content={MULTIPART: _make_form_type(), **images}, required=True
@@ -173,21 +160,18 @@ def _make_binary_schema() -> Schema:
 _NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 
 
-def make_picture_response(request: Request[Any, Any, Any], picture: Picture) -> Response[bytes]:
-    """A picture that a browser may keep, and asks about before it shows it again; else 304."""
+def make_picture_response(request: AnyRequest, picture: Picture) -> Response[bytes]:
+    """Return a picture that browsers cache and revalidate, or 304 if the client has it."""
     tag = f'"{picture.tag}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache", **_NOSNIFF}
-    known = {part.strip().removeprefix("W/") for part in _get_known_tags(request).split(",")}
+    known_tags = request.headers.get("if-none-match", "").split(",")
+    known = {part.strip().removeprefix("W/") for part in known_tags}
     if tag in known or "*" in known:
         return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
     return Response(picture.data, media_type=picture.media_type, headers=headers)
 
 
 def make_file_response(file: FileDownload) -> Response[bytes]:
-    """A file that a browser saves and does not show."""
+    """Return a file that a browser downloads without displaying it."""
     headers = {"Content-Disposition": file.disposition, **_NOSNIFF}
     return Response(file.data, media_type=file.media_type, headers=headers)
-
-
-def _get_known_tags(request: Request[Any, Any, Any]) -> str:
-    return request.headers.get("if-none-match", "")

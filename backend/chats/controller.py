@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
@@ -33,24 +33,26 @@ from backend.errors import BadRequestError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
 from backend.http.schemas import (
+    COMMON_RAISES,
     EXAMPLE,
     PATCHES,
     RAISES,
     STORES,
+    IfMatch,
     Page,
     PageSize,
     PlaceCursor,
-    make_etag,
+    tag_body,
+    tag_view,
 )
 
-AnyRequest = Request[Any, Any, Any]
 Caller = NamedDependency[Identity]
 Chats = NamedDependency[ChatService]
 Messages = NamedDependency[MessageService]
 
 
 class ChatController(Controller):
-    """Chats as wholes."""
+    """Chats and their settings."""
 
     path = "/chats"
     tags = ("Chats",)
@@ -64,15 +66,15 @@ class ChatController(Controller):
         after: FromQuery[UUID | None] = None,
         character_id: FromQuery[UUID | None] = None,
     ) -> Page[ChatView]:
-        """Chats, newest first, of one character or of all."""
+        """List the chats of one character or of all, newest first."""
         return await chats.list_chats(identity, limit=limit, after=after, character_id=character_id)
 
     @get("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError,)}, summary="Read a chat")
     async def get_chat(
         self, chat_id: FromPath[UUID], identity: Caller, chats: Chats
     ) -> Response[ChatView]:
-        """A chat; its messages are at `/chats/{chat_id}/messages`."""
-        return _tagged(await chats.get(identity, chat_id))
+        """Return a chat. Its messages are at `/chats/{chat_id}/messages`."""
+        return tag_view(await chats.get(identity, chat_id))
 
     @delete("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError,)}, summary="Delete a chat")
     async def delete_chat(self, chat_id: FromPath[UUID], identity: Caller, chats: Chats) -> None:
@@ -83,9 +85,9 @@ class ChatController(Controller):
     async def get_chat_settings(
         self, chat_id: FromPath[UUID], identity: Caller, chats: Chats
     ) -> Response[ChatSettings]:
-        """What is set for this chat; what is absent is the account's."""
+        """Return the settings of this chat. An absent member takes the account's value."""
         settings, revision = await chats.read_settings(identity, chat_id)
-        return Response(settings, headers={"ETag": make_etag(revision)})
+        return tag_body(settings, revision)
 
     @patch(
         "/{chat_id:uuid}/settings",
@@ -103,17 +105,15 @@ class ChatController(Controller):
     )
     async def patch_chat_settings(
         self,
-        request: AnyRequest,
         chat_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: Caller,
         chats: Chats,
+        if_match: IfMatch = None,
     ) -> Response[ChatSettings]:
-        """Merge into the settings: what is absent stays, null goes back to the account's."""
-        settings, revision = await chats.patch_settings(
-            identity, chat_id, data, if_match=request.headers.get("if-match")
-        )
-        return Response(settings, headers={"ETag": make_etag(revision)})
+        """Merge a patch into the settings. Null restores the account's value."""
+        settings, revision = await chats.patch_settings(identity, chat_id, data, if_match=if_match)
+        return tag_body(settings, revision)
 
     @get(
         "/{chat_id:uuid}/messages",
@@ -128,7 +128,7 @@ class ChatController(Controller):
         limit: PageSize = 50,
         before: PlaceCursor = None,
     ) -> MessagePage:
-        """The end of the active path, newest last; `before` is a position to read above of."""
+        """Return the end of the active path, newest last, or the messages above `before`."""
         return await messages.page(identity, chat_id, before=before, limit=limit)
 
     @post(
@@ -139,9 +139,9 @@ class ChatController(Controller):
     async def fork_chat(
         self, chat_id: FromPath[UUID], data: JSONBody[Fork], identity: Caller, chats: Chats
     ) -> ChatView:
-        """Copy the path that ends at a message into a chat of its own.
+        """Copy the path that ends at a message into a new chat.
 
-        With `world: copy` the copy gets a campaign of its own, too.
+        With `world: copy` the new chat also gets a copy of the campaign.
         """
         return await chats.fork(
             identity, chat_id, message_id=data.message_id, title=data.title, world=data.world
@@ -149,22 +149,21 @@ class ChatController(Controller):
 
 
 class MessageController(Controller):
-    """Single messages of a chat's tree."""
+    """Messages of a chat's tree."""
 
     path = "/messages/{message_id:uuid}"
     tags = ("Chats",)
+    opt = {COMMON_RAISES: (MessageNotFoundError,)}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(opt={RAISES: (MessageNotFoundError,)}, summary="Read a message")
+    @get(summary="Read a message")
     async def get_message(
         self, message_id: FromPath[UUID], identity: Caller, messages: Messages
     ) -> MessageView:
-        """A message, active or not."""
+        """Return a message, on the active path or not."""
         return await messages.get(identity, message_id)
 
     @patch(
-        opt={
-            RAISES: (MessageNotFoundError, EmptyMessageError, MessageTooLongError, MessageBusyError)
-        },
+        opt={RAISES: (EmptyMessageError, MessageTooLongError, MessageBusyError)},
         summary="Edit or hide a message, or set its audience",
     )
     async def patch_message(
@@ -174,9 +173,10 @@ class MessageController(Controller):
         identity: Caller,
         messages: Messages,
     ) -> MessageView:
-        """`text` adds a sibling and makes it active; `hidden` leaves the message out of prompts.
+        """Add an edited sibling (`text`), hide or show a message, or set its audience.
 
-        `audience` says who may know it: `public`, `gm`, or ids of entities of the chat's campaign.
+        `text` makes the new sibling active. A `hidden` message is left out of prompts. `audience`
+        is who may know it: `public`, `gm`, or ids of entities of the chat's campaign.
         """
         audience = None if data.audience is msgspec.UNSET else data.audience
         match data:
@@ -192,30 +192,26 @@ class MessageController(Controller):
     @post(
         "/thoughts-as-text",
         status_code=200,
-        opt={RAISES: (MessageNotFoundError, MessageBusyError, NotOnlyThoughtsError)},
+        opt={RAISES: (MessageBusyError, NotOnlyThoughtsError)},
         summary="Use a reply's thoughts as its text",
     )
     async def use_thoughts(
         self, message_id: FromPath[UUID], identity: Caller, messages: Messages
     ) -> MessageView:
-        """Make the thoughts the text of a reply that has none.
+        """Use the thoughts of a reply without text as its text.
 
-        Some servers report a whole reply as thoughts. Such a reply is kept, hidden from models.
+        Some servers report a whole reply as thoughts. Such a reply is kept, but hidden from models.
         """
         return await messages.use_thoughts(identity, message_id)
 
-    @delete(
-        status_code=200,
-        opt={RAISES: (MessageNotFoundError, MessageBusyError)},
-        summary="Delete a message",
-    )
+    @delete(status_code=200, opt={RAISES: (MessageBusyError,)}, summary="Delete a message")
     async def delete_message(
         self, message_id: FromPath[UUID], identity: Caller, messages: Messages
     ) -> Deleted:
-        """Delete a message and all below it, on every branch."""
+        """Delete a message and all messages below it, on every branch."""
         return await messages.delete(identity, message_id)
 
-    @get("/siblings", opt={RAISES: (MessageNotFoundError,)}, summary="List swipes")
+    @get("/siblings", summary="List swipes")
     async def list_siblings(
         self,
         message_id: FromPath[UUID],
@@ -224,13 +220,15 @@ class MessageController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[MessageView]:
-        """A message and its swipes, in the order they were made."""
+        """List a message and its swipes, oldest first."""
         return await messages.siblings(identity, message_id, after=after, limit=limit)
 
     @post(
         "/activate",
         status_code=200,
-        opt={STORES: False, RAISES: (MessageNotFoundError,)},
+        opt={
+            STORES: False,
+        },
         summary="Choose a branch",
     )
     async def activate_message(
@@ -240,10 +238,6 @@ class MessageController(Controller):
         messages: Messages,
         data: JSONBody[Activation | None] = None,
     ) -> MessageView:
-        """Lead the active path through a message; with `follow: false` let it end there."""
+        """Move the active path through a message. With `follow: false` the path ends there."""
         follow = data.follow if data else True
         return await messages.activate(identity, message_id, follow=follow)
-
-
-def _tagged(view: ChatView) -> Response[ChatView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})

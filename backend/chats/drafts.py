@@ -1,6 +1,6 @@
-"""Rows of messages, made: from a draft, or as copies of others; and the scenes that they open.
+"""Build rows of messages, from drafts or as copies, and assign messages to scenes.
 
-A scene is a stretch of the story that belongs together, found without asking a model.
+A scene is a coherent section of the story. Scenes are found without a model.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from backend.generation.model import Role
 from backend.vault.sealing import Column, Sealer
 
 MAX_SCENE_PAUSE = timedelta(hours=4)
-"""Who comes back after so long begins another session, and with it a scene."""
+"""A message after a longer pause begins a new scene."""
 
 MAX_SCENE_MESSAGES = 40
-"""Messages in a scene at most."""
 
 _SEPARATOR = r"[*_~=\-–—#•·]"  # noqa: RUF001  # dashes of every length
 _MARKER = re.compile(
@@ -39,17 +38,17 @@ _MARKER = re.compile(
     r"|#{0,6}+\s*+[*_]*+(?:chapter|scene|act|part)\s++\w)",
     re.IGNORECASE,
 )
-"""A line of stars or dashes, or a heading such as `Chapter 3`, at the head of a message.
+"""A line of stars or dashes, or a heading such as `Chapter 3`, at the start of a message.
 
-Nothing in it gives back what it took, so that a message of blanks costs no more than another.
+The quantifiers are possessive, so that a long run of white space is read once.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDraft:
-    """A message before it has a place in a tree.
+    """A message that has no place in a tree yet.
 
-    `typed` is the text before its macros were expanded; None if there were none.
+    `typed` is the text before macro expansion, or None if it had no macros.
     """
 
     role: Role
@@ -71,9 +70,9 @@ SEALED_COLUMNS = (
 
 
 def seal_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dict[str, Any]:
-    """The columns of a message, sealed and counted; `tree.attach` gives it its place.
+    """Return the columns of a message, sealed and counted. `tree.attach_message` sets its place.
 
-    Some milliseconds where it is long. They are plain values, so that a thread may make them.
+    Takes some milliseconds if the text is long. The values are plain, so a thread may build them.
     """
     message_id, at = new_id(), now()
     tokens = unit.count(draft.author, draft.text)
@@ -88,24 +87,22 @@ def seal_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dict[
         "token_counts": msgspec.json.encode({str(unit): tokens}).decode(),
         "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, draft.author),
         "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, draft.text),
-        "sealed_typed": (
-            None if draft.typed is None else sealer.seal(MESSAGE_TYPED, message_id, draft.typed)
-        ),
+        "sealed_typed": seal_optional(sealer, MESSAGE_TYPED, message_id, draft.typed),
         "created_at": at,
         "updated_at": at,
     }
 
 
 def make_message(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> Message:
-    """A short message's row, sealed and counted."""
+    """Build the row of a short message, sealed and counted."""
     return Message(**seal_draft(sealer, draft, unit=unit))
 
 
 def copy_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) -> dict[str, Any]:
-    """The columns of a message's copy for another chat: a new id, sealed anew, active.
+    """Return the columns of a message's copy for another chat, with a new id and sealed again.
 
-    `row` has all columns. Messages come in the order of their path, from its root: `copied` leads
-    from each to its copy, so far.
+    `row` has all columns. Call it for each message of the path, from the root down. `copied` maps
+    messages to their copies and is extended.
     """
     copy_id = copied[row.id] = new_id()
     sealed = {
@@ -125,34 +122,38 @@ def copy_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) 
     }
 
 
+def seal_optional(sealer: Sealer, column: Column, row_id: UUID, text: str | None) -> bytes | None:
+    return None if text is None else sealer.seal(column, row_id, text)
+
+
 def reseal(
     sealer: Sealer, column: Column, row_id: UUID, blob: bytes | None, copy_id: UUID
 ) -> bytes | None:
-    """A sealed value of one row, sealed for its copy."""
+    """Seal a value again for a copy of its row."""
     if blob is None:
         return None
     return sealer.seal_bytes(column, copy_id, sealer.open_bytes(column, row_id, blob))
 
 
 def opens_scene(text: str) -> bool:
-    """Whether a message begins with the mark of a new scene."""
+    """True if a message begins with the mark of a new scene."""
     return _MARKER.match(text) is not None
 
 
 def place_in_scene(message: Message, parent: Message | None) -> None:
-    """Give a message its scene: its parent's, or one of its own.
+    """Assign a message to its parent's scene, or to a new one.
 
-    A scene begins with the first message, after a pause, after `MAX_SCENE_MESSAGES` messages, and where
-    the text says so (`scene_id` is the message's own id then, as `seal_draft` leaves it).
+    A new scene begins with the first message, after a pause, after `MAX_SCENE_MESSAGES` messages,
+    and at a mark in the text. For a mark, `seal_draft` has set `scene_id` to the message's own id.
     """
-    goes_on = (
+    continues = (
         message.scene_id != message.id
         and parent is not None
         and parent.scene_id is not None
         and parent.scene_place + 1 < MAX_SCENE_MESSAGES
         and message.created_at - parent.created_at <= MAX_SCENE_PAUSE
     )
-    if goes_on and parent is not None:
+    if continues and parent is not None:
         message.scene_id, message.scene_place = parent.scene_id, parent.scene_place + 1
     else:
         message.scene_id, message.scene_place = message.id, 0

@@ -1,4 +1,4 @@
-"""What can go wrong with chats and messages."""
+"""Errors of chats and messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EmptyMessageError(ValidationError):
 
 
 class MessageBusyError(ConflictError):
-    """A reply is being written at this place."""
+    """A reply is being written at or below the message."""
 
     slug, title = "message-busy", "A reply is being written to this message"
 

@@ -152,8 +152,8 @@ async def check_audience(
     participants: Participants, session: AsyncSession, chat: Chat, audience: Audience
 ) -> None:
     """Raise `ValidationError` if a message of the chat cannot have this audience."""
-    for part in participants.find_handlers(AudienceChecked):
-        await part.audience_checked(session, chat, audience)
+    for handler in participants.find_handlers(AudienceChecked):
+        await handler.audience_checked(session, chat, audience)
 
 
 async def notify_path_moved(
@@ -167,8 +167,8 @@ async def notify_path_moved(
     if above is None:
         return
     await session.flush()
-    for part in participants.find_handlers(PathMoved):
-        await part.path_moved(session, sealer, chat, above=above)
+    for handler in participants.find_handlers(PathMoved):
+        await handler.path_moved(session, sealer, chat, above=above)
 
 
 @runtime_checkable
@@ -191,5 +191,5 @@ async def translate_audiences(
     """Translate the audiences of the selected rows for another world."""
     limited, table = column.not_in((GM, PUBLIC)), get_table(column.parent.class_)
     for audience in (await session.scalars(select(column).where(*rows, limited).distinct())).all():
-        there = {"audience": translate(audience)}
-        await session.execute(table.update().where(*rows, column == audience).values(there))
+        translated = {"audience": translate(audience)}
+        await session.execute(table.update().where(*rows, column == audience).values(translated))

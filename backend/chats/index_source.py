@@ -62,21 +62,21 @@ class MessageSource(TableSource):
     ) -> list[SourceRow]:
         """Return messages with their windows, from the root down.
 
-        With `neighbours`, also the messages above them whose windows contain them. A scene is part
-        of the last of its messages in the result, so it is stored after all of them.
+        With `neighbours`, also the messages above them with windows that contain them. A scene is
+        part of the last of its messages in the result, so it is stored after all of them.
         """
-        stretch = _ChatExcerpt(sealer, container_id)
-        await stretch.load_near(session, source_ids)
-        wanted = await stretch.load(session, source_ids)
+        excerpt = _ChatExcerpt(sealer, container_id)
+        await excerpt.load_near(session, source_ids)
+        wanted = await excerpt.load(session, source_ids)
         if neighbours:
-            wanted |= await stretch.load_above(session, wanted)
-        await stretch.load_around(session, wanted)
-        members = await stretch.load_scenes(session, wanted)
-        ordered = sorted(wanted, key=lambda each: (stretch.rows[each].position, each))
-        scene_of = {each: stretch.rows[each].scene_id for each in ordered}
+            wanted |= await excerpt.load_above(session, wanted)
+        await excerpt.load_around(session, wanted)
+        members = await excerpt.load_scenes(session, wanted)
+        ordered = sorted(wanted, key=lambda each: (excerpt.rows[each].position, each))
+        scene_of = {each: excerpt.rows[each].scene_id for each in ordered}
         last = {scene: each for each, scene in scene_of.items()}
         return [
-            stretch.source_row(each, members.get(scene, ()) if last[scene] == each else ())
+            excerpt.source_row(each, members.get(scene, ()) if last[scene] == each else ())
             for each, scene in scene_of.items()
         ]
 
@@ -94,8 +94,8 @@ class MessageSource(TableSource):
             query = query.where(filter_known_to(viewpoint, _ROW.audience))
         found: dict[UUID, MemoryItem] = {}
         for ids in split_chunks(list(source_ids)):
-            asked = {"ids": ids, "owner_id": sealer.user_id}
-            rows = (await session.execute(query, asked)).all()
+            values = {"ids": ids, "owner_id": sealer.user_id}
+            rows = (await session.execute(query, values)).all()
             authors = sealer.open_many(
                 MESSAGE_AUTHOR, ((row.id.bytes, row.sealed_author) for row in rows)
             )
@@ -119,7 +119,7 @@ class MessageSource(TableSource):
 
 
 async def find_windows_below(session: AsyncSession, message_id: UUID) -> list[UUID]:
-    """Return the messages below one, on all branches, whose windows contain its text."""
+    """Return the messages below one, on all branches, with windows that contain its text."""
     found: list[UUID] = []
     level: Sequence[UUID] = [message_id]
     for _ in range(WINDOW):

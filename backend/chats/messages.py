@@ -1,8 +1,9 @@
-"""Messages: reading the active path, swipes, edits, branches, hiding, deleting."""
+"""Read, edit, hide, branch and delete messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
 from uuid import UUID
@@ -46,15 +47,12 @@ from backend.memory.indexing.outbox import IndexOutbox
 from backend.settings import Settings
 from backend.vault.sealing import OVERHEAD, Sealer
 
-MAX_POSITION = 2**31 - 1
-"""What the column holds; a client may ask for anything."""
-
 MAX_ATTEMPTS = 5
-"""How often an edit is counted again because its chat's unit changed meanwhile."""
+"""Limit of attempts to count an edit, if the count unit of its chat changes at the same time."""
 
 
 class MessageScripts(Protocol):
-    """Regex scripts, as far as messages are concerned."""
+    """Regex scripts for messages."""
 
     async def run_stored(
         self,
@@ -66,16 +64,16 @@ class MessageScripts(Protocol):
         text: str,
         is_edit: bool,
     ) -> str:
-        """Return a message's new text as scripts leave it: with `is_edit`, those for edits."""
+        """Apply scripts to the new text of a message; with `is_edit`, the scripts for edits."""
         ...
 
     async def show(self, identity: Identity, views: Sequence[MessageView]) -> None:
-        """Put beside messages of one chat what scripts show in the place of their texts."""
+        """Set the displayed texts of messages of one chat."""
         ...
 
 
 class LineMacros(Protocol):
-    """Expands macros in an edited line of the user."""
+    """Expands macros in edited messages of the user."""
 
     async def expand(
         self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
@@ -85,7 +83,7 @@ class LineMacros(Protocol):
 
 
 class MessageService:
-    """What a user does with the messages of a chat's tree."""
+    """Read, edit, hide, branch and delete messages. Each route lists its errors."""
 
     def __init__(
         self,
@@ -107,7 +105,6 @@ class MessageService:
         self._max_chars = settings.max_message_chars
 
     def check_text(self, text: str) -> str:
-        """The text, when it can be a message. Raises `EmptyMessageError`, `MessageTooLongError`."""
         if not text.strip():
             raise EmptyMessageError("Enter some text.")
         if len(text) > self._max_chars:
@@ -120,9 +117,9 @@ class MessageService:
     async def page(
         self, identity: Identity, chat_id: UUID, *, before: int | None, limit: int
     ) -> MessagePage:
-        """The end of the active path above position `before`. Raises `ChatNotFoundError`."""
+        """Return the end of the active path above position `before`."""
         if before is not None:
-            before = min(max(before, 0), MAX_POSITION)
+            before = min(max(before, 0), repository.MAX_POSITION)
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
             rows = await repository.list_active_page(session, chat.id, before=before, limit=limit)
@@ -132,7 +129,6 @@ class MessageService:
         return MessagePage(items=items, previous=rows[0].position if more else None)
 
     async def get(self, identity: Identity, message_id: UUID) -> MessageView:
-        """Raises `MessageNotFoundError`."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
             (view,) = await view_messages(session, identity.sealer, [message])
@@ -142,7 +138,6 @@ class MessageService:
     async def siblings(
         self, identity: Identity, message_id: UUID, *, after: UUID | None, limit: int
     ) -> Page[MessageView]:
-        """A message and its swipes, in the order they were made. Raises `MessageNotFoundError`."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
             rows = await tree.list_siblings(session, message, after=after, limit=limit + 1)
@@ -152,18 +147,14 @@ class MessageService:
         return Page(items=items, next=following)
 
     async def activate(self, identity: Identity, message_id: UUID, *, follow: bool) -> MessageView:
-        """Lead the active path through a message. Raises `MessageNotFoundError`."""
-        async with self._database.write() as session:
-            message, chat = await repository.lock_message(
-                session, message_id, owner_id=identity.user_id
-            )
+        async with self._lock_message(identity, message_id) as (session, message, chat):
             leaf = await tree.find_last_leaf(session, message.id) if follow else message.id
             moved = await tree.choose_leaf(session, chat, leaf)
-            await self._moved(session, identity, chat, moved)
-            await self._changed(session, identity, chat, [message.id])
-            # Read before the commit: jobs that follow from the change begin with it.
-            message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-            (view,) = await view_messages(session, identity.sealer, [message])
+            await self._notify_moved(session, identity, chat, moved)
+            await self._queue_index(session, identity, chat, [message.id])
+            # Read before the commit, because jobs for the change start with it.
+            current = await repository.get_message(session, message_id, owner_id=identity.user_id)
+            (view,) = await view_messages(session, identity.sealer, [current])
         await self._scripts.show(identity, [view])
         return view
 
@@ -173,11 +164,8 @@ class MessageService:
         """Add another version of a message; the old one and all messages below it are kept.
 
         Macros in a line of the user are expanded. The new version has the message's audience,
-        unless `audience` is given.
-
-        Raises `MessageNotFoundError`, `EmptyMessageError`, `MessageTooLongError`,
-        `MessageBusyError`, `MacroLimitError`, `ValidationError`, and `ConflictError` if the chat's
-        unit changes again and again.
+        unless `audience` is given. Raises `ConflictError` if the chat's unit changes again and
+        again.
         """
         self.check_text(text)
         sealer, owner_id = identity.sealer, identity.user_id
@@ -207,18 +195,14 @@ class MessageService:
         )
         for _ in range(MAX_ATTEMPTS):
             unit = chat.count_unit
-            # Before the transaction: no one who writes waits for a thread.
+            # Before the transaction, so that writers do not wait for a thread.
             sealed = await self._pool.run(
                 owner_id,
                 partial(seal_draft, sealer, draft, unit=CountUnit.parse(unit)),
                 size=len(text),
             )
-            async with self._database.write() as session:
-                message, chat = await repository.lock_message(
-                    session, message_id, owner_id=identity.user_id
-                )
-                if message.status == "streaming":
-                    raise MessageBusyError("Stop it first, or wait until it is finished.")
+            async with self._lock_message(identity, message_id) as (session, message, chat):
+                repository.check_finished(message)
                 if chat.count_unit != unit:
                     continue
                 if audience is not None:
@@ -232,34 +216,23 @@ class MessageService:
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
                 moved = await tree.attach_message(session, chat, edited, parent=parent)
-                await self._moved(session, identity, chat, moved)
-                await self._changed(session, identity, chat, [edited.id])
+                await self._notify_moved(session, identity, chat, moved)
+                await self._queue_index(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
         raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
-        """Leave a message out of prompts, or take it in again.
-
-        Raises `MessageNotFoundError`, and `EmptyMessageError` for one that would be taken in
-        without text.
-        """
-        async with self._database.write() as session:
-            message, chat = await repository.lock_message(
-                session, message_id, owner_id=identity.user_id
-            )
+        async with self._lock_message(identity, message_id) as (session, message, chat):
             if message.hidden and not hidden and not _has_text(message):
                 raise EmptyMessageError("Its text is empty for a model. Enter some text.")
             await self._set_hidden(session, identity, chat, message, hidden=hidden)
         return await self.get(identity, message_id)
 
     async def use_thoughts(self, identity: Identity, message_id: UUID) -> MessageView:
-        """Make the thoughts of a reply without text its text.
+        """Use the thoughts of a reply without text as its text.
 
-        It changes in place, unlike an edited message: there is no text that could be lost, and
-        what the reply changed in its campaign remains.
-
-        Raises `MessageNotFoundError`, `MessageBusyError`, `NotOnlyThoughtsError`, and
-        `ConflictError` if the chat's unit changes again and again.
+        The message is changed in place, because it has no text to lose and its changes to the
+        campaign remain. Raises `ConflictError` if the chat's unit changes again and again.
         """
         sealer, owner_id = identity.sealer, identity.user_id
         async with self._database.read() as session:
@@ -278,14 +251,11 @@ class MessageService:
         text = text if text.strip() else thoughts
         for _ in range(MAX_ATTEMPTS):
             unit = chat.count_unit
-            # Before the transaction: no one who writes waits for a thread.
+            # Before the transaction, so that writers do not wait for a thread.
             tokens = await self._pool.run(
                 owner_id, partial(CountUnit.parse(unit).count, author, text), size=len(text)
             )
-            async with self._database.write() as session:
-                message, chat = await repository.lock_message(
-                    session, message_id, owner_id=owner_id
-                )
+            async with self._lock_message(identity, message_id) as (session, message, chat):
                 if _get_thoughts(sealer, message) != thoughts:
                     raise ConflictError("The reply's thoughts have changed. Read it again.")
                 if chat.count_unit != unit:
@@ -297,49 +267,48 @@ class MessageService:
                 await tree.set_tokens(session, message, tokens)
                 await self._set_hidden(session, identity, chat, message, hidden=False)
                 below = await find_windows_below(session, message.id)
-                await self._changed(session, identity, chat, [message.id, *below])
+                await self._queue_index(session, identity, chat, [message.id, *below])
             return await self.get(identity, message_id)
         raise ConflictError("The chat's tokens are being recounted. Send the request again.")
 
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience
     ) -> MessageView:
-        """Say who may know a message of a campaign's chat.
-
-        Raises `MessageNotFoundError`, `MessageBusyError`, `ValidationError`.
-        """
-        async with self._database.write() as session:
-            message, chat = await repository.lock_message(
-                session, message_id, owner_id=identity.user_id
-            )
-            if message.status == "streaming":
-                raise MessageBusyError("Stop it first, or wait until it is finished.")
+        async with self._lock_message(identity, message_id) as (session, message, chat):
+            repository.check_finished(message)
             await check_audience(self._participants, session, chat, audience)
             if message.audience != encode_audience(audience):
-                # Whoever has read it meanwhile, a summary or the agent, has to read it again.
+                # A summary or the agent that has read it must read it again.
                 before = message.audience
                 message.audience, message.updated_at = encode_audience(audience), now()
                 chat.hidden_changes += 1
                 await session.flush()
-                for part in self._participants.find_handlers(AudienceChanged):
-                    await part.audience_changed(session, identity, message, before=before)
+                for handler in self._participants.find_handlers(AudienceChanged):
+                    await handler.audience_changed(session, identity, message, before=before)
                 below = await find_windows_below(session, message.id)
-                await self._changed(session, identity, chat, [message.id, *below])
+                await self._queue_index(session, identity, chat, [message.id, *below])
         return await self.get(identity, message_id)
 
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
-        """Delete a message and all below it. Raises `MessageNotFoundError`, `MessageBusyError`."""
+        async with self._lock_message(identity, message_id) as (session, message, chat):
+            if await repository.is_streaming_below(session, message):
+                raise MessageBusyError("Stop it first, or wait until it is finished.")
+            above = [message.parent_id] if message.parent_id else []
+            deleted = await tree.remove_message(session, chat, message)
+            await self._notify_moved(session, identity, chat, message.position)
+            await self._queue_index(session, identity, chat, [*deleted, *above])
+            return Deleted(deleted=len(deleted), leaf_id=chat.leaf_id)
+
+    @asynccontextmanager
+    async def _lock_message(
+        self, identity: Identity, message_id: UUID
+    ) -> AsyncGenerator[tuple[AsyncSession, Message, Chat]]:
+        """Begin a transaction that locks the tree of a message's chat."""
         async with self._database.write() as session:
             message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
             )
-            if await repository.is_streaming_below(session, message):
-                raise MessageBusyError("Stop it first, or wait until it is finished.")
-            above = [message.parent_id] if message.parent_id else []
-            gone = await tree.remove_message(session, chat, message)
-            await self._moved(session, identity, chat, message.position)
-            await self._changed(session, identity, chat, [*gone, *above])
-            return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
+            yield session, message, chat
 
     async def _set_hidden(
         self,
@@ -353,15 +322,15 @@ class MessageService:
         was_hidden = message.hidden
         await tree.set_hidden(session, chat, message, hidden=hidden)
         if was_hidden and not hidden:
-            for part in self._participants.find_handlers(MessageShown):
-                await part.message_shown(session, identity, message)
+            for handler in self._participants.find_handlers(MessageShown):
+                await handler.message_shown(session, identity, message)
 
-    async def _moved(
+    async def _notify_moved(
         self, session: AsyncSession, identity: Identity, chat: Chat, above: int | None
     ) -> None:
         await notify_path_moved(self._participants, session, identity.sealer, chat, above)
 
-    async def _changed(
+    async def _queue_index(
         self, session: AsyncSession, identity: Identity, chat: Chat, message_ids: Sequence[UUID]
     ) -> None:
         await self._index.changed(
@@ -374,9 +343,11 @@ def _has_text(message: Message) -> bool:
 
 
 def _get_thoughts(sealer: Sealer, message: Message) -> str:
-    """The thoughts of a message without text. Raises as `MessageService.use_thoughts`."""
-    if message.status == "streaming":
-        raise MessageBusyError("Stop it first, or wait until it is finished.")
+    """Return the thoughts of a message without text.
+
+    Raises `MessageBusyError`, `NotOnlyThoughtsError`.
+    """
+    repository.check_finished(message)
     sealed = message.sealed_thinking
     thoughts = sealer.open(MESSAGE_THINKING, message.id, sealed).strip() if sealed else ""
     if _has_text(message) or not thoughts:
@@ -387,7 +358,6 @@ def _get_thoughts(sealer: Sealer, message: Message) -> str:
 async def view_messages(
     session: AsyncSession, sealer: Sealer, rows: Sequence[Message]
 ) -> list[MessageView]:
-    """Messages of one chat as the API shows them."""
     places = await repository.number_siblings(session, rows)
     return [_make_view(sealer, row, *places[row.id]) for row in rows]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -13,16 +15,50 @@ from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, Prima
 from backend.generation.model import Role
 from backend.vault.sealing import Column
 
+
+class PromptCutNotice(msgspec.Struct, frozen=True, tag_field="kind", tag="prompt_cut"):
+    """The model's server cut the prompt of the reply and did not say so.
+
+    `sent` is an estimate of the whole prompt and `read` the part that the server reports, in the
+    model's tokens.
+    """
+
+    model: str
+    sent: int
+    read: int
+
+
+class ReplyCutNotice(msgspec.Struct, frozen=True, tag_field="kind", tag="reply_cut"):
+    """The model stopped before the reply was complete.
+
+    `reason` is `length` if the reply or the context window reached its limit, and `safety` if the
+    provider's content filter stopped it.
+    """
+
+    reason: Literal["length", "safety"]
+
+
+Notice = PromptCutNotice | ReplyCutNotice
+
+
+def encode_notices(notices: Sequence[Notice]) -> str | None:
+    return msgspec.json.encode(notices).decode() if notices else None
+
+
+def decode_notices(stored: str | None) -> list[Notice]:
+    return msgspec.json.decode(stored, type=list[Notice]) if stored else []
+
+
 MessageStatus = Literal["complete", "streaming", "interrupted", "failed"]
 
 
 class Chat(Base):
-    """A chat. `leaf_id` is the last message of its active path; null while it has none.
+    """A chat. `leaf_id` is the last message of its active path, or null if it has no messages.
 
-    `count_unit` names how its messages' tokens were counted (see `generation.tokens`).
-    `chronicle_id` is the chronicle whose events it remembers. `chronicle_enabled` is its owner's
-    consent to have what happens written down there; what was said before `chronicle_since`, when
-    that was given last, is not part of it. `campaign_id` is the campaign that it is a session of.
+    `count_unit` is the `CountUnit` of its messages. The chat remembers the events of the chronicle
+    `chronicle_id`. `chronicle_enabled` is the owner's consent to record events there; messages
+    before `chronicle_since`, the time of the last consent, are not recorded. The chat is a session
+    of the campaign `campaign_id`.
     """
 
     __tablename__ = "chats"
@@ -58,7 +94,7 @@ CHAT_VARIABLES = Column("chats", "sealed_variables")
 
 
 class ChatCharacter(Base):
-    """A character that takes part in a chat."""
+    """A character in a chat."""
 
     __tablename__ = "chat_characters"
 
@@ -74,20 +110,21 @@ class ChatCharacter(Base):
 class Message(Base):
     """A node of a chat's tree.
 
-    `position` is its depth, from 0. `is_selected` marks, among siblings, the one that the path
-    takes, or last took, through their parent; `is_active` that the active path runs through it.
-    `tokens` is what it costs as it is sent, in the chat's `count_unit`; `path_tokens` the sum from
-    the root to it, of what is not hidden. `token_counts` keeps counts in other units (JSON).
-    `scene_id` is the message that opens its scene, and `scene_place` how far into it this one is.
-    `audience` says who may know it: `public`, `gm`, or ids of a campaign's entities between blanks.
-    `sealed_typed` is the user's line before its macros were expanded; null if there were none.
-    `sealed_injected_context` is what the campaign put into the prompt of this reply. `notices` are
-    notices about how it came about (JSON, in the clear: numbers, and the model's id).
+    `position` is its depth, from 0. `is_active` marks the active path. `is_selected` marks the
+    sibling on the active path, or on it most recently. `tokens` is its cost in a prompt, in the
+    chat's `count_unit`. `path_tokens` is the sum from the root to it, without hidden messages.
+    `token_counts` has counts in other units (JSON).
+
+    `scene_id` is the first message of its scene, and `scene_place` its place in it. `audience` is
+    `public`, `gm`, or ids of a campaign's entities separated by spaces. `sealed_typed` is the
+    user's line before macro expansion, or null if it had no macros. `sealed_injected_context` is
+    the campaign's part of the prompt of this reply. `notices` describe problems of the reply (JSON,
+    not encrypted: numbers and the model's id).
     """
 
     __tablename__ = "messages"
-    # The conditions of the partial indexes stand as SQLAlchemy spells them in queries: SQLite uses
-    # such an index only where the query repeats its condition word for word.
+    # SQLite uses a partial index only if a query repeats its condition literally, so the conditions
+    # are spelled as in SQLAlchemy's queries.
     __table_args__ = (
         Index(None, "chat_id", "position"),
         Index(None, "scene_id"),

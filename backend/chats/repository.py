@@ -1,4 +1,9 @@
-"""Rows of chats and messages. Nothing here commits; what is someone else's does not exist."""
+"""Rows of chats and messages.
+
+No function commits. If a row does not exist or belongs to another user, a `get_` function raises a
+not-found error, and a `find_` function returns None. `lock` blocks other transactions that change
+the chat's tree.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
 
-from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
+from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.tree import make_ancestors
 from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to
@@ -22,7 +27,7 @@ from backend.database.base import split_chunks
 from backend.generation.model import Role
 
 PAGE_SIZE = 500
-"""Rows that are made of what a driver gives at a time."""
+"""Number of rows in one fetch or query."""
 
 
 _CHAT = select(Chat).where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
@@ -57,19 +62,15 @@ _ACTIVE = (
     .execution_options(populate_existing=True)
 )
 _ACTIVE_AND_SHOWN = _ACTIVE.where(~Message.hidden)
-"""What every turn reads is built once: building a statement costs more than running it."""
+"""The statements of every turn are built once, because building takes longer than running."""
 
 MAX_POSITION = 2**31 - 1
-"""A position that no path reaches."""
+"""The largest value of the column."""
 
 
 async def get_chat(
     session: AsyncSession, chat_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Chat:
-    """Raises `ChatNotFoundError`, both when absent and when someone else's.
-
-    `lock` lets one transaction at a time change the chat's tree.
-    """
     chat = await find_chat(session, chat_id, owner_id=owner_id, lock=lock)
     if chat is None:
         raise ChatNotFoundError
@@ -79,16 +80,15 @@ async def get_chat(
 async def find_chat(
     session: AsyncSession, chat_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Chat | None:
-    """Return a chat, locked as by `get_chat`; None if it is absent or someone else's."""
     query = _LOCKED_CHAT if lock else _CHAT
     return await session.scalar(query, {"chat_id": chat_id, "owner_id": owner_id})
 
 
 async def lock_trees(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
-    """Keep changes of these chats' trees waiting.
+    """Block changes of these chats' trees.
 
-    All changes of a chat lock it first, so that no two wait for each other. SQLite has one writer
-    at a time and no such locks.
+    Every change of a chat locks it first, so that two transactions cannot deadlock. SQLite has one
+    writer at a time and no row locks.
     """
     await session.execute(
         select(Chat.id)
@@ -99,12 +99,11 @@ async def lock_trees(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
 
 
 async def find_leaf_position(session: AsyncSession, chat: Chat) -> int | None:
-    """Where a chat's path ends; None while it has no messages."""
+    """Return the position of the chat's leaf, or None if it has no messages."""
     return await session.scalar(select(Message.position).where(Message.id == chat.leaf_id))
 
 
 async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID) -> Message:
-    """Raises `MessageNotFoundError`, both when absent and when someone else's."""
     message = await session.scalar(_MESSAGE, {"message_id": message_id, "owner_id": owner_id})
     if message is None:
         raise MessageNotFoundError
@@ -114,7 +113,7 @@ async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID
 async def lock_message(
     session: AsyncSession, message_id: UUID, *, owner_id: UUID
 ) -> tuple[Message, Chat]:
-    """A message, read once nobody else is changing its chat's tree. Raises as `get_message`."""
+    """Lock the tree of a message's chat, then load the message."""
     named = {"message_id": message_id, "owner_id": owner_id}
     chat = await session.scalar(_LOCKED_CHAT_OF, named)
     if chat is None:
@@ -122,8 +121,15 @@ async def lock_message(
     return await get_message(session, message_id, owner_id=owner_id), chat
 
 
-async def character_ids(session: AsyncSession, chat_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
-    """Who takes part in each chat, in order."""
+def check_finished(message: Message) -> None:
+    if message.status == "streaming":
+        raise MessageBusyError("Stop it first, or wait until it is finished.")
+
+
+async def list_character_ids(
+    session: AsyncSession, chat_ids: Sequence[UUID]
+) -> dict[UUID, list[UUID]]:
+    """Return the characters in each chat, in order."""
     rows = await session.execute(_CAST, {"chat_ids": chat_ids})
     found: dict[UUID, list[UUID]] = defaultdict(list)
     for chat_id, character_id in rows:
@@ -140,7 +146,7 @@ async def list_active_page(
     with_hidden: bool = True,
     viewpoint: Viewpoint = GM,
 ) -> list[Message]:
-    """The end of the active path above position `before`, oldest first."""
+    """Return the end of the active path above position `before`, oldest first."""
     query = _ACTIVE if with_hidden else _ACTIVE_AND_SHOWN
     if viewpoint != GM:
         query = query.where(filter_known_to(viewpoint, Message.audience))
@@ -152,9 +158,10 @@ async def list_active_page(
 async def number_siblings(
     session: AsyncSession, messages: Sequence[Message]
 ) -> dict[UUID, tuple[int, int]]:
-    """For each of a chat's messages its place among its siblings, from 1, and how many they are.
+    """Return the number of each message among its siblings, from 1, and the count of siblings.
 
-    In the order they were made. The database counts: there may be hundreds of each.
+    The messages are of one chat. Siblings are in the order of creation. The database counts them,
+    because there may be hundreds.
     """
     if not messages:
         return {}
@@ -170,7 +177,7 @@ async def number_siblings(
 
 @cache
 def _select_sibling_numbers(*, roots: bool, others: bool) -> Select[*tuple[Any, ...]]:
-    """The places of messages among their siblings: of a chat's roots, of the children of others."""
+    """Select numbers among the roots of a chat, among the children of other messages, or both."""
     place = func.row_number().over(partition_by=Message.parent_id, order_by=Message.id)
     count = func.count().over(partition_by=Message.parent_id)
     families: list[ColumnElement[bool]] = []
@@ -188,13 +195,12 @@ def _select_sibling_numbers(*, roots: bool, others: bool) -> Select[*tuple[Any, 
 
 
 async def count_chats(session: AsyncSession, owner_id: UUID) -> int:
-    """How many chats a user has."""
     query = select(func.count()).select_from(Chat).where(Chat.user_id == owner_id)
     return await session.scalar(query) or 0
 
 
 async def count_messages(session: AsyncSession, leaf: Message, role: Role) -> int:
-    """How many messages of a role there are on the active path, down to and with `leaf`."""
+    """Count the messages of a role on the active path, up to and including `leaf`."""
     query = select(func.count()).where(
         Message.chat_id == leaf.chat_id,
         Message.is_active,
@@ -205,7 +211,7 @@ async def count_messages(session: AsyncSession, leaf: Message, role: Role) -> in
 
 
 async def has_message(session: AsyncSession, leaf: Message, role: Role) -> bool:
-    """Whether there is a message of a role on the active path, down to and with `leaf`."""
+    """True if a message of a role is on the active path, up to and including `leaf`."""
     query = select(Message.id).where(
         Message.chat_id == leaf.chat_id,
         Message.is_active,
@@ -225,22 +231,22 @@ _ROUND_STARTS = (
         ~Message.hidden,
     )
     .order_by(Message.position.desc())
-    .limit(bindparam("most"))
+    .limit(bindparam("limit"))
 )
 
 
 async def list_round_starts(
     session: AsyncSession, leaf: Message, *, limit: int, viewpoint: Viewpoint = GM
 ) -> list[int]:
-    """Stored tokens from the root to where each of the last rounds begins, the last one first.
+    """Return the stored tokens before the start of each of the last rounds, the last one first.
 
-    A round is a line of the user's, which the viewpoint may know, and all replies to it.
+    A round is a message of the user that the viewpoint may know, and all replies to it.
     """
     query = _ROUND_STARTS
     if viewpoint != GM:
         query = query.where(filter_known_to(viewpoint, Message.audience))
-    asked = {"chat": leaf.chat_id, "leaf": leaf.position, "most": limit}
-    return list(await session.scalars(query, asked))
+    values = {"chat": leaf.chat_id, "leaf": leaf.position, "limit": limit}
+    return list(await session.scalars(query, values))
 
 
 _RESTRICTED = (
@@ -259,7 +265,7 @@ _RESTRICTED = (
 async def list_unknown_messages(
     session: AsyncSession, leaf: Message, viewpoint: Viewpoint
 ) -> Sequence[tuple[int, int]]:
-    """Lines down to `leaf` that a viewpoint may not know: (stored tokens before it, its own)."""
+    """Return messages up to `leaf` that a viewpoint may not know: (tokens before, own tokens)."""
     if viewpoint == GM:
         return []
     query = _RESTRICTED.where(~filter_known_to(viewpoint, Message.audience))
@@ -268,7 +274,7 @@ async def list_unknown_messages(
 
 
 async def find_greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
-    """Which of its first messages a chat was opened with, from 0; None for an empty chat."""
+    """Return the index of the active first message, or None for an empty chat."""
     query = (
         select(Message.is_active)
         .where(Message.chat_id == chat_id, Message.position == 0)
@@ -279,16 +285,15 @@ async def find_greeting_number(session: AsyncSession, chat_id: UUID) -> int | No
 
 
 async def list_path(session: AsyncSession, message: Message) -> list[Message]:
-    """A message and its ancestors, from the root down."""
     climb = make_ancestors(message.id)
     query = select(Message).join(climb, climb.c.id == Message.id).order_by(Message.position)
     return list(await session.scalars(query))
 
 
 async def stream_path(session: AsyncSession, message: Message) -> AsyncIterator[Sequence[Any]]:
-    """All columns of a message and of its ancestors, from the root down, some hundred at a time.
+    """Yield all columns of a message and its ancestors in pages, from the root down.
 
-    Nothing else is asked of the session until the last page has come.
+    The session must not be used for anything else until the last page.
     """
     climb = make_ancestors(message.id)
     is_on_it = climb.c.id == Message.id
@@ -299,7 +304,6 @@ async def stream_path(session: AsyncSession, message: Message) -> AsyncIterator[
 
 
 async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
-    """Whether a reply is being written at or below a message."""
     query = select(Message.id).where(
         Message.chat_id == message.chat_id, Message.status == "streaming"
     )
@@ -312,12 +316,12 @@ async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HistoryColumns:
-    """What the prompt builder needs of a stretch of messages: columns of one length.
+    """Messages of a history for the prompt builder, as columns of equal length.
 
-    What the first ones say may be `opened` already: `sealed_contents` are those of the others.
+    The first texts may be in `opened` already. `sealed_contents` are the others.
 
-    Columns and raw ids, because a full window holds thousands of rows: making an object of each,
-    with a UUID in it, took three times as long as reading them.
+    Columns and raw ids are used because a full window has thousands of rows. Building an object
+    with a UUID for each took three times as long as reading them.
     """
 
     ids: Sequence[bytes] = ()
@@ -339,8 +343,8 @@ _IS_AFTER = and_(
 
 
 def _select_messages(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any, ...]]:
-    # `+ 0` keeps PostgreSQL from reading all of the path by the index on positions.
-    # Without a type SQLAlchemy hands on what the driver gives, untouched.
+    # `+ 0` prevents PostgreSQL from reading the whole path by the index on positions.
+    # With `NullType`, SQLAlchemy does not convert the driver's values.
     return (
         select(*(type_coerce(column, NullType()) for column in columns))
         .where(_IS_AFTER, Message.position + 0 <= bindparam("to_position"), ~Message.hidden)
@@ -362,7 +366,7 @@ _FIRST_AFTER = select(Message.position).where(_IS_AFTER).order_by(Message.path_t
 
 
 async def find_first_after(session: AsyncSession, chat_id: UUID, *, from_sum: int) -> int | None:
-    """Position of the first line of the active path that stands wholly behind `from_sum` tokens."""
+    """Return the position of the first active message after `from_sum` tokens."""
     return await session.scalar(_FIRST_AFTER, {"chat_id": chat_id, "from_sum": from_sum})
 
 
@@ -375,11 +379,10 @@ async def load_active_messages(
     authors: bool,
     viewpoint: Viewpoint = GM,
 ) -> HistoryColumns:
-    """The active path's lines that stand wholly behind `from_sum` tokens from the root.
+    """Load messages of the active path that begin at or after `from_sum` tokens from the root.
 
-    Up to and with `to_position`, oldest first, without hidden ones and those that the viewpoint
-    may not know: one range on an index.
-    `authors` are read only where they are asked for.
+    They end with `to_position`, oldest first, without hidden messages and those that the viewpoint
+    may not know. It is one range of an index. `authors` are read only if requested.
     """
     query = _MESSAGES_WITH_AUTHORS if authors else _MESSAGES
     if viewpoint != GM:
@@ -389,6 +392,6 @@ async def load_active_messages(
     if not rows:
         return HistoryColumns()
     ids, *rest = ([row[place] for row in rows] for place in range(len(rows[0])))
-    # SQLite's driver gives bytes, PostgreSQL's a UUID.
+    # The driver of SQLite returns bytes, that of PostgreSQL a UUID.
     raw = ids if isinstance(ids[0], bytes) else [each.bytes for each in ids]
     return HistoryColumns(raw, *rest)

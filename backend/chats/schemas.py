@@ -1,4 +1,4 @@
-"""Shapes of the chats' part of the API, and what a user sets for a chat."""
+"""Requests and responses of the API of chats, and the settings of a chat."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ Title = Annotated[str, msgspec.Meta(max_length=300)]
 
 
 class NewChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A chat to open. The first character's greetings become its first message and its swipes."""
+    """A chat to open. The greetings of the first character become its first message and swipes."""
 
     character_ids: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
     persona_id: UUID | None = None
@@ -34,7 +34,7 @@ class NewChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatView(msgspec.Struct, kw_only=True):
-    """A chat as it is listed."""
+    """A chat in a list."""
 
     id: UUID
     title: str
@@ -48,7 +48,7 @@ class ChatView(msgspec.Struct, kw_only=True):
 
 
 class ChatPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What can be changed about a chat beside its settings."""
+    """The members of a chat that can be changed, without its settings."""
 
     title: Title = ""
     persona_id: UUID | None = None
@@ -59,12 +59,12 @@ class ChatPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class MessageView(msgspec.Struct, kw_only=True):
     """A message. `sibling` counts from 1 among `sibling_count` swipes.
 
-    `shown` and `shown_thinking` are what regex scripts show in the place of `text` and `thinking`;
-    null where they change nothing. `typed` is the user's line before its macros were expanded; null
-    if it had none. `injected_context` is what a campaign put into the prompt of
-    the reply. `audience` says who may know the message, in a chat of a campaign. `notices` say what
-    went wrong while the reply was written, without ending it. A reply that is thoughts alone has no
-    `text`; it is hidden, since no model may be sent it.
+    `shown` and `shown_thinking` are the displayed forms of `text` and `thinking` after regex
+    scripts, or null if they are the same. `typed` is the user's line before macro expansion, or
+    null if it had no macros. `injected_context` is the campaign's part of the prompt of the reply.
+    `audience` is who may know the message, in a chat of a campaign. `notices` describe problems
+    that did not end the reply. A reply with only thoughts has no `text`; it is hidden, because no
+    model may receive it.
     """
 
     id: UUID
@@ -94,14 +94,14 @@ class MessageView(msgspec.Struct, kw_only=True):
 
 
 class MessagePage(msgspec.Struct, kw_only=True):
-    """A stretch of the active path, newest last. `previous` is the `before` of the one above."""
+    """A section of the active path, newest last. `previous` is the `before` of the next one."""
 
     items: list[MessageView]
     previous: int | None
 
 
 class MessagePatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`text` adds a sibling and makes it active; the others change the message itself."""
+    """`text` adds a sibling and makes it active. The others change the message itself."""
 
     text: str | msgspec.UnsetType = msgspec.UNSET
     hidden: bool | msgspec.UnsetType = msgspec.UNSET
@@ -109,13 +109,13 @@ class MessagePatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Activation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Where the path goes: `follow` goes on below the message to where it last ended."""
+    """The end of the path: with `follow`, it continues below the message as it last did."""
 
     follow: bool = True
 
 
 class Deleted(msgspec.Struct, kw_only=True):
-    """How many messages went, and where the active path ends now."""
+    """The number of deleted messages, and the new end of the active path."""
 
     deleted: int
     leaf_id: UUID | None
@@ -128,7 +128,7 @@ class Fork(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The last message of the new chat's path.
 
     The copy of a campaign's chat stays in the campaign (`world`: `shared`), or gets a new campaign:
-    a `copy` of the world as it is at the message.
+    a `copy` of the world at the message.
     """
 
     message_id: UUID
@@ -139,13 +139,12 @@ class Fork(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class AuthorsNote(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A note of the user's to the model.
+    """A note from the user to the model.
 
-    It stands among the last messages, where `depth` 0 is after the newest, or around the system
-    prompt. With an `interval` of n it comes with every n-th of the user's lines; 0 is never. With
-    `scan`, lorebooks look for their keys in it, too. Where it has no text, the note of the
-    character that speaks stands for it: `extensions.talekeeper.authors_note` of the card, of the
-    same form.
+    It is placed among the last messages, with `depth` 0 after the newest, or around the system
+    prompt. With an `interval` of n it is sent with every n-th message of the user; 0 is never. With
+    `scan`, lorebooks search it for keys. Without text, the note of the speaking character is used:
+    `extensions.talekeeper.authors_note` of the card, in the same form.
     """
 
     text: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
@@ -159,9 +158,9 @@ class AuthorsNote(
 class SummarySettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """The rolling summary of what scrolls out of the history.
+    """The rolling summary of messages that no longer fit into the history.
 
-    `words` is about how long it is; `interval` how many messages at least lie between two.
+    `words` is its approximate length. `interval` is the minimum number of messages between two.
     """
 
     enabled: bool = False
@@ -174,28 +173,27 @@ class ChatSettings(
 ):
     """Settings of one chat.
 
-    Sampling goes with the model named beside it: a chat with a model of its own takes none of the
-    account's sampling.
+    Sampling belongs to the model: a chat with its own model ignores the account's sampling.
     """
 
     model: ModelId | None = None
     task_models: TaskModels = msgspec.field(default_factory=TaskModels)
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     preset_id: UUID | None = None
-    """The prompt preset; absent: that of the character who speaks, else the account's."""
+    """The prompt preset. Absent: that of the speaking character, or else the account's."""
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
     lore: LoreOverrides = msgspec.field(default_factory=LoreOverrides)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     enrichment: EnrichmentSettings = msgspec.field(default_factory=EnrichmentSettings)
     chronicle_enabled: bool = False
-    """Have the agent write down what happens: the opt-in. Makes a chronicle where none is set.
+    """The consent to let the agent record events. Creates a chronicle if none is set.
 
-    In a chat of a campaign, also have it propose terms for the glossary.
+    In a chat of a campaign, the agent also proposes terms for the glossary.
     """
     chronicle_id: UUID | None = None
-    """The chronicle whose events the chat remembers, and into which the agent writes.
+    """The chronicle of the chat. The chat remembers its events, and the agent adds new ones.
 
-    Null takes it from the chat. While `chronicle_enabled` stays true, null makes a new one.
+    Null removes it from the chat. If `chronicle_enabled` is true, null creates a new one.
     """
     summary: SummarySettings = msgspec.field(default_factory=SummarySettings)
     reasoning_sent: ReasoningSent | None = None
@@ -204,19 +202,19 @@ class ChatSettings(
     authors_note: AuthorsNote = msgspec.field(default_factory=AuthorsNote)
     memory_placement: Literal["before_history", "after_history"] = "after_history"
     lore_placement: Literal["after_history", "as_written"] = "after_history"
-    """Where activated lore stands whose place is around the character or the examples.
+    """The place of activated lore that belongs around the character or the examples.
 
-    `as_written` puts it there. By default it stands behind the history, so that what comes before
-    stays the same and providers' caches keep hitting.
+    `as_written` places it there. By default it follows the history, so that the text before it is
+    stable and the caches of providers remain valid.
     """
     viewpoint: ViewpointText | None = None
-    """Whose knowledge the prompts of turns may hold that say nothing of it; absent: `gm`."""
+    """The default viewpoint of prompts. Absent: `gm`."""
     names: bool | None = None
-    """Put each author's name before the text. Absent: only where several characters take part."""
+    """Put each author's name before the text. Absent: only in chats with several characters."""
     keep_other_speakers: bool | None = None
-    """Keep lines that a reply says for the user or another character. Absent: as the account does.
+    """Keep lines of the user or another character in a reply. Absent: the account's value.
 
-    Without it a reply ends before a line that begins with one of their names and a colon.
+    Otherwise a reply ends before a line that begins with one of their names and a colon.
     """
     expand_macros: bool | None = None
-    """Expand macros in the user's lines before they are stored. Absent: as the account does."""
+    """Expand macros in the user's messages before they are stored. Absent: the account's value."""

@@ -1,5 +1,3 @@
-"""Chats: opening, listing, settings, forking, deleting."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +12,6 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import check_budgets, decode_settings, find_named_models
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, copy_row, reseal, seal_draft
-from backend.chats.errors import MessageBusyError
 from backend.chats.events import (
     CampaignChosen,
     ChatCopied,
@@ -42,6 +39,9 @@ from backend.core.events import Participants
 from backend.database.base import new_id, now, split_chunks
 from backend.database.engine import Database
 from backend.errors import ValidationError
+from backend.generation.model import ModelSpec
+from backend.generation.registry import ModelRegistry, UnknownModelError
+from backend.generation.sampling import Sampling
 from backend.generation.tokens import choose_tokenizer
 from backend.http.schemas import Page, check_revision, make_page, make_struct, merge_patch
 from backend.llm.user_models import UserModels
@@ -51,8 +51,46 @@ from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
 
+def choose_chat_model(
+    models: ModelRegistry,
+    identity: Identity,
+    settings: ChatSettings,
+    *,
+    beneath: Sampling | None = None,
+) -> tuple[ModelSpec, Sampling]:
+    """Return the user's model for the next turn of a chat, and its sampling.
+
+    The account's sampling applies only to the account's model. The chat's settings override it.
+    Values of a preset, `beneath`, have the lowest priority, if the model accepts them.
+
+    Raises `UnknownModelError`, `SettingNotTakenError`.
+    """
+    account = identity.settings
+    spec = models.spec(settings.model or account.model or models.default_id)
+    sampling = settings.sampling
+    if settings.model is None:
+        sampling = merge_patch(account.sampling, msgspec.to_builtins(settings.sampling))
+    spec.check_sampling(sampling)
+    if beneath is not None:
+        names = [name for name in beneath.set_fields() if name in spec.accepts]
+        usual = Sampling(**{name: getattr(beneath, name) for name in names})
+        sampling = merge_patch(usual, msgspec.to_builtins(sampling))
+    return spec, sampling
+
+
+def choose_counting_model(models: ModelRegistry, identity: Identity) -> ModelSpec:
+    """Return the model for the token counts of a new chat: the account's, or any if it is deleted.
+
+    No request is sent, so chats can be opened while no model is available.
+    """
+    try:
+        return models.spec(identity.settings.model or models.default_id)
+    except UnknownModelError:
+        return models.specs()[0]
+
+
 def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
-    """A chat's settings, unsealed. What concerns its chronicle stands in columns of its own."""
+    """Open a chat's settings. Its chronicle is stored in separate columns."""
     settings = ChatSettings()
     if chat.sealed_settings is not None:
         data = sealer.open_bytes(CHAT_SETTINGS, chat.id, chat.sealed_settings)
@@ -63,11 +101,11 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
 
 
 ChooseChronicle = Callable[[AsyncSession, Identity, Chat, UUID | None], Awaitable[UUID]]
-"""Sees to it that a chronicle is the chat owner's; None asks for a new one, for this chat."""
+"""Checks that a chronicle belongs to the chat's owner. None creates a new one for the chat."""
 
 
 class ChatService:
-    """What a user does with chats as wholes. Each route names what may be raised."""
+    """Open, list, change, fork and delete chats. Each route lists its errors."""
 
     def __init__(
         self,
@@ -100,10 +138,7 @@ class ChatService:
         greetings: Sequence[MessageDraft],
         campaign_id: UUID | None = None,
     ) -> ChatView:
-        """Make a chat whose first message is the first greeting; the others are its swipes.
-
-        Raises `StorageQuotaExceededError`.
-        """
+        """Create a chat. The first greeting is its first message, and the others are swipes."""
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
         spec = choose_counting_model(models, identity)
@@ -128,8 +163,8 @@ class ChatService:
             await self._check_added(session, identity.user_id)
             _add_members(session, chat_id, character_ids)
             if campaign_id is not None:
-                for part in self._participants.find_handlers(CampaignChosen):
-                    await part.campaign_chosen(session, identity, chat, campaign_id)
+                for handler in self._participants.find_handlers(CampaignChosen):
+                    await handler.campaign_chosen(session, identity, chat, campaign_id)
             if messages:
                 await tree.attach_greetings(session, chat, messages)
                 ids = [message.id for message in messages]
@@ -139,7 +174,6 @@ class ChatService:
         return _make_view(identity.sealer, chat, list(character_ids))
 
     async def get(self, identity: Identity, chat_id: UUID) -> ChatView:
-        """Raises `ChatNotFoundError`."""
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
             return await _load_view(session, identity.sealer, chat)
@@ -147,7 +181,6 @@ class ChatService:
     async def list_chats(
         self, identity: Identity, *, limit: int, after: UUID | None, character_id: UUID | None
     ) -> Page[ChatView]:
-        """Chats, newest first."""
         query = select(Chat).where(Chat.user_id == identity.user_id)
         if after is not None:
             query = query.where(Chat.id < after)
@@ -159,7 +192,7 @@ class ChatService:
         query = query.order_by(Chat.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
             chats, following = make_page(list(await session.scalars(query)), limit)
-            members = await repository.character_ids(session, [chat.id for chat in chats])
+            members = await repository.list_character_ids(session, [chat.id for chat in chats])
         items = [_make_view(identity.sealer, chat, members.get(chat.id, [])) for chat in chats]
         return Page(items=items, next=following)
 
@@ -172,13 +205,13 @@ class ChatService:
         named: frozenset[str],
         if_match: str | None,
     ) -> ChatView:
-        """Change what `named` names of a chat; the caller has checked whose it is."""
+        """Change the members of a chat in `named`. The caller must check who owns each value."""
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, chat.revision)
             if "campaign_id" in named:
-                for part in self._participants.find_handlers(CampaignChosen):
-                    await part.campaign_chosen(session, identity, chat, change.campaign_id)
+                for handler in self._participants.find_handlers(CampaignChosen):
+                    await handler.campaign_chosen(session, identity, chat, change.campaign_id)
             if "title" in named:
                 chat.sealed_title = identity.sealer.seal(CHAT_TITLE, chat.id, change.title)
             if "persona_id" in named:
@@ -192,7 +225,7 @@ class ChatService:
             return await _load_view(session, identity.sealer, chat)
 
     async def read_settings(self, identity: Identity, chat_id: UUID) -> tuple[ChatSettings, int]:
-        """(settings, revision). Raises `ChatNotFoundError`."""
+        """Return (settings, revision)."""
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
         return read_settings(identity.sealer, chat), chat.revision
@@ -200,9 +233,9 @@ class ChatService:
     async def patch_settings(
         self, identity: Identity, chat_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> tuple[ChatSettings, int]:
-        """Merge into a chat's settings: (settings, new revision).
+        """Return (settings, new revision).
 
-        Raises also what `chronicle` and participants raise.
+        Also raises the errors of `chronicle` and participants.
         """
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
@@ -211,13 +244,13 @@ class ChatService:
             _check_no_embedding(patch)
             settings = merge_patch(before, patch)
             models = await self._user_models.of(session, identity.user, identity.sealer)
-            # One that is gone keeps nothing else from being set.
+            # A deleted model must not prevent other changes.
             if (settings.model, settings.sampling) != (before.model, before.sampling):
                 choose_chat_model(models, identity, settings)
-            # One that was deleted later may stay: only what is named now has to be there.
+            # Only a preset in the patch must exist, because the present one may have been deleted.
             if "preset_id" in patch and settings.preset_id is not None:
-                for part in self._participants.find_handlers(PresetChosen):
-                    await part.preset_chosen(session, identity, settings.preset_id)
+                for handler in self._participants.find_handlers(PresetChosen):
+                    await handler.preset_chosen(session, identity, settings.preset_id)
             named = find_named_models(settings.task_models, settings.enrichment)
             for model_id in sorted(
                 named - find_named_models(before.task_models, before.enrichment)
@@ -241,10 +274,10 @@ class ChatService:
     async def _keep_chronicle(
         self, session: AsyncSession, identity: Identity, chat: Chat, settings: ChatSettings
     ) -> None:
-        """Follow what settings say of the chronicle. What was said before consent is not in it."""
+        """Apply the settings of the chronicle. Messages before consent are not recorded."""
         if chat.chronicle_enabled and not settings.chronicle_enabled:
-            for part in self._participants.find_handlers(ConsentWithdrawn):
-                await part.consent_withdrawn(session, chat)
+            for handler in self._participants.find_handlers(ConsentWithdrawn):
+                await handler.consent_withdrawn(session, chat)
         if settings.chronicle_id != chat.chronicle_id or (
             settings.chronicle_enabled and chat.chronicle_id is None
         ):
@@ -257,11 +290,10 @@ class ChatService:
         chat.chronicle_enabled = settings.chronicle_enabled
 
     async def delete(self, identity: Identity, chat_id: UUID) -> None:
-        """Delete a chat with all its messages. Raises `ChatNotFoundError`."""
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
-            for part in self._participants.find_handlers(ChatDeleted):
-                await part.chat_deleted(session, identity, chat)
+            for handler in self._participants.find_handlers(ChatDeleted):
+                await handler.chat_deleted(session, identity, chat)
             await session.execute(delete(Message).where(Message.chat_id == chat.id))
             await session.execute(delete(Chat).where(Chat.id == chat.id))
             await self._index.changed(session, identity, kind="message", container_id=chat_id)
@@ -275,10 +307,9 @@ class ChatService:
         title: str | None,
         world: ForkWorld = "shared",
     ) -> ChatView:
-        """Copy the path that ends at a message into a chat of its own.
+        """Copy the path that ends at a message into a new chat, in the campaign or in a copy of it.
 
-        It stays in its campaign, or gets a copy of it. Raises also what `chat_copied` and
-        `world_copied` of others raise.
+        Also raises the errors of `chat_copied` and `world_copied`.
         """
         sealer = identity.sealer
         worlds: list[StoreWorld] = []
@@ -286,12 +317,12 @@ class ChatService:
             async with self._database.read() as session:
                 await _find_fork_source(session, identity, chat_id, message_id)
             worlds = [
-                await part.world_copied(identity, chat_id, message_id)
-                for part in self._participants.find_handlers(WorldCopied)
+                await handler.world_copied(identity, chat_id, message_id)
+                for handler in self._participants.find_handlers(WorldCopied)
             ]
         async with self._database.write() as session:
             source, message = await _find_fork_source(session, identity, chat_id, message_id)
-            members = await repository.character_ids(session, [source.id])
+            members = await repository.list_character_ids(session, [source.id])
             fork_id = new_id()
             fork = Chat(
                 id=fork_id,
@@ -316,8 +347,8 @@ class ChatService:
             _add_members(session, fork_id, members.get(source.id, []))
             copied = await _copy_path(session, sealer, message, fork_id)
             fork.leaf_id = copied[message.id]
-            for part in self._participants.find_handlers(ChatCopied):
-                await part.chat_copied(session, identity, source.id, fork_id, copied)
+            for handler in self._participants.find_handlers(ChatCopied):
+                await handler.chat_copied(session, identity, source.id, fork_id, copied)
             if world == "shared":
                 for sharer in self._participants.find_handlers(WorldShared):
                     await sharer.world_shared(session, identity, source.id, fork_id, copied)
@@ -330,13 +361,11 @@ class ChatService:
 async def _find_fork_source(
     session: AsyncSession, identity: Identity, chat_id: UUID, message_id: UUID
 ) -> tuple[Chat, Message]:
-    """A chat and the message at which it is copied."""
     source = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
     message = await repository.get_message(session, message_id, owner_id=identity.user_id)
     if message.chat_id != source.id:
         raise ValidationError("The message belongs to another chat.")
-    if message.status == "streaming":
-        raise MessageBusyError("Stop it first, or wait until it is finished.")
+    repository.check_finished(message)
     return source, message
 
 
@@ -353,7 +382,7 @@ def _check_no_embedding(patch: dict[str, Any]) -> None:
 async def _copy_path(
     session: AsyncSession, sealer: Sealer, message: Message, fork_id: UUID
 ) -> dict[UUID, UUID]:
-    """Copy the path that ends at a message into another chat: each message's copy, by its id."""
+    """Copy the path that ends at a message into another chat. Return the copies by message."""
     copied: dict[UUID, UUID] = {}
     rows: list[dict[str, Any]] = []
     async for page in repository.stream_path(session, message):
@@ -377,5 +406,5 @@ def _make_view(sealer: Sealer, chat: Chat, members: list[UUID]) -> ChatView:
 
 
 async def _load_view(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatView:
-    members = await repository.character_ids(session, [chat.id])
+    members = await repository.list_character_ids(session, [chat.id])
     return _make_view(sealer, chat, members.get(chat.id, []))

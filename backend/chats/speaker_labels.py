@@ -1,8 +1,8 @@
 """Labels of speakers, as in `Alda: Good day.`, that a model writes before a line.
 
 Prompts of chats with several speakers put each author's name before the text
-(`counting.line_text`), and models copy that. The speaker's own label does not belong to the reply.
-Another speaker's label is where the model begins to write for someone else.
+(`token_counting.format_line`), and models copy that. The speaker's own label is not part of the
+reply. At another speaker's label, the model begins to write for someone else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backend.core.audience import MARK_PATTERN
 from backend.core.code_spans import CodeSpans
 
 MAX_BLANKS = 1_000
-"""Characters of white space that are held back. More of them are text in any case."""
+"""Limit of white space that is held back. Longer white space is always text."""
 
 _SPACE = "[ \u00a0\u202f]?"
 """French puts a space before a colon."""
@@ -32,7 +32,7 @@ _AUDIENCE_MARK = regex.compile(MARK_PATTERN)
 
 
 class _Label(NamedTuple):
-    """A label in a text, and its end. `is_open`: the text ends within what may become one."""
+    """A label in a text, and its end. `is_open` is true if the text may end inside a label."""
 
     end: int
     is_own: bool
@@ -58,7 +58,7 @@ class _Labels:
         name = head.lstrip("*_[").lower()
         if not name and len(head) < _MAX_MARKS:
             return _Label(at, is_own=False, is_open=True)
-        # Few lines begin with a name: the pattern, which takes a millisecond to make, waits.
+        # The pattern takes a millisecond to compile, and few lines begin with a name.
         if not any(name.startswith(each) or each.startswith(name) for each in self._names):
             return None
         found = self._pattern.match(text, at, partial=True)
@@ -73,24 +73,21 @@ class _Labels:
         marked = f"(?(mark)(?:{end}(?P=mark)|(?P=mark){end})|{end})"
         bracketed = rf"(?(bracket)(?:\]{marked}|{end}\])|{marked})"
         label = rf"{_MARK}?(?P<bracket>\[)?(?:{names}){bracketed}"
-        # Names are users' text: the module must not keep the pattern.
+        # The module's cache must not keep the pattern, because names are user text.
         return regex.compile(label, regex.IGNORECASE, cache_pattern=False)
 
 
 class SpeakerFilter:
-    """Removes the speaker's label from a reply, and ends it where another speaker's line begins.
+    """Removes the speaker's label from a reply, and ends the reply at another speaker's line.
 
-    A label is a name with a colon at the beginning of a line, in any letter case, perhaps in bold,
-    italics or brackets. The speaker's own counts at the beginning of the text; elsewhere it is
-    text. Another speaker's counts after that, except in a fenced block: a reply that begins with
-    it is kept, since nothing would be left. A mark of who knows a line, which prompts put before
-    lines that are not for everyone, is removed as the speaker's own label is.
+    A label is a name with a colon at the beginning of a line, in any letter case, possibly in bold,
+    italics or brackets. The speaker's own is removed at the beginning of the text only, and so are
+    audience marks. Another speaker's ends the reply, except in a fenced block and at the beginning
+    of the reply, because nothing would be left. `is_over` is true after that, and later text is
+    dropped.
 
-    Linear in the text, however it is cut. It holds back at most a label and `MAX_BLANKS`
-    characters of white space, which would otherwise be left at the end.
-
-    Attributes:
-        is_over: True once another speaker's line has begun. What follows is dropped.
+    The time is linear in the text, however it is split. At most a label and `MAX_BLANKS` characters
+    of white space are held back, because white space at the end is removed.
     """
 
     def __init__(
@@ -102,14 +99,11 @@ class SpeakerFilter:
         joins_text: bool = False,
         keeps_others: bool = False,
     ) -> None:
-        """Prepare for the text of one request.
+        """Prepare for the text of one request. `others` include the user.
 
-        Args:
-            speaker: The name that the prompt uses for the speaker.
-            others: The names of everyone else, the user included.
-            has_text: The reply has text before this one.
-            joins_text: This text is joined to that one: the space after a label stays.
-            keeps_others: Keep lines of other speakers.
+        `has_text` is true if the reply has text before this one, and `joins_text` if this one is
+        joined to it, so that the space after a label stays. `keeps_others` keeps lines of other
+        speakers.
         """
         self.is_over = False
         self._labels = _Labels(speaker, () if keeps_others else others)

@@ -1,4 +1,4 @@
-"""Counts of messages' tokens, in which units they are kept, and counting a chat anew."""
+"""Count the tokens of messages, and recount a chat in another unit."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from backend.vault.sealing import Sealer
 NAMES_SUFFIX = "+names"
 
 BATCH_SIZE = 100
-"""Messages that are counted, or written, in one go."""
+"""Number of messages that are counted or written at once."""
 
 
 def format_line(author: str, text: str, *, names: bool) -> str:
-    """A message as the model gets it: its text, after its author's name where chats need names."""
+    """Return a message as sent to the model, after its author's name if the chat needs names."""
     return f"{author}: {text}" if names and author else text
 
 
 @dataclass(frozen=True, slots=True)
 class CountUnit:
-    """What a stored count counts: tokens of one vocabulary, with or without the author's name.
+    """The unit of stored counts: tokens of one vocabulary, with or without the author's name.
 
-    A chat's messages are all counted in one unit; `str()` of it is stored with the chat.
+    All messages of a chat have the same unit. Its `str()` is stored with the chat.
     """
 
     tokenizer: str
@@ -43,35 +43,32 @@ class CountUnit:
 
     @classmethod
     def parse(cls, text: str) -> CountUnit:
-        """The unit that was stored."""
         return cls(text.removesuffix(NAMES_SUFFIX), text.endswith(NAMES_SUFFIX))
 
     def __str__(self) -> str:
         return self.tokenizer + (NAMES_SUFFIX if self.names else "")
 
     def count(self, author: str, text: str) -> int:
-        """Tokens of one message as it is sent."""
         return self.count_many([(author, text)])[0]
 
     def count_many(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Tokens of many messages (author, text) as they are sent, in order."""
+        """Count the tokens of messages (author, text) as sent, in order."""
         lines = [format_line(author, text, names=self.names) for author, text in messages]
         counts = get_tokenizer(self.tokenizer).count_many(lines)
         return [count + MESSAGE_OVERHEAD for count in counts]
 
 
 class _ChatChangedError(Exception):
-    """Something was said meanwhile."""
+    """A message was added or changed during the count."""
 
 
 async def recount_chat(
     database: Database, pool: CpuPool, sealer: Sealer, chat_id: UUID, unit: CountUnit
 ) -> bool:
-    """Count every message of a chat in another unit, sums and all, and note it on the chat.
+    """Count every message of a chat in another unit, and update its sums and its unit.
 
-    Counts made earlier in that unit are used again. They are stored in one transaction: whoever
-    builds a prompt sees the old counts or the new ones. False when something was said meanwhile:
-    try again later.
+    Earlier counts in that unit are reused. All changes are one transaction, so that a prompt uses
+    either the old counts or the new ones. Returns False if the chat changed; try again later.
     """
     counts: dict[UUID, tuple[datetime, int]] = {}
     rows: Sequence[Any] = ()
@@ -97,15 +94,13 @@ async def recount_chat(
 
 
 def _count_rows(sealer: Sealer, rows: Sequence[Any], unit: CountUnit) -> list[int]:
-    """Tokens of each message."""
     return [
-        held.get(str(unit))
+        _read_counts(row).get(str(unit))
         or unit.count(
             sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
             sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
         )
         for row in rows
-        for held in [_read_counts(row)]
     ]
 
 
@@ -116,14 +111,14 @@ def _read_counts(row: Any) -> dict[str, int]:
 async def _store_counts(
     database: Database, chat_id: UUID, unit: CountUnit, counts: dict[UUID, tuple[datetime, int]]
 ) -> None:
-    """Raises `_ChatChangedError` where the messages are not those that were counted."""
+    """Raise `_ChatChangedError` if the messages are not those that were counted."""
     async with database.write() as session:
         chat = await session.get(Chat, chat_id, with_for_update=True)
         if chat is None:
             return
         sums: dict[UUID | None, int] = {None: 0}
         rows: Sequence[Any] = ()
-        # Parents come before what hangs below them.
+        # The pages are ordered by position, so parents come before their children.
         while rows := await _load_page(session, chat_id, _SUMMED, after=rows):
             changes: list[dict[str, Any]] = []
             for row in rows:
@@ -131,13 +126,13 @@ async def _store_counts(
                 if row.status == "streaming" or changed_at != row.updated_at:
                     raise _ChatChangedError
                 sums[row.id] = sums[row.parent_id] + (0 if row.hidden else tokens)
-                held = {**_read_counts(row), str(unit): tokens}
+                counts_by_unit = {**_read_counts(row), str(unit): tokens}
                 changes.append(
                     {
                         "id": row.id,
                         "tokens": tokens,
                         "path_tokens": sums[row.id],
-                        "token_counts": msgspec.json.encode(held).decode(),
+                        "token_counts": msgspec.json.encode(counts_by_unit).decode(),
                     }
                 )
             await session.execute(update(Message), changes)
@@ -151,7 +146,7 @@ async def _load_page(
     *,
     after: Sequence[Any],
 ) -> Sequence[Any]:
-    """Columns of the messages that follow those of the page `after`, from the root down."""
+    """Load columns of the messages after the page `after`, from the root down."""
     query = select(*columns).where(Message.chat_id == chat_id)
     if after:
         at, last = after[-1].position, after[-1].id

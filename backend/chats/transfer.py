@@ -1,10 +1,10 @@
-"""A chat as a file: JSON lines, the chat itself first, then every message of its tree.
+"""Read and write a chat as JSON lines: the chat first, then every message of its tree.
 
     {"format": "talekeeper-chat", "version": 1, "id": ..., "title": ..., "leaf_id": ...}
     {"id": ..., "parent_id": null, "role": "assistant", "author": "Mara", "text": ..., ...}
 
-A message comes after its parent, and siblings come in the order they were made. Ids hold within the
-files of one export: who reads them gives each message another. CPU-bound, no database.
+A message follows its parent, and siblings are in the order of creation. Ids are valid within the
+files of one export. An import gives each message a new one. CPU-bound, no database.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.chats.drafts import seal_optional
 from backend.chats.models import (
     CHAT_TITLE,
     MESSAGE_AUTHOR,
@@ -35,7 +36,6 @@ from backend.generation.model import Role
 from backend.vault.sealing import Sealer
 
 MAX_MESSAGES = 50_000
-"""Messages in one file."""
 
 YEARS = range(1970, 9_999)
 
@@ -45,7 +45,7 @@ Audience = Annotated[str, msgspec.Meta(max_length=4_000)]
 
 
 class LogHead(msgspec.Struct, kw_only=True):
-    """The first line of a file. Characters and personas are those of the account it is from."""
+    """The first line of a file. Characters and personas are those of the exporting account."""
 
     format: Literal["talekeeper-chat"] = "talekeeper-chat"
     version: Literal[1] = 1
@@ -58,7 +58,7 @@ class LogHead(msgspec.Struct, kw_only=True):
 
 
 class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A message. `selected` marks the sibling that the path takes, or last took."""
+    """A message. `selected` marks the sibling on the active path, or on it most recently."""
 
     id: UUID
     parent_id: UUID | None = None
@@ -88,8 +88,7 @@ class ChatLog:
     head: LogHead
     lines: Sequence[LogLine]
 
-    def path(self) -> set[UUID]:
-        """The messages from the leaf up to its root."""
+    def find_path(self) -> set[UUID]:
         parents = {line.id: line.parent_id for line in self.lines}
         path: set[UUID] = set()
         at = self.head.leaf_id
@@ -106,19 +105,19 @@ def write_log(
     rows: Sequence[Any],
     viewpoint: Viewpoint = GM,
 ) -> bytes:
-    """A chat's file; `rows` are its messages with all columns, by position, then id.
+    """Return a chat's file. `rows` are its messages with all columns, by position, then id.
 
-    With a player's viewpoint it has only texts that their prompts can contain: of the active path
-    the messages that it may know and that are not hidden, each below the last of them above it. A
-    title, a line before its macros were expanded, and thoughts of models are in no prompt.
+    For a player's viewpoint, it contains only texts that a prompt can contain: the messages of the
+    active path that are not hidden and that the viewpoint may know. Titles, lines before macro
+    expansion, and thoughts are in no prompt.
     """
     is_whole = viewpoint == GM
     known: list[Any] = []
-    # By position, so that of whoever is above it is known already where that leads.
+    # The rows are ordered by position, so a parent is handled before its children.
     above: dict[UUID | None, UUID | None] = {None: None}
     for row in rows:
-        is_told = row.is_active and not row.hidden and may_know(viewpoint, row.audience)
-        if is_whole or is_told:
+        is_visible = row.is_active and not row.hidden and may_know(viewpoint, row.audience)
+        if is_whole or is_visible:
             known.append(row)
             above[row.id] = row.id
         else:
@@ -167,7 +166,7 @@ _LINE = msgspec.json.Decoder(LogLine)
 
 
 def read_log(data: bytes) -> ChatLog:
-    """Read a file that somebody sends. Raises `ValidationError`, which names the line."""
+    """Read an untrusted file. Raises `ValidationError` with the number of the line."""
     first, *rest = data.rstrip().split(b"\n")
     if len(rest) > MAX_MESSAGES:
         raise ValidationError(f"A chat file can contain at most {MAX_MESSAGES:,} messages.")
@@ -212,18 +211,12 @@ def build_message_rows(
     audience: Callable[[str], str],
     people: Collection[UUID],
 ) -> list[dict[str, Any]]:
-    """The rows of a file's messages in a chat of the sealer's owner, sealed and counted.
+    """Return the rows of a file's messages, sealed and counted.
 
-    Args:
-        sealer: Of the owner.
-        log: What was read.
-        chat_id: The chat that the messages go into.
-        unit: In which the chat counts.
-        ids: The new id of every message.
-        audience: What stands here for an audience of the file.
-        people: Characters and personas that the owner has; others are forgotten.
+    `ids` are the new ids of the messages. `audience` translates an audience of the file. Characters
+    and personas that are not among the owner's, `people`, are dropped.
     """
-    active = log.path()
+    active = log.find_path()
     selected = _choose_selected(log, active)
     at: dict[UUID, tuple[int, int]] = {}
     rows: list[dict[str, Any]] = []
@@ -255,14 +248,10 @@ def build_message_rows(
                 "scene_place": line.scene_place if scene_id else 0,
                 "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, line.author),
                 "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, line.text),
-                "sealed_typed": (
-                    None
-                    if line.typed is None
-                    else sealer.seal(MESSAGE_TYPED, message_id, line.typed)
+                "sealed_typed": seal_optional(sealer, MESSAGE_TYPED, message_id, line.typed),
+                "sealed_thinking": seal_optional(
+                    sealer, MESSAGE_THINKING, message_id, line.thinking
                 ),
-                "sealed_thinking": None
-                if line.thinking is None
-                else sealer.seal(MESSAGE_THINKING, message_id, line.thinking),
                 "audience": audience(line.audience),
                 "created_at": line.created_at.astimezone(UTC),
                 "updated_at": line.created_at.astimezone(UTC),
@@ -272,12 +261,12 @@ def build_message_rows(
 
 
 def create_message_ids(log: ChatLog) -> dict[UUID, UUID]:
-    """A new id for each message of a file; later messages get later ones."""
+    """Return a new id for each message of a file. Later messages get later ids."""
     return {line.id: new_id() for line in log.lines}
 
 
 def _choose_selected(log: ChatLog, active: set[UUID]) -> set[UUID]:
-    """Of the messages below each parent the one on the path, else the first that says so."""
+    """Return one child of each parent: the one on the path, or else the first one marked."""
     chosen = {line.parent_id: line.id for line in log.lines if line.id in active}
     for line in log.lines:
         if line.selected:

@@ -161,13 +161,13 @@ async def remove_message(session: AsyncSession, chat: Chat, message: Message) ->
     elif message.is_selected and heir:
         heir.is_selected = True
     await session.flush()
-    gone = await session.scalars(
+    deleted = await session.scalars(
         delete(Message)
         .where(Message.id.in_(select(make_subtree(message.id).c.id)))
         .returning(Message.id),
         execution_options=UNSYNCHRONIZED,
     )
-    return list(gone)
+    return list(deleted)
 
 
 async def leave_path(session: AsyncSession, chat_id: UUID, *, above: int) -> None:

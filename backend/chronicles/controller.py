@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
@@ -45,12 +45,13 @@ from backend.http.schemas import (
     FILES,
     PATCHES,
     RAISES,
+    AnyRequest,
+    IfMatch,
     Page,
     PageSize,
-    make_etag,
+    tag_view,
 )
 
-AnyRequest = Request[Any, Any, Any]
 Caller = NamedDependency[Identity]
 Chronicles = NamedDependency[ChronicleService]
 Transfer = NamedDependency[ChronicleTransfer]
@@ -76,7 +77,7 @@ class ChronicleController(Controller):
         self, data: JSONBody[NewChronicle], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
         """Create a chronicle without events. A chat selects it with its setting `chronicle_id`."""
-        return _add_etag(await chronicles.create(identity, data))
+        return tag_view(await chronicles.create(identity, data))
 
     @get(
         "/{chronicle_id:uuid}", opt={RAISES: (ChronicleNotFoundError,)}, summary="Read a chronicle"
@@ -85,7 +86,7 @@ class ChronicleController(Controller):
         self, chronicle_id: FromPath[UUID], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
         """Get a chronicle without its events."""
-        return _add_etag(await chronicles.get(identity, chronicle_id))
+        return tag_view(await chronicles.get(identity, chronicle_id))
 
     @patch(
         "/{chronicle_id:uuid}",
@@ -94,17 +95,14 @@ class ChronicleController(Controller):
     )
     async def patch_chronicle(
         self,
-        request: AnyRequest,
         chronicle_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: Caller,
         chronicles: Chronicles,
+        if_match: IfMatch = None,
     ) -> Response[ChronicleView]:
         """Change a chronicle. Absent fields are kept, null resets one to its default."""
-        view = await chronicles.patch(
-            identity, chronicle_id, data, if_match=request.headers.get("if-match")
-        )
-        return _add_etag(view)
+        return tag_view(await chronicles.patch(identity, chronicle_id, data, if_match=if_match))
 
     @delete(
         "/{chronicle_id:uuid}",
@@ -113,17 +111,17 @@ class ChronicleController(Controller):
     )
     async def delete_chronicle(
         self,
-        request: AnyRequest,
         chronicle_id: FromPath[UUID],
         identity: Caller,
         chronicles: Chronicles,
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a chronicle with its events and the lorebook that the agent wrote for it.
 
         Its chats are kept without a chronicle. Nothing is written about them until they opt in
         again.
         """
-        await chronicles.delete(identity, chronicle_id, if_match=request.headers.get("if-match"))
+        await chronicles.delete(identity, chronicle_id, if_match=if_match)
 
 
 class ChronicleTransferController(Controller):
@@ -196,10 +194,6 @@ class ChronicleTransferController(Controller):
         file = await chronicle_transfer.export(identity, chronicle_id)
         await activity.note(request, "exported", detail="chronicle")
         return make_file_response(file)
-
-
-def _add_etag(view: ChronicleView) -> Response[ChronicleView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})
 
 
 Events = NamedDependency[EventService]
@@ -275,7 +269,7 @@ class EventController(Controller):
         chronicle_events: Events,
     ) -> Response[EventView]:
         """Create an event. It is active while all of its messages are on the active path."""
-        return _add_event_etag(await chronicle_events.create(identity, chronicle_id, data))
+        return tag_view(await chronicle_events.create(identity, chronicle_id, data))
 
     @post(
         "/merge",
@@ -296,7 +290,7 @@ class EventController(Controller):
         of them is, and takes the position of the first. It supersedes the events that one of them
         superseded.
         """
-        return _add_event_etag(await chronicle_events.merge(identity, chronicle_id, data))
+        return tag_view(await chronicle_events.merge(identity, chronicle_id, data))
 
     @get("/{event_id:uuid}", opt={RAISES: (EventNotFoundError,)}, summary="Read an event")
     async def get_chronicle_event(
@@ -307,7 +301,7 @@ class EventController(Controller):
         chronicle_events: Events,
     ) -> Response[EventView]:
         """Get an event, even if it is inactive."""
-        return _add_event_etag(await chronicle_events.get(identity, chronicle_id, event_id))
+        return tag_view(await chronicle_events.get(identity, chronicle_id, event_id))
 
     @patch(
         "/{event_id:uuid}",
@@ -325,22 +319,21 @@ class EventController(Controller):
     )
     async def patch_chronicle_event(
         self,
-        request: AnyRequest,
         chronicle_id: FromPath[UUID],
         event_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: Caller,
         chronicle_events: Events,
+        if_match: IfMatch = None,
     ) -> Response[EventView]:
         """Change an event. Absent fields are kept, null resets one to its default.
 
         An event of the agent is then kept when its run is undone or the chronicle is rebuilt,
         unless only its pin changed.
         """
-        view = await chronicle_events.patch(
-            identity, chronicle_id, event_id, data, if_match=request.headers.get("if-match")
+        return tag_view(
+            await chronicle_events.patch(identity, chronicle_id, event_id, data, if_match=if_match)
         )
-        return _add_event_etag(view)
 
     @delete(
         "/{event_id:uuid}",
@@ -349,17 +342,11 @@ class EventController(Controller):
     )
     async def delete_chronicle_event(
         self,
-        request: AnyRequest,
         chronicle_id: FromPath[UUID],
         event_id: FromPath[UUID],
         identity: Caller,
         chronicle_events: Events,
+        if_match: IfMatch = None,
     ) -> None:
         """Delete an event. Events that it superseded become current again."""
-        await chronicle_events.delete(
-            identity, chronicle_id, event_id, if_match=request.headers.get("if-match")
-        )
-
-
-def _add_event_etag(view: EventView) -> Response[EventView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})
+        await chronicle_events.delete(identity, chronicle_id, event_id, if_match=if_match)

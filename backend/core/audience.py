@@ -25,7 +25,6 @@ Audience = Literal["gm", "public"] | Annotated[list[UUID], msgspec.Meta(max_leng
 """The readers of a text: the game master only, everyone, or the listed entities."""
 
 Viewpoint = Literal["gm", "public"] | UUID
-"""The reader of a prompt: the game master, everyone, or an entity."""
 
 ViewpointText = Annotated[
     str,
@@ -35,11 +34,10 @@ ViewpointText = Annotated[
         description="`gm`, `public`, or the id of an entity of the chat's campaign.",
     ),
 ]
-"""A viewpoint in API requests."""
 
 
 def read_viewpoint(text: str) -> Viewpoint:
-    """Parse a viewpoint. Raises `ValidationError`."""
+    """Raises `ValidationError`."""
     if text == GM:
         return GM
     if text == PUBLIC:
@@ -53,7 +51,6 @@ def read_viewpoint(text: str) -> Viewpoint:
 
 
 def encode_audience(audience: Audience) -> str:
-    """Return the column value of an audience."""
     if isinstance(audience, str):
         return audience
     return f" {' '.join(map(str, dict.fromkeys(audience)))} "
@@ -69,13 +66,11 @@ def decode_audience(column: str) -> Audience:
 
 
 def list_entities(column: str) -> Sequence[UUID]:
-    """Return the entities of a column value; none for `gm` and `public`."""
     audience = decode_audience(column)
     return () if isinstance(audience, str) else audience
 
 
 def encode_viewpoint(viewpoint: Viewpoint) -> str:
-    """Return the column value of a text that only this viewpoint may know."""
     return encode_audience([viewpoint]) if isinstance(viewpoint, UUID) else viewpoint
 
 
@@ -127,7 +122,6 @@ def intersect_audiences(columns: Sequence[str]) -> str:
 
 
 def make_keywords(column: str) -> tuple[str, ...]:
-    """Return the index keywords of a column value."""
     audience = decode_audience(column)
     return (audience,) if isinstance(audience, str) else tuple(map(str, audience))
 
@@ -158,8 +152,7 @@ class AudienceMarks:
 
     Attributes:
         find_name: Returns the name of an entity, or None if the reader may not know it.
-        present: The entities in the scene. A text that all of them know needs no mark. If it is
-            empty, every text that is not public gets a mark.
+        present: The entities in the scene. A text that all of them know needs no mark.
     """
 
     find_name: Callable[[UUID], str | None] = _no_name
@@ -184,16 +177,12 @@ class AudienceMarks:
         return f"known to {known} only"
 
     def mark(self, text: str, audience: Audience | str, *, within: Audience | str = PUBLIC) -> str:
-        """Return a text with its mark in front, unless the surrounding text has the same mark.
-
-        `within` is the audience of the surrounding text.
-        """
+        """Return a text with its mark, unless the text around it (`within`) has the same one."""
         words = self.words(audience) if text.strip() else ""
         return text if words == self.words(within) else put_mark(text, words)
 
 
 def put_mark(text: str, words: str) -> str:
-    """Return a text with a mark of these words in front; without one if they are empty."""
     return f"({words}) {text}" if words else text
 
 

@@ -26,7 +26,6 @@ class CodeSpans:
         self._begins_line = True
 
     def add(self, text: str) -> None:
-        """Read the next part of the text."""
         for match in _PARTS.finditer(text):
             part = match[0]
             if part[0] == "`":
@@ -40,12 +39,11 @@ class CodeSpans:
                 self._begins_line = False
 
     def ends_in_fence(self) -> bool:
-        """True if the text so far ends in a fenced block. Call it before a non-backtick."""
         self._end_run()
         return self._fence > 0
 
     def ends_in_code(self) -> bool:
-        """True if the text so far ends in a fence or a span. Call it before a non-backtick."""
+        """True if the text so far ends in a fence or a span. Call both before a non-backtick."""
         return self.ends_in_fence() or self._span > 0
 
     def _end_run(self) -> None:

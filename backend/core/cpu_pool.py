@@ -31,8 +31,7 @@ from backend.errors import BadRequestError, TooManyRequestsError, UnavailableErr
 T = TypeVar("T")
 
 INLINE_CHARACTERS = 4_000
-"""Texts up to this length are processed on the event loop: counting their tokens, the slowest work,
-takes a millisecond. Waking a thread takes 0.1 ms."""
+"""Texts up to this length are processed on the event loop. Counting their tokens takes 1 ms."""
 
 SEALED_FACTOR = 250
 """Bytes that are sealed or opened in the time of counting one character's tokens."""
@@ -141,11 +140,8 @@ class _Share:
 class CpuPool:
     """A bounded number of threads that runs one piece of work per user at a time.
 
-    Waiting users take turns, however much work each of them has. While slow work runs, a few more
-    threads serve the other users. Use the pool from one event loop.
-
-    Args:
-        threads: Number of threads. None: one for each processor, but 2 to 4.
+    Waiting users take turns. While slow work runs, a few more threads serve the other users. Use
+    the pool from one event loop. By default there are 2 to 4 threads, one for each processor.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -176,18 +172,13 @@ class CpuPool:
 
         Args:
             user_id: The owner of the text.
-            work: Takes a bounded time. A single call into C that keeps the interpreter lock may
-                take 50 ms at most.
-            size: Characters to process, if known. Up to `INLINE_CHARACTERS`, `work` runs at once
-                in the caller's thread.
-            is_job: True for background jobs, which wait until the user's requests are done. Jobs
-                are never refused, because the worker limits their number.
+            work: A call into C that keeps the interpreter lock may take 50 ms at most.
+            size: Characters to process. Up to `INLINE_CHARACTERS`, `work` runs in this thread.
+            is_job: True for background jobs. They wait until the user's requests are done, and are
+                never refused, because the worker limits their number.
 
-        Raises:
-            TooMuchWorkError: Too many requests of the user are waiting.
-            WorkTimeoutError: The work took more than `DEADLINE_SECONDS`.
-            ClientGoneError: The client of the request closed the connection.
-            UnavailableError: The pool is closed.
+        Raises `TooMuchWorkError`, `WorkTimeoutError`, `ClientGoneError`, and `UnavailableError` if
+        the pool is closed.
         """
         if size is not None and size <= INLINE_CHARACTERS:
             return work()
@@ -205,7 +196,7 @@ class CpuPool:
             task.cancel()
 
     async def _run(self, user_id: UUID, work: Callable[[], T], *, is_job: bool) -> T:
-        await self._enter(user_id, is_job=is_job)
+        await self._wait_for_thread(user_id, is_job=is_job)
         stop = threading.Event()
         context = contextvars.copy_context()
         context.run(_stop.set, stop)
@@ -213,11 +204,11 @@ class CpuPool:
         try:
             future = loop.run_in_executor(self._executor, context.run, work)
         except BaseException:
-            self._leave(user_id)
+            self._release_thread(user_id)
             raise
 
         self._stops[future] = stop
-        timer = loop.call_later(SLOW_SECONDS, self._give_place, user_id)
+        timer = loop.call_later(SLOW_SECONDS, self._mark_slow, user_id)
 
         def finish(future: asyncio.Future[Any]) -> None:
             timer.cancel()
@@ -225,7 +216,7 @@ class CpuPool:
             # Retrieved, because asyncio reports errors that are never retrieved.
             if not future.cancelled():
                 future.exception()
-            self._leave(user_id)
+            self._release_thread(user_id)
 
         future.add_done_callback(finish)
         try:
@@ -254,8 +245,7 @@ class CpuPool:
     def _free(self) -> int:
         return self._threads + min(len(self._slow), _SPARE_THREADS) - len(self._running)
 
-    async def _enter(self, user_id: UUID, *, is_job: bool) -> None:
-        """Wait for a free thread while no work of this user runs."""
+    async def _wait_for_thread(self, user_id: UUID, *, is_job: bool) -> None:
         if self._is_closed:
             raise _make_closed_error()
         if self._free and user_id not in self._running:
@@ -274,30 +264,26 @@ class CpuPool:
             if waiter in queue:
                 queue.remove(waiter)
             elif not waiter.cancelled() and waiter.exception() is None:
-                self._leave(user_id)  # a thread became free at the same moment
+                self._release_thread(user_id)  # a thread became free at the same moment
             raise
 
-    def _leave(self, user_id: UUID) -> None:
-        """Release the user's thread, and start waiting work."""
+    def _release_thread(self, user_id: UUID) -> None:
         self._running.discard(user_id)
         self._slow.discard(user_id)
-        self._hand_out()
+        self._start_waiting()
 
-    def _give_place(self, user_id: UUID) -> None:
-        """Start the work of others while the slow work of a user runs."""
+    def _mark_slow(self, user_id: UUID) -> None:
         self._slow.add(user_id)
-        self._hand_out()
+        self._start_waiting()
 
-    def _hand_out(self) -> None:
-        """Start waiting work while threads are free."""
+    def _start_waiting(self) -> None:
         for waiting_id in list(self._shares):
             if not self._free:
                 return
             if waiting_id not in self._running:
-                self._hand_on(waiting_id, self._shares[waiting_id])
+                self._start_next(waiting_id, self._shares[waiting_id])
 
-    def _hand_on(self, user_id: UUID, share: _Share) -> None:
-        """Start the user's first waiting work whose caller still waits."""
+    def _start_next(self, user_id: UUID, share: _Share) -> None:
         while share.waiting:
             waiter = share.waiting.popleft()
             if not waiter.done():
@@ -320,12 +306,8 @@ async def iterate_in_slices(
 ) -> AsyncIterator[T]:
     """Yield the items, and let the event loop run other tasks between slices.
 
-    Use it inside a transaction, which must not wait for a thread: all writers of SQLite would wait
-    as well.
-
-    Args:
-        items: Each takes a few microseconds to process.
-        size: Returns the bytes that are sealed or opened for an item.
+    Use it inside a transaction, which must not wait for a thread, because all writers of SQLite
+    would wait as well. `size` returns the bytes that are sealed or opened for an item.
     """
     count = total = 0
     for item in items:

@@ -24,5 +24,4 @@ class Participants:
         self._parts += parts
 
     def find_handlers(self, event: type[P]) -> Iterator[P]:
-        """Yield the participants that implement `event`, a runtime-checkable protocol."""
         return (part for part in self._parts if isinstance(part, event))

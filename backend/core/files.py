@@ -71,7 +71,6 @@ def _readable(text: str, *, instead: str = " ") -> str:
 
 
 def _cut(text: str, size: int) -> str:
-    """Return as many whole characters as fit into `size` bytes."""
     data = text.encode(errors="replace")
     return text if len(data) <= size else data[:size].decode(errors="ignore")
 
@@ -110,8 +109,6 @@ def replace_private(path: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the file, and wait until it is on disk."""
-
     def open_private(name: str, flags: int) -> int:
         return os.open(name, flags, 0o600)
 

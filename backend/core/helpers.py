@@ -36,17 +36,14 @@ class HelperStarts:
         self._lock = threading.Lock()
 
     def describe(self) -> str:
-        """Return the state of the process in words."""
         if self.is_failing:
             return "its process does not start; it is retried automatically"
         return "its process runs" if self._ready_at else "its process starts on first use"
 
     def is_due(self) -> bool:
-        """True if a start may be tried now."""
         return time.monotonic() >= self._next_start
 
     def note_success(self) -> None:
-        """Record that the process is ready."""
         with self._lock:
             if self.is_failing:
                 log.info("helper.started", helper=self.name)
@@ -54,7 +51,6 @@ class HelperStarts:
             self._ready_at = time.monotonic()
 
     def note_failure(self, error: BaseException | None = None) -> None:
-        """Record that the process could not be started, or ended unexpectedly."""
         now = time.monotonic()
         with self._lock:
             ready_at, self._ready_at = self._ready_at, None

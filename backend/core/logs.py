@@ -189,7 +189,6 @@ def _is_plain(value: object) -> bool:
 def _exception_fields(
     exc_info: BaseException | tuple[Any, ...] | Literal[True] | None,
 ) -> dict[str, str]:
-    """Return `error_type` and `exception` for an `exc_info` argument of `logging`."""
     error: object = exc_info
     if isinstance(exc_info, tuple):
         error = exc_info[1]
@@ -227,7 +226,6 @@ def _type_name(error: BaseException) -> str:
 
 
 def _short_path(filename: str) -> str:
-    """Return the path of a source file, relative to its package."""
     path = Path(filename)
     if "site-packages" in path.parts:
         return "/".join(path.parts[path.parts.index("site-packages") + 1 :])
@@ -277,10 +275,9 @@ def _make_literal_event(record: logging.LogRecord) -> EventDict:
 
 
 def _is_literal(record: logging.LogRecord) -> bool:
-    """True if the message is a constant of the function that logged it.
+    """True if the message is a constant of the function that logged it, not a formatted string.
 
-    A template with separate arguments is a constant; a formatted string is not. The function is
-    still on the stack while its record is handled.
+    The function is still on the stack while its record is handled.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -303,7 +300,6 @@ def _rendering(log_format: Format, *, on_terminal: bool) -> tuple[Processor, Pro
 
 
 def _take_over_loggers(handler: logging.Handler) -> None:
-    """Make `handler` the only one of this process."""
     for logger in logging.Logger.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.handlers.clear()

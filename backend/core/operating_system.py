@@ -31,10 +31,7 @@ Windows needs to start a program."""
 
 
 def keep_files_private() -> None:
-    """Let only the user read the files that this process writes.
-
-    Windows has no such setting: files get the permissions of their folder.
-    """
+    """Let only the user read the files of this process. On Windows their folder decides."""
     if hasattr(os, "umask"):
         os.umask(_PRIVATE)
 
@@ -88,7 +85,7 @@ def lower_priority(niceness: int) -> None:
 def set_alarm(seconds: float) -> None:
     """Kill this process after this many seconds, even during a call into C. 0 clears the alarm.
 
-    It ends processes whose parent was killed. Windows has no alarms.
+    It ends helpers of a killed parent. Windows has no alarms.
     """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -107,7 +104,6 @@ STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGBREAK")  # the last is Windows': Ctrl-Break
     if hasattr(signal, name)
 )
-"""Signals that ask a process to stop."""
 
 
 def ignore_stop_signals() -> None:
@@ -118,10 +114,9 @@ def ignore_stop_signals() -> None:
 
 @contextlib.contextmanager
 def console_watched(receive: Callable[[int], object]) -> Generator[None]:
-    """Call `receive` with SIGTERM, in another thread, when the console is closed.
+    """Call `receive` with SIGTERM, in another thread, when Windows closes the console.
 
-    Only Windows does so. It waits until the block has ended, five seconds at most, and ends the
-    process then.
+    Windows ends the process after the block, or after five seconds.
     """
     if sys.platform == "win32":
         import ctypes  # noqa: PLC0415
@@ -162,7 +157,7 @@ def allow_address_again(listener: socket.socket) -> None:
 
 
 def helper_command(module: str) -> list[str]:
-    """Return the command that runs the function `main` of a module in another process.
+    """Return the command that runs `main` of a module.
 
     It does not use `-m`, because importing runpy takes longer than importing a helper.
     """
@@ -190,14 +185,9 @@ def start_connected(
 ) -> tuple[subprocess.Popen[bytes], socket.socket, socket.socket]:
     """Start a helper process with low priority and a socket to this process.
 
-    Only sockets can be read with a timeout on every system.
-
-    Returns:
-        The process, this end of the socket, and the helper's end. Keep the latter open until the
-        helper has sent something, because Windows transfers it only then.
-
-    Raises:
-        OSError: The process cannot be started.
+    Only sockets can be read with a timeout on every system. Returns the process, this end of the
+    socket, and the helper's end. Keep the latter open until the helper has sent something, because
+    Windows transfers it only then. Raises `OSError`.
     """
     import socket  # noqa: PLC0415
     import subprocess  # noqa: PLC0415
@@ -242,7 +232,6 @@ def find_usage(process_id: int) -> tuple[float, int] | None:
 
 
 def connect_to_parent() -> socket.socket:
-    """Return the socket that `start_connected` gave this process."""
     import socket  # noqa: PLC0415
 
     if sys.platform == "win32":

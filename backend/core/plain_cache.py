@@ -23,15 +23,8 @@ class PlainCache(Generic[V]):
     """The most recently used values, by id. Thread-safe.
 
     A value is dropped after `seconds` without use, when its user signs out (`forget`), or to make
-    room for others.
-
-    Args:
-        most: Maximum size of all values together. A larger value is not stored.
-        seconds: Time after which an unused value is dropped.
-        clock: Returns monotonic seconds.
-
-    Attributes:
-        size: Size of all stored values.
+    room for others. `most` is the maximum size of all values together. `clock` returns monotonic
+    seconds.
     """
 
     def __init__(
@@ -43,7 +36,6 @@ class PlainCache(Generic[V]):
         self.size = 0
 
     def get(self, user_id: UUID, key: UUID) -> V | None:
-        """Return the value if it belongs to the user, else None."""
         with self._lock:
             self._sweep()
             kept = self._kept.get(key)
@@ -66,7 +58,6 @@ class PlainCache(Generic[V]):
                 self._drop(next(iter(self._kept)))
 
     def forget(self, user_id: UUID) -> None:
-        """Drop all values of a user."""
         with self._lock:
             for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
                 self._drop(key)

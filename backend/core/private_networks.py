@@ -1,5 +1,3 @@
-"""Private networks, such as those at home."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -32,10 +30,7 @@ def contains_address(networks: Iterable[Network], text: str) -> bool:
 
 
 def parse_private(text: str) -> Network:
-    """Parse a network such as `192.168.1.0/24`.
-
-    Raises `ValueError` if it is invalid, or if part of it is public.
-    """
+    """Parse a network such as `192.168.1.0/24`. Raises `ValueError`, also for public parts."""
     network = ip_network(text)
     for each in PRIVATE:
         if each.version == network.version and network.subnet_of(each):  # type: ignore[arg-type]

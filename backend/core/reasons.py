@@ -103,10 +103,8 @@ FoundInKind = Literal[
 class FoundIn(msgspec.Struct, frozen=True, omit_defaults=True):
     """The text that contains an activation key.
 
-    Attributes:
-        kind: Kind of the text.
-        number: Position of the message, from 1; for an entry, the recursion step.
-        title: Title of the entry.
+    `number` is the position of a message, from 1, or the recursion step of an entry. `title` is
+    that of the entry.
     """
 
     kind: FoundInKind
@@ -225,7 +223,6 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "max_items": "more memories than `max_items`",
     "not_current": "on another branch, hidden, disabled, or replaced",
 }
-"""The words of each kind; the kind itself for those that are missing."""
 
 _PLACES: Final[Mapping[FoundInKind, str]] = {
     "line": "the line",
@@ -257,12 +254,10 @@ NEARLY_SAME_STRENGTH = 2.0
 
 
 def render_reasons(reasons: Iterable[Reason]) -> str:
-    """Return the reasons in English, separated by semicolons."""
     return "; ".join(map(_render_reason, reasons))
 
 
 def render_matches(matches: Iterable[Match]) -> str:
-    """Return the search signals in English, separated by commas."""
     return ", ".join(map(_render_match, matches))
 
 

@@ -43,7 +43,6 @@ def new_id() -> UUID:
 
 
 def now() -> datetime:
-    """Return the current time in UTC, with time zone."""
     return datetime.now(UTC)
 
 
@@ -69,7 +68,6 @@ UpdatedAt = Annotated[datetime, mapped_column(default=now)]
 
 
 def get_table(model: type[Base]) -> Table:
-    """Return a model's table, for statements without the ORM."""
     return cast("Table", model.__table__)
 
 
@@ -127,7 +125,7 @@ def _upsert(
     update: tuple[str, ...],
     count_up: tuple[str, ...],
 ) -> Any:
-    """Build the statement. Cached, because building takes longer than running it."""
+    """Cached, because building the statement takes longer than running it."""
     table = get_table(model)
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     changes = {name: statement.excluded[name] for name in update}

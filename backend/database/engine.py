@@ -1,4 +1,4 @@
-"""Engines and transactions on SQLite and PostgreSQL."""
+"""Engines and transactions on SQLite and PostgreSQL, and retries while a server starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import URL, Connection, create_engine, event, make_url, text
@@ -31,13 +31,16 @@ from backend.errors import AppError, ConflictError, UnavailableError
 
 log = get_logger(__name__)
 
+T = TypeVar("T")
+
+START_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses between the attempts of a step of a start."""
+
 MIGRATION_LOCK_SECONDS = 3600.0
-"""Time to wait while another process migrates the same SQLite file. On PostgreSQL the wait has no
-limit. A killed process releases its lock at once."""
+"""Maximum wait for another process that migrates the SQLite file. PostgreSQL has no maximum."""
 POSTGRES_PORT = 5432
 TRY_AGAIN = "Try again in a moment."
 RETRY_AFTER_SECONDS = 1
-"""`Retry-After` of requests that the database could not execute."""
 
 UNAVAILABLE_STATES = ("08", "25P03", "25P04", "40", "53", "55P03", "57", "58")
 """Prefixes of SQLSTATEs (PostgreSQL manual, appendix A): connection failures, timeouts of
@@ -83,11 +86,9 @@ EFFECT_NOTE: ContextVar[EffectNote | None] = ContextVar("effect_note", default=N
 
 _AFTER_COMMIT = "after_commit"
 _LOCK = 7_241_905_113
-"""The advisory lock of migrations on PostgreSQL."""
 
 
 def after_commit(session: AsyncSession, call: Callable[[], None]) -> None:
-    """Call `call` after the transaction of `Database.write` is committed."""
     session.info.setdefault(_AFTER_COMMIT, []).append(call)
 
 
@@ -147,28 +148,22 @@ class Database:
 
     @property
     def engine(self) -> AsyncEngine:
-        """The writing engine, for tools."""
         return self._writer
 
     def make_separate_engine(self) -> AsyncEngine:
-        """Make an engine for PostgreSQL with one connection that is not in the pool.
-
-        Each statement is a transaction.
-        """
+        """Make an engine for PostgreSQL with one connection outside the pool, in autocommit."""
         engine = _postgres_engine(self.url, self.process_id, pool_size=1)
         return engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
     def place(self) -> str:
-        """The location of this database, for messages."""
         return find_place(self.url)
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncSession]:
         """Begin a writing transaction that is committed at the end of the block.
 
-        Raises `DatabaseUnavailableError`, and `OvertakenError` if a concurrent transaction came
-        first.
+        Raises `DatabaseUnavailableError` and `OvertakenError`.
         """
         note = EFFECT_NOTE.get()
         async with translate_errors(), self._write_sessions() as session:
@@ -182,10 +177,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def trial(self) -> AsyncGenerator[AsyncSession]:
-        """Begin a writing transaction that is rolled back at the end of the block.
-
-        Raises `DatabaseUnavailableError`.
-        """
+        """Begin a writing transaction that is rolled back. Raises `DatabaseUnavailableError`."""
         async with translate_errors(), self._write_sessions() as session:
             yield session
 
@@ -241,7 +233,7 @@ class Database:
             await session.execute(text("ANALYZE"))
 
     async def ping(self) -> None:
-        """Raise `DatabaseUnavailableError` unless the database responds."""
+        """Raises `DatabaseUnavailableError`."""
         async with self.read() as session:
             await session.execute(text("SELECT 1"))
 
@@ -264,7 +256,6 @@ class Database:
 
 
 def name_client(process_id: UUID) -> str:
-    """Return the application name of a process on PostgreSQL."""
     return f"talekeeper {process_id}"
 
 
@@ -382,3 +373,24 @@ def _configure(connection: sqlite3.Connection) -> None:
         "cache_size=-32768",
     ):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+async def persist(database: Database, chore: str, step: Callable[[], Awaitable[T]]) -> T:
+    """Run a step of a start. Retry if PostgreSQL does not respond or another process came first.
+
+    A failed step stores nothing. On SQLite there is one attempt, because SQLite itself waits for
+    other programs. Raises the error of the last attempt.
+    """
+    for attempt, seconds in enumerate(() if database.is_sqlite else START_RETRY_SECONDS, start=1):
+        try:
+            return await step()
+        except (DatabaseUnavailableError, OvertakenError) as error:
+            log.warning(
+                "start.step_failed",
+                chore=chore,
+                attempt=attempt,
+                retry_after_s=seconds,
+                exc_info=error,
+            )
+        await asyncio.sleep(seconds)
+    return await step()

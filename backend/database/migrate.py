@@ -75,7 +75,6 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
 
 
 def refuse_unknown(revision: str | None, database: Database) -> None:
-    """Raise `SchemaError` if this version does not know the revision of the tables."""
     if revision is None or _is_known(revision):
         return
     raise SchemaError(
@@ -98,7 +97,6 @@ def _is_known(revision: str) -> bool:
 
 
 def alembic_config() -> Config:
-    """Return Alembic's configuration."""
     from alembic.config import Config  # noqa: PLC0415  # slow to import and rarely needed
 
     config = Config()

@@ -84,11 +84,8 @@ class Processes:
     rows of the others. The first process that finds a lost one ends its leases. SQLite has one
     process at a time: at its start, all leases belong to ended processes.
 
-    Args:
-        database: The shared database.
-        leases: All tables with leases.
-        on_loss: Called after this or another process has ended leases.
-        clock: Returns monotonic seconds.
+    `leases` are all tables with leases. `on_loss` is called after this or another process has ended
+    leases. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -154,7 +151,6 @@ class Processes:
                 await engine.dispose()
 
     async def _renew(self, engine: AsyncEngine) -> None:
-        """Renew the row of this process, and find changes in the rows of the others."""
         async with engine.connect() as connection:
             await connection.execute(_BEAT, {"id": self._database.process_id})
             rows = (await connection.execute(_LOOK)).all()

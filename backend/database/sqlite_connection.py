@@ -1,4 +1,4 @@
-"""A connection to SQLite in a separate thread, with one thread switch per statement.
+"""SQLite's write-ahead log, and a connection in a thread with one switch per statement.
 
 aiosqlite switches threads for the cursor, the statement, the rows and closing the cursor, and three
 times for the beginning of a transaction. Waking a thread takes longer than most statements, and so
@@ -9,6 +9,7 @@ the event loop for up to `MAX_BLOCKING_SECONDS`, and is awaited only if it takes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
@@ -16,6 +17,9 @@ from functools import partial
 from typing import Any, Self
 
 import aiosqlite
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from backend.core.logs import get_logger
 
 BUSY_TIMEOUT_MS = 30_000
 """Time to wait for a writer of another process."""
@@ -58,22 +62,18 @@ class SqliteConnection(aiosqlite.Connection):
         return self
 
     async def create_function(self, *arguments: Any, **options: Any) -> None:
-        """Define a function for SQL, before the next statement runs."""
         self._tx.put_nowait((None, partial(self._conn.create_function, *arguments, **options)))
 
     def stop(self) -> asyncio.Future[Any] | None:
-        """Close the connection after the queued statements."""
         self._opened.discard(self)
         closed: asyncio.Future[Any] | None = super().stop()  # pyright: ignore[reportUnknownVariableType]
         return closed
 
     async def close(self) -> None:
-        """Close the connection, and wait until it is closed. Idempotent."""
         if self._running:
             await super().close()
 
     def begin(self, statement: str) -> None:
-        """Begin a transaction together with its first statement."""
         self._opening, self._is_writing = statement, statement != READING
 
     async def commit(self) -> None:
@@ -96,7 +96,6 @@ class SqliteConnection(aiosqlite.Connection):
             self._tx.put_nowait((None, self._conn.rollback))
 
     def cursor(self) -> SqliteCursor:  # type: ignore[override]
-        """Return a cursor, without a thread switch."""
         return SqliteCursor(self)
 
     async def run(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
@@ -125,7 +124,6 @@ class _ThreadCall:
         self._loop = asyncio.get_running_loop()
 
     def __call__(self) -> None:
-        """Run the work, in the thread."""
         try:
             self._result = self._work()
         except BaseException as error:  # noqa: BLE001  # `result` raises it
@@ -136,7 +134,6 @@ class _ThreadCall:
             self._loop.call_soon_threadsafe(_wake, self._waiter)
 
     async def result(self) -> Any:
-        """Return the result, or raise the error."""
         if not self._is_under_way.acquire(timeout=MAX_BLOCKING_SECONDS):
             self._waiter = self._loop.create_future()
             if self._is_under_way.locked():
@@ -170,8 +167,6 @@ class SqliteCursor:
         return self
 
     async def execute(self, statement: str, parameters: Iterable[Any] = ()) -> Self:
-        """Run a statement, and fetch its first rows."""
-
         def work(connection: sqlite3.Connection) -> None:
             cursor = connection.execute(statement, parameters)  # type: ignore[arg-type]
             self._rows = cursor.fetchmany(FIRST_ROWS)
@@ -221,8 +216,7 @@ def connect(
 ) -> SqliteConnection:
     """Make a connection with the arguments of `sqlite3.connect`. It opens when it is awaited.
 
-    `configure` is called in the connection's thread. `opened` contains the connection until it is
-    closed.
+    `configure` runs in its thread. `opened` contains it until it is closed.
     """
 
     def open_file() -> sqlite3.Connection:
@@ -245,3 +239,83 @@ def _run(
     if opening is not None:
         connection.execute(opening)
     return work(connection)
+
+
+log = get_logger(__name__)
+
+EMPTY_INTERVAL_SECONDS = 5.0
+"""Interval in which the log is emptied if something was written."""
+BUSY_MS = 100
+"""Maximum time that one attempt waits for readers. Writers wait for the attempt."""
+RETRY_PAUSES_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""Pauses between the attempts of `empty_now`."""
+
+
+class WriteAheadLog:
+    """SQLite's write-ahead log.
+
+    A deleted row is overwritten in the database file (`secure_delete`), but older pages can remain
+    in the log for days. Emptying the log moves its pages to the database file and truncates it.
+
+    Args:
+        writer: The engine with the writing connection. None on PostgreSQL: then all methods do
+            nothing.
+    """
+
+    def __init__(self, writer: AsyncEngine | None) -> None:
+        self._writer = writer
+        # An earlier process may have left a log.
+        self._has_frames = writer is not None
+
+    def note_commit(self) -> None:
+        """Record that a transaction was committed."""
+        self._has_frames = self._writer is not None
+
+    async def empty(self) -> bool:
+        """Empty the log unless a reader still needs it. Return True if it is empty.
+
+        Blocks writers for a few milliseconds, at most `BUSY_MS`.
+        """
+        if self._writer is None or not self._has_frames:
+            return True
+        async with self._writer.connect() as connection:
+            # The driver's connection, because SQLAlchemy's would begin a transaction.
+            driver = (await connection.get_raw_connection()).driver_connection
+            if driver is None:
+                return False
+            self._has_frames = False
+            is_busy = True
+            try:
+                await driver.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+                cursor = await driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                is_busy = bool((await cursor.fetchone())[0])
+                await cursor.close()
+            finally:
+                self._has_frames = self._has_frames or is_busy
+                await driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        return not is_busy
+
+    async def empty_now(self) -> bool:
+        """Empty the log, with several attempts. Return True if it is empty.
+
+        Logs errors instead of raising them, because `keep_empty` tries again later.
+        """
+        for pause in (*RETRY_PAUSES_SECONDS, None):
+            try:
+                if await self.empty():
+                    return True
+            except Exception as error:
+                log.warning("database.log_not_emptied", exc_info=error)
+            if pause is not None:
+                await asyncio.sleep(pause)
+        return False
+
+    async def keep_empty(self) -> None:
+        """Empty the log every few seconds until cancelled, and once more then."""
+        try:
+            while True:
+                await asyncio.sleep(EMPTY_INTERVAL_SECONDS)
+                await self.empty_now()
+        finally:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.empty_now()

@@ -42,7 +42,6 @@ _INSERT = "INSERT INTO storage_ledger (user_id, bytes)"
 
 
 def _size(row: str, columns: Sequence[str]) -> str:
-    """Return the SQL expression for a row's bytes. `row` is `NEW.` or `OLD.`."""
     lengths = (f"coalesce(length({row}{column}), 0)" for column in columns)
     return " + ".join([str(ROW_BYTES), *lengths])
 

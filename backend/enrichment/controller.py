@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, post, put
+from litestar import Controller, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -39,7 +39,17 @@ from backend.enrichment.schemas import (
 from backend.enrichment.service import CompactionService, EnrichmentService, SceneService
 from backend.enrichment.summaries.service import SummaryService
 from backend.errors import PreconditionFailedError
-from backend.http.schemas import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, make_etag
+from backend.http.schemas import (
+    COMMON_RAISES,
+    PREVIEWS,
+    RAISES,
+    STORES,
+    IfMatch,
+    Page,
+    PageSize,
+    PlaceCursor,
+    tag_view,
+)
 from backend.jobs.schemas import JobView
 from backend.lorebooks.errors import LorebookFullError
 from backend.quotas.limits import QUEUED_JOBS, TOKENS_PER_DAY
@@ -214,10 +224,11 @@ class SummaryController(Controller):
 
     path = "/chats/{chat_id:uuid}"
     tags = ("Summaries",)
+    opt = {COMMON_RAISES: (ChatNotFoundError,)}  # noqa: RUF012  # Litestar's own declaration
 
     @get(
         "/summary",
-        opt={PREVIEWS: True, RAISES: (ChatNotFoundError, SummaryNotFoundError)},
+        opt={PREVIEWS: True, RAISES: (SummaryNotFoundError,)},
         summary="Read the summary",
     )
     async def get_summary(
@@ -234,61 +245,57 @@ class SummaryController(Controller):
         Its text includes a public summary that covers more.
         """
         seen = read_viewpoint(viewpoint)
-        return _tagged(await summaries.get(identity, chat_id, viewpoint=seen))
+        return tag_view(await summaries.get(identity, chat_id, viewpoint=seen))
 
     @put(
         "/summary",
         opt={
-            RAISES: (
-                ChatNotFoundError,
-                MessageNotFoundError,
-                MessageBusyError,
-                PreconditionFailedError,
-            ),
+            RAISES: (MessageNotFoundError, MessageBusyError, PreconditionFailedError),
         },
         summary="Replace the summary",
     )
     async def put_summary(
         self,
-        request: Request[Any, Any, Any],
         chat_id: FromPath[UUID],
         data: JSONBody[NewSummary],
         identity: NamedDependency[Identity],
         summaries: NamedDependency[SummaryService],
         viewpoint: FromQuery[ViewpointText | None] = None,
+        if_match: IfMatch = None,
     ) -> Response[SummaryView]:
         """Replace the text of the current summary. Later summaries continue it.
 
         Without a summary, or for one that covers more, name the last message that it covers. With
         `viewpoint` the summary belongs to that audience; `public` is for everyone.
         """
-        view = await summaries.put(
-            identity,
-            chat_id,
-            data,
-            if_match=request.headers.get("if-match"),
-            viewpoint=None if viewpoint is None else read_viewpoint(viewpoint),
+        return tag_view(
+            await summaries.put(
+                identity,
+                chat_id,
+                data,
+                if_match=if_match,
+                viewpoint=None if viewpoint is None else read_viewpoint(viewpoint),
+            )
         )
-        return _tagged(view)
 
     @delete(
         "/summary",
-        opt={RAISES: (ChatNotFoundError, SummaryNotFoundError, PreconditionFailedError)},
+        opt={RAISES: (SummaryNotFoundError, PreconditionFailedError)},
         summary="Delete the summary",
     )
     async def delete_summary(
         self,
-        request: Request[Any, Any, Any],
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         summaries: NamedDependency[SummaryService],
         viewpoint: FromQuery[ViewpointText] = GM,
+        if_match: IfMatch = None,
     ) -> None:
         """Delete the current summary. The one before it becomes the current one."""
-        if_match, seen = request.headers.get("if-match"), read_viewpoint(viewpoint)
+        seen = read_viewpoint(viewpoint)
         await summaries.delete(identity, chat_id, if_match=if_match, viewpoint=seen)
 
-    @get("/summaries", opt={RAISES: (ChatNotFoundError,)}, summary="List summaries")
+    @get("/summaries", summary="List summaries")
     async def list_summaries(
         self,
         chat_id: FromPath[UUID],
@@ -330,13 +337,13 @@ class SceneController(Controller):
     )
     async def close_scene(
         self,
-        request: Request[Any, Any, Any],
         campaign_id: FromPath[UUID],
         scene_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         scenes: NamedDependency[SceneService],
         quotas: NamedDependency[Quotas],
         message_id: FromQuery[UUID | None] = None,
+        if_match: IfMatch = None,
     ) -> Response[SceneView]:  # type: ignore[valid-type]
         """End a scene, and compress it into a summary, key moments and their consequences.
 
@@ -349,11 +356,7 @@ class SceneController(Controller):
             identity,
             campaign_id,
             scene_id,
-            if_match=request.headers.get("if-match"),
+            if_match=if_match,
             message_id=message_id,
         )
-        return Response(closed, headers={"ETag": make_etag(closed.revision)})
-
-
-def _tagged(view: SummaryView) -> Response[SummaryView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})
+        return tag_view(closed)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.state.viewpoints import Player, read_marks
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.repository import character_ids
+from backend.chats.repository import list_character_ids
 from backend.core.audience import (
     GM,
     NAMELESS_MARKS,
@@ -347,7 +347,7 @@ def _build_line(
 
 async def _find_books(session: AsyncSession, chat: Chat, chronicle_id: UUID) -> list[UUID]:
     """Return the ids of the chat's lorebooks and of the chronicle's lorebook."""
-    cast = await character_ids(session, [chat.id])
+    cast = await list_character_ids(session, [chat.id])
     books = await books_for_chat(
         session,
         owner_id=chat.user_id,

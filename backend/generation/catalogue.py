@@ -1,4 +1,4 @@
-"""What is known of a model: its window, its longest reply, its price, what it can do."""
+"""Figures of models: context window, output limit, price and abilities."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ToolSupport = Literal["native", "structured", "fenced", "none"]
 """A way to call tools: natively, in JSON of a schema, in a fenced block of text, or not at all."""
 
 MessageShape = Literal["lenient", "system_first", "alternating", "no_system"]
-"""Which messages a model's chat template accepts, each value stricter than the one before.
+"""The messages that a model's chat template accepts. Each value is stricter than the one before.
 
 `lenient` accepts any order. `system_first` accepts one system message, at the beginning.
-`alternating` also wants user and assistant to take turns, the user first. `no_system` accepts the
-same without a system message.
+`alternating` also requires that user and assistant take turns, the user first. `no_system` accepts
+the same without a system message.
 """
 
 MESSAGE_SHAPES: tuple[MessageShape, ...] = get_args(MessageShape)
@@ -39,20 +39,21 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 _FILE = ".gguf"
-"""What llama.cpp reads. Its servers call a model by the whole path."""
+"""Model files of llama.cpp. Its servers name a model by the path of its file."""
 
 _DATE = re.compile(r"-(?:\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
+_SMALL = re.compile(r"gemini.*lite")
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """US dollars for a million tokens; `cached_input` is for those read from the cache."""
+    """US dollars per million tokens. `cached_input` is for tokens that are read from the cache."""
 
     input: Amount
     output: Amount
     cached_input: Amount | None = None
 
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """US dollars for that many tokens; those of the prompt include those of the cache."""
+        """Return US dollars. `prompt_tokens` include `cached_tokens`."""
         cached = self.input if self.cached_input is None else self.cached_input
         known = min(cached_tokens, prompt_tokens)
         read = self.input * (prompt_tokens - known) + cached * known
@@ -62,9 +63,9 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class ListedModel(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A model by its name, and what one source tells of it. Windows and replies are in tokens.
+    """The figures of a model from one source. Sizes are in tokens.
 
-    `tool_support` and `message_shape` are set by users alone; None leaves them to what is learned.
+    Only users set `tool_support` and `message_shape`. None uses what the server shows.
     """
 
     name: Name
@@ -78,11 +79,11 @@ class ListedModel(
 
 
 NOTHING = ListedModel(name="-")
-"""What a source tells of a model that it does not know."""
+"""The figures of a source that does not know the model."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts of a model: of each figure what the first source says that knows it."""
+    """The figures of a model, combined from all sources."""
 
     title: str
     context_window: int
@@ -100,11 +101,11 @@ def combine_figures(
     listed: ListedModel = NOTHING,
     default: ListedModel = NOTHING,
 ) -> Figures:
-    """Take each figure of a model from the first source in `FiguresFrom` that knows it.
+    """Take each figure from the first source in `FiguresFrom` that knows it.
 
-    `default` has a window and a longest reply. A learned window comes before the list and the
-    table, because both tell what a model can have, and the server what it has. It comes after the
-    user's setting, because it can be a guess.
+    `default` must have a window and an output limit. A learned window precedes the list and the
+    table, because those state the model's maximum and the server may be started with less. It
+    follows the user's setting, because it may be a guess.
     """
     sources: Mapping[FiguresFrom, ListedModel] = {
         "user": chosen,
@@ -120,7 +121,7 @@ def combine_figures(
 
     window = first("context_window")
     return Figures(
-        title=first("title") or _title(name),
+        title=first("title") or _find_title(name),
         context_window=window,
         max_output_tokens=min(first("max_output_tokens"), window),
         price=first("price"),
@@ -131,16 +132,21 @@ def combine_figures(
     )
 
 
-def _title(name: str) -> str:
-    """A model's name; of one that its server calls by its file, the file's without the folders."""
+def _find_title(name: str) -> str:
+    """Return the name. If it is the path of a file, return the file's name without extension."""
     return PureWindowsPath(name).stem if name.endswith(_FILE) else name
 
 
 def find_known_model(name: str) -> ListedModel:
-    """What the table tells of a model, whoever serves it: `google/gemini-2.5-pro:free`, too."""
+    """Return the table's figures, also for a router's name like `google/gemini-2.5-pro:free`."""
     plain = name.rpartition("/")[2].partition(":")[0].lower()
-    table = _table()
+    table = _load_table()
     return table.get(plain) or table.get(_DATE.sub("", plain)) or NOTHING
+
+
+def is_small_model(name: str) -> bool:
+    """True if a model is known to be fast, cheap, and good enough for background tasks."""
+    return _SMALL.match(name) is not None
 
 
 class _Table(msgspec.Struct):
@@ -150,6 +156,6 @@ class _Table(msgspec.Struct):
 
 
 @cache
-def _table() -> Mapping[str, ListedModel]:
+def _load_table() -> Mapping[str, ListedModel]:
     data = (resources.files("backend.generation") / "known_models.json").read_bytes()
     return {model.name: model for model in msgspec.json.decode(data, type=_Table).models}

@@ -1,4 +1,4 @@
-"""JSON as models write it: in a code fence, with words around it, or with a comma too many."""
+"""Lenient parsing of the JSON that models write."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 MAX_DEPTH = 64
-"""Objects and lists within each other: deeper ones are no answer to anything that is asked."""
+"""Maximum nesting of objects and lists."""
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text, as `clean` leaves it. Raises `ValueError`."""
+    """Parse JSON and `clean` the value. Raises `ValueError`."""
     try:
         return clean(json.loads(text))
     except RecursionError:
@@ -23,9 +23,9 @@ def parse_json(text: str) -> Any:
 
 
 def clean(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """A value with U+FFFD for lone surrogates, which can neither be stored nor sent.
+    """Replace lone surrogates by U+FFFD, because they can be neither stored nor sent.
 
-    Raises `ValueError` where it is nested more than `depth` deep.
+    Raises `ValueError` if the value is nested deeper than `depth`.
     """
     if isinstance(value, str):
         return clean_text(value)
@@ -40,17 +40,17 @@ def clean(value: Any, depth: int = MAX_DEPTH) -> Any:
 
 
 def clean_text(text: str) -> str:
-    """A text with U+FFFD for lone surrogates."""
+    """Replace lone surrogates by U+FFFD."""
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """`value` where it is a JSON object, else an empty one: for bodies of any shape."""
+    """Return `value` if it is a JSON object, or else an empty one."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def sequence(value: object) -> Sequence[Any]:
-    """`value` where it is a JSON array, else an empty one."""
+    """Return `value` if it is a JSON array, or else an empty one."""
     return cast("Sequence[Any]", value) if isinstance(value, list) else ()
 
 
@@ -70,15 +70,10 @@ _PYTHON_WORDS: Mapping[str, str] = {"True": "true", "False": "false", "None": "n
 
 
 def find_values(text: str) -> list[Any]:
-    """Return the value of a JSON text, else the objects and lists that the text contains, in order.
+    """Return the value of a JSON text, or else the objects and lists in the text, in linear time.
 
-    In the second case trailing commas, comments, single quotation marks and the literals of Python
-    are accepted, too. Text between the values is ignored, and so are brackets that contain no JSON.
-
-    Raises:
-        ValueError: There is no value. The message says why the text is not JSON.
-
-    Takes time in proportion to the text.
+    In the second case, trailing commas, comments, single quotation marks and Python's literals are
+    accepted. Other text and brackets are ignored. Raises `ValueError` if there is no value.
     """
     try:
         return [_parse(_PYTHON_WORDS.get(text.strip(), text))]
@@ -89,7 +84,7 @@ def find_values(text: str) -> list[Any]:
 
 
 def _parse(text: str) -> Any:
-    """Return the value of a JSON text that may have line breaks in its strings."""
+    """Parse JSON that may have line breaks in its strings."""
     try:
         return clean(json.loads(text, strict=False, parse_constant=_refuse))
     except RecursionError:
@@ -105,9 +100,9 @@ def _find_embedded_values(text: str) -> Iterator[Any]:
 
 
 def _repair(text: str, begin: int) -> tuple[str, int]:
-    """Return the value that begins at a bracket as plain JSON, and the place after it.
+    """Convert the value at a bracket to JSON, and return it with the position after it.
 
-    If the value does not end, the first part is not JSON and the place is the end of the text.
+    If the value is incomplete, return "" and the end of the text.
     """
     tokens: list[str] = []
     depth, at = 0, begin
@@ -126,7 +121,7 @@ def _repair(text: str, begin: int) -> tuple[str, int]:
 
 
 def _convert_quote(found: re.Match[str]) -> str:
-    """Return an escape, or a quotation mark, as a double-quoted string needs it."""
+    """Convert an escape or a quotation mark for a double-quoted string."""
     return {'"': r"\"", r"\'": "'"}.get(found[0], found[0])
 
 
@@ -135,7 +130,7 @@ def _refuse(word: str) -> NoReturn:
 
 
 class ValueProgress:
-    """Watches a JSON text that arrives in parts, to see when its value is complete."""
+    """Detects when the value of a streamed JSON text is complete."""
 
     def __init__(self) -> None:
         self._first = ""
@@ -147,14 +142,14 @@ class ValueProgress:
 
     @property
     def is_complete(self) -> bool:
-        """True if a value has ended and none has begun since.
+        """True if the last value is complete.
 
         A value is an object or a list that contains strings, or a string that is the whole text.
         """
         return self._has_ended and not self._depth and not self._is_string
 
     def feed(self, text: str) -> None:
-        """Take the next part. Takes time in proportion to it."""
+        """Read the next part in linear time."""
         self._first = self._first or text.lstrip()[:1]
         at = 1 if self._is_escape and text else 0
         self._is_escape = self._is_escape and not text
@@ -165,7 +160,7 @@ class ValueProgress:
                 at += 1
             elif mark == '"':
                 self._is_string = not self._is_string
-                # Words in quotation marks before an object are no value.
+                # A quotation before an object is no value.
                 self._has_content = self._has_content or bool(self._depth) or self._first == '"'
                 self._end()
             elif mark == "'":

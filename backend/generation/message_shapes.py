@@ -1,10 +1,10 @@
 """The order and roles of messages that a model's chat template accepts.
 
-Many open models have a template that raises an error for prompts that OpenAI's models accept.
-Sources: the templates of Qwen 3.5 ("System message must be at the beginning."), Gemma 2 ("System
-role not supported", "Conversation roles must alternate user/assistant/user/assistant/..."), Mistral
-7B Instruct ("After the optional system message, conversation roles must alternate ...") and
-llama-cpp-python's Mistral format, which knows `user` and `assistant` alone.
+The templates of many open models raise an error for prompts that OpenAI's models accept. Sources:
+the templates of Qwen 3.5 ("System message must be at the beginning."), Gemma 2 ("System role not
+supported", "Conversation roles must alternate user/assistant/user/assistant/..."), Mistral 7B
+Instruct ("After the optional system message, conversation roles must alternate ...") and
+llama-cpp-python's Mistral format, which accepts only `user` and `assistant`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from backend.generation.model import Prompt, PromptMessage, Role
 from backend.generation.tokens import MESSAGE_OVERHEAD
 
 OPENING = "[Start]"
-"""The user's message before a greeting, for templates that want the user to speak first."""
+"""The user's message before a greeting, for templates that require that the user begins."""
 
 SEPARATOR = "\n\n"
-"""Between texts that share a message."""
+"""Separates texts that share a message."""
 
 _BLOCK_START, _BLOCK_END = "<system>\n", "\n</system>"
-"""Around the text of a system message that is sent inside a user message."""
+"""Enclose a system message that is sent inside a user message."""
 
 _MAX_SEARCHED_CHARACTERS = 4_000
-"""Characters of a refusal that are searched."""
+"""Maximum number of searched characters of a refusal."""
 
 _TEMPLATE_WORDS = re.compile(
     r"jinja2|jinja (?:exception|template|error)|chat[ _]template|templateerror|raise_exception"
@@ -61,14 +61,14 @@ _SYSTEM_FIRST = re.compile(
 
 
 def find_stricter_shape(text: str, prompt: Prompt, shape: MessageShape) -> MessageShape | None:
-    """Return the shape to send a refused prompt in; None if the refusal is about something else.
+    """Return the next shape for a refused prompt; None if the refusal has another reason.
 
-    A shape in which the prompt would be the same is not tried.
+    Shapes that would not change the prompt are skipped.
 
     Args:
-        text: The words of a server's answer.
-        prompt: The prompt, before it was shaped.
-        shape: The shape that was refused.
+        text: The server's answer.
+        prompt: The prompt before shaping.
+        shape: The refused shape.
     """
     text = text[:_MAX_SEARCHED_CHARACTERS]
     if not _TEMPLATE_WORDS.search(text):
@@ -89,16 +89,16 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], MessageShape]] = (
 
 
 def shape_prompt(prompt: Prompt, shape: MessageShape) -> Prompt:
-    """Return the prompt with its messages in a shape. The rounds of tools stay as they are.
+    """Convert the messages of a prompt to a shape. Rounds of tools are unchanged.
 
-    In the strict shapes a system message inside the conversation becomes a marked block of a user
-    message, and neighbours of one role share a message.
+    In strict shapes, later system messages become marked blocks of user messages, and consecutive
+    messages of one role are joined.
     """
     if shape == "lenient":
         return prompt
     shaped = _shape(prompt.messages, shape)
     stable = sum(each.last < prompt.stable for each in shaped)
-    return replace(prompt, messages=[each.joined() for each in shaped], stable=stable)
+    return replace(prompt, messages=[each.join_texts() for each in shaped], stable=stable)
 
 
 def shape_messages(messages: Sequence[PromptMessage], shape: MessageShape) -> list[PromptMessage]:
@@ -108,10 +108,10 @@ def shape_messages(messages: Sequence[PromptMessage], shape: MessageShape) -> li
 def count_shape(
     messages: Sequence[PromptMessage], shape: MessageShape, count: Callable[[str], int]
 ) -> int:
-    """Return how many more tokens messages take in a shape than they take as they are.
+    """Return the additional tokens of messages in a shape.
 
-    It is negative if more is saved by joined messages than the marks cost. Counts no message's own
-    text, so it is linear in the number of messages.
+    It is negative if joining messages saves more than the marks cost. The texts are not counted,
+    so the time is linear in the number of messages.
     """
     if shape == "lenient":
         return 0
@@ -128,7 +128,7 @@ def count_shape(
 def limit_shape_tokens(
     system_messages: int, shape: MessageShape, count: Callable[[str], int]
 ) -> int:
-    """Return the most that `count_shape` can return for so many system messages."""
+    """Return the maximum of `count_shape` for a number of system messages."""
     if shape == "lenient":
         return 0
     return system_messages * _count_marks(count) + count(OPENING) + MESSAGE_OVERHEAD
@@ -140,15 +140,17 @@ def _count_marks(count: Callable[[str], int]) -> int:
 
 @dataclass(slots=True)
 class _ShapedMessage:
-    """A message of a shaped prompt: its texts, how many are blocks, and the last one's place."""
+    """A message of a shaped prompt.
+
+    `blocks` is the number of texts that are blocks, and `last` the position of the last message.
+    """
 
     role: Role
     texts: list[str]
     blocks: int
     last: int
 
-    def joined(self) -> PromptMessage:
-        """Return the message that is sent."""
+    def join_texts(self) -> PromptMessage:
         return PromptMessage(self.role, SEPARATOR.join(self.texts))
 
 
@@ -174,5 +176,5 @@ def _shape(messages: Sequence[PromptMessage], shape: MessageShape) -> list[_Shap
 
 
 def _needs_opening(shaped: Sequence[_ShapedMessage]) -> bool:
-    """True if the user has not spoken yet where a conversation should begin."""
+    """True if the conversation must begin here with a message of the user."""
     return not shaped or shaped[-1].role == "system"

@@ -1,7 +1,6 @@
-"""What Talekeeper asks of a language model of any provider.
+"""The protocol of language models, with its prompts, pieces and errors.
 
-`ChatModel` is the protocol; each vendor has one adapter file beside this one. Nothing outside an
-adapter knows a vendor's types, and every failure that leaves an adapter is a `ModelError`.
+Adapters implement `ChatModel`. They hide the vendor's types, and raise only `ModelError`.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from backend.generation.servers.abilities import ModelAbilities
 
 Role = Literal["system", "user", "assistant"]
 Fixable = Literal["tool_support", "shape"]
-"""Facts of a model that are learned unless its user sets them."""
+"""Facts that are learned unless the user sets them."""
 
 FinishReason = Literal["stop", "length", "safety", "tool_calls", "other"]
 
 
 MAX_REPLY_CHARACTERS = 400_000
-"""The length of a reply's text, and of its thoughts: about 100,000 tokens each."""
+"""Maximum length of a reply's text, and of its thoughts: about 100,000 tokens each."""
 
 
 class PromptMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message as the model sees it. A prompt has thousands: they are made a fifth as fast."""
+    """One message of a prompt. A struct, because a prompt has thousands and a dataclass is slow."""
 
     role: Role
     text: str
@@ -38,11 +37,10 @@ class PromptMessage(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """The model asks for a tool. `arguments` are as the model gave them, parsed, not validated.
+    """A call of a tool. `arguments` are parsed but not validated.
 
-    `problem` says in words what could not be read of the call; `arguments` are empty then, and so
-    may be `name`. `vendor_state` is opaque JSON: what the vendor wants back with the answer
-    (Gemini's thought signature, say). Hand it back untouched.
+    `problem` describes an unreadable call, whose `arguments` and perhaps `name` are empty.
+    `vendor_state` is opaque JSON to send back with the result, such as Gemini's thought signature.
     """
 
     id: str
@@ -54,10 +52,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolRound:
-    """One step of a tool loop that has happened: what the model asked, what it was answered.
-
-    `results` holds one JSON-serialisable value a call, in the calls' order.
-    """
+    """A completed step of a tool loop. `results` has one JSON value for each call."""
 
     calls: Sequence[ToolCall]
     results: Sequence[Any]
@@ -66,12 +61,12 @@ class ToolRound:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Everything that is sent: messages in order, then the rounds of a tool loop so far.
+    """The messages in order, and the rounds of a tool loop so far.
 
-    The first `stable` messages are likely to begin the next prompt, too: a provider that keeps what
-    it is told to keeps those. `reply_room` is what the prompt leaves of the window, in the model's
-    tokens; None if nobody has counted it. After `reply_limit` characters of text, or of thoughts,
-    the reply is cut.
+    Attributes:
+        stable: Number of the first messages that probably begin the next prompt, for caches.
+        reply_room: Remaining tokens of the window; None if they were not counted.
+        reply_limit: Maximum number of characters of text, and of thoughts.
     """
 
     messages: Sequence[PromptMessage]
@@ -99,27 +94,27 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingPiece:
-    """A piece of what the model thought aloud before or amid the reply. Never empty."""
+    """A piece of the model's thoughts. Never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextReset:
-    """Take back the text that this request has streamed so far: it was something else."""
+    """Takes back the text that was streamed so far, because it was thoughts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingReset:
-    """Take back the thoughts that this request has streamed so far: they were the reply."""
+    """Takes back the thoughts that were streamed so far, because they were the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """A request that was sent in another form than it was asked for: the first piece of a stream.
+    """The form of a request that was changed: the first piece of a stream.
 
-    `shape` is the message shape that was sent. `left_out` are sampling settings of the user that
-    the model cannot take, or cannot take together with another one.
+    `left_out` are the user's sampling settings that the model does not support, or not in
+    combination.
     """
 
     shape: MessageShape = "lenient"
@@ -127,15 +122,14 @@ class SentRequest:
 
 
 MAX_REPORTED_TOKENS = 10_000_000
-"""Of one request: several times the largest context window."""
+"""Maximum tokens of one request: several times the largest context window."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens as the provider reported them. `completion_tokens` includes `thinking_tokens`.
+    """Reported tokens. `completion_tokens` includes `thinking_tokens`.
 
-    A number that no request can have is brought to the nearest that it can: what a server says is
-    added up and stored.
+    Impossible numbers are limited, because they are added and stored.
     """
 
     prompt_tokens: int
@@ -151,7 +145,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The reply is over. Always the last piece of a stream that did not fail."""
+    """The end of a reply: the last piece of a stream without error."""
 
     reason: FinishReason
 
@@ -169,7 +163,7 @@ Piece = (
 
 
 def apply_resets(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the pieces that are left at the end of a stream, without resets."""
+    """Remove resets and the pieces that they take back."""
     kept: list[Piece] = []
     for piece in pieces:
         match piece:
@@ -184,8 +178,6 @@ def apply_resets(pieces: Iterable[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What a model said when it was offered tools: text, calls, or both."""
-
     text: str
     calls: Sequence[ToolCall]
     usage: TokenUsage | None
@@ -194,7 +186,7 @@ class ToolAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StructuredAnswer:
-    """A value of the schema that was asked for, parsed but not validated against it."""
+    """A requested JSON value, parsed but not validated."""
 
     value: Any
     usage: TokenUsage | None
@@ -202,19 +194,20 @@ class StructuredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The facts of a model that are known before it is called.
+    """The known facts about a model.
 
-    `id` is `provider/name` (`gemini/gemini-2.5-flash`), or a bare name for the built-in demo.
-    `provider` is the provider's slug, `provider_name` what people call it.
-    `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
-    `accepts` are the sampling settings that it takes; others are refused when they are set.
-    `refused` are those that its server was found not to take: they are left out of requests.
-    `shape` is the message shape that it accepts, and `tool_support` the best way of calling tools
-    that is expected of it: see `tool_streams`. Each is what the user set, else what was learned,
-    else the default of the preset.
-    `excludes` names the settings that may be left out while another one is set.
-    `fixed` names those of the two that the user set. Nothing that is learned replaces them.
-    `learned_window` is what its server's answers have shown; the user's setting comes before it.
+    Attributes:
+        id: `provider/name` (`gemini/gemini-2.5-flash`), or `demo`.
+        provider: The provider's slug.
+        tokenizer: The closest vocabulary in `generation.tokens`.
+        accepts: The supported sampling settings. Others cannot be set.
+        refused: Settings that the server has refused. They are omitted from requests.
+        tool_support: The best way to call tools: see `tools.streams`.
+        shape: The message shape. Like `tool_support`, it is set by the user, learned or a default.
+        excludes: The settings that may be omitted if another one is set.
+        fixed: The facts that the user has set, which are not learned.
+        provider_name: The provider's name on the page.
+        learned_window: The window that answers have shown. The user's setting has precedence.
     """
 
     id: str
@@ -240,30 +233,30 @@ class ModelSpec:
 
     @property
     def usable_window(self) -> int:
-        """The window, unless the server is known to have a smaller one than the user has set."""
+        """The window, limited by the one that the server has shown."""
         return min(self.context_window, self.learned_window or self.context_window)
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise `SettingNotTakenError` for a setting that the vendor's API does not have.
 
-        A setting that the model's server was found to refuse is left out of requests instead.
+        Settings that the server has refused are omitted from requests instead.
         """
         check_taken(sampling, accepts=self.accepts | self.refused, model_id=self.id)
 
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A model that continues a chat. Every failure it raises is a `ModelError`."""
+    """A language model. All errors are `ModelError`s."""
 
     spec: ModelSpec
 
     @property
     def learned(self) -> ModelAbilities:
-        """The abilities that the model's answers have shown so far."""
+        """The abilities that answers have shown."""
         ...
 
     def learn(self, **changes: Any) -> None:
-        """Remember abilities that an answer shows: members of `ModelAbilities`."""
+        """Remember members of `ModelAbilities`."""
         ...
 
     def stream(
@@ -276,28 +269,27 @@ class ChatModel(Protocol):
     ) -> AsyncGenerator[Piece, None]:
         """Yield the reply piece by piece: text or calls, then usage if known, then `Finish`.
 
-        Closing it early hangs up on the provider: iterate inside `contextlib.aclosing`.
+        Iterate inside `contextlib.aclosing`, because closing it early ends the request.
 
         Args:
-            prompt: What is sent.
-            sampling: What the user set.
-            tools: What the model may call. A call is one piece, once it is complete; one that
-                can't be read has a `problem` and does not end the reply. Without tools there is at
-                least one piece of text or of thoughts.
-            schema: JSON Schema of the whole text. Not to be combined with tools.
+            prompt: The prompt before shaping.
+            sampling: The user's settings.
+            tools: The available tools. Each complete call is one piece. An unreadable one has a
+                `problem`. Without tools, there is at least one piece of text or thoughts.
+            schema: JSON Schema of the whole text. Not allowed with tools.
         """
         ...
 
     async def call_tools(
         self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
     ) -> ToolAnswer:
-        """One step of a tool loop: the model answers with text, with calls, or with both."""
+        """Request one step of a tool loop."""
         ...
 
-    async def structured(
+    async def generate_json(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
-        """Ask for one JSON value of `schema`. Not to be combined with tools."""
+        """Request one JSON value of a schema."""
         ...
 
 
@@ -305,7 +297,7 @@ class ModelError(AppError):
     """The model could not be reached, rejected the request, or stopped too early.
 
     `retryable`: the same request may succeed later. The problem's member `provider_message` quotes
-    the provider's own words, if there are any; see `failures`.
+    the provider's error text, if there is one.
     """
 
     status, slug, title = 502, "model-failed", "The model failed"
@@ -378,7 +370,7 @@ class ModelRateLimitError(ModelError):
 
 
 class ModelCreditError(ModelError):
-    """The account or the key has no credit left, or has reached its spending limit."""
+    """The account or the key has no credit, or has reached its spending limit."""
 
     status, slug, title = 502, "model-no-credit", "The account has no credit at the provider"
 
@@ -426,9 +418,9 @@ class ModelRequestError(ModelError):
 class ModelContextOverflowError(ModelError):
     """The prompt is longer than the model's context window.
 
-    `window` is the model's window and `needed` the length of the prompt, in the model's tokens;
-    each is None if the server did not report it. Some servers include the reply in `needed`:
-    `reply_limit` is how long a reply the request asked for, if it did.
+    `window` is the model's window and `needed` the length of the prompt, in the model's tokens,
+    each None if the server did not report it. Some servers include the reply in `needed`.
+    `reply_limit` is the requested output limit, if there was one.
     """
 
     status, slug, title = (
@@ -449,7 +441,7 @@ class ModelContextOverflowError(ModelError):
 
 
 class ModelBlockedError(ModelError):
-    """A content filter blocked the prompt or the reply; `reason` is the provider's word for it."""
+    """A content filter blocked the prompt or the reply. `reason` is the provider's category."""
 
     status, slug, title = 502, "model-blocked", "The provider's content filter blocked the text"
 
@@ -459,7 +451,7 @@ class ModelBlockedError(ModelError):
 
 
 class ModelDeclinedError(ModelError):
-    """The model wrote that it will not do its task. It may do so if it is asked again."""
+    """The model refused its task in words. It may accept if it is asked again."""
 
     status, slug, title = 502, "model-declined", "The model declined to answer"
     retryable = True

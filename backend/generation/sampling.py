@@ -1,4 +1,4 @@
-"""Sampling settings: what a user may set, within which bounds, and which model takes which."""
+"""Sampling settings, their limits, and the check that a model supports them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SamplingField = Literal[
 SAMPLING_FIELDS: tuple[SamplingField, ...] = get_args(SamplingField)
 
 SafetyThreshold = Literal["off", "none", "high", "medium", "low"]
-"""How much the provider's filter lets through: `off` is no filter, `low` the strictest."""
+"""The strength of the provider's filter: `off` is no filter, `low` the strictest."""
 
 HarmCategory = Literal["harassment", "hate_speech", "sexually_explicit", "dangerous_content"]
 
@@ -56,11 +56,11 @@ Grammar = Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]
 class Sampling(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What is asked of the model beside the prompt. `None` leaves it to the provider.
+    """Settings of a request. None uses the provider's default.
 
-    `grammar` (GBNF) and `json_schema` (a JSON text) hold a reply to a form, `start_reply_with` is
-    what it begins with. These three are for replies in words: where the model is asked for JSON or
-    may call tools, they are left out.
+    `grammar` (GBNF) and `json_schema` (a JSON text) define the form of a reply, and
+    `start_reply_with` its beginning. These three are ignored if the model is asked for JSON or may
+    call tools.
     """
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
@@ -93,16 +93,15 @@ class Sampling(
     start_reply_with: Annotated[str, msgspec.Meta(min_length=1, max_length=4000)] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a JSON Schema that is none, when it is set."""
         if self.json_schema is not None and not mapping(parse_json(self.json_schema)):
             raise ValueError("json_schema is not the JSON text of an object")
 
     def set_fields(self) -> list[SamplingField]:
-        """Names of the settings that are set, in the order of declaration."""
+        """Return the names of the settings that are set, in order of declaration."""
         return [name for name in SAMPLING_FIELDS if getattr(self, name) is not None]
 
     def without_form(self) -> Sampling:
-        """The same without what only replies in words have."""
+        """Remove the settings that only replies in words have."""
         if self.grammar is self.json_schema is self.start_reply_with is None:
             return self
         return msgspec.structs.replace(self, grammar=None, json_schema=None, start_reply_with=None)
@@ -115,11 +114,11 @@ class SettingNotTakenError(ValidationError):
 
 
 def check_taken(sampling: Sampling, *, accepts: frozenset[SamplingField], model_id: str) -> None:
-    """Raise `SettingNotTakenError` when a setting is set that the model does not take."""
+    """Raise `SettingNotTakenError` if a setting is set that the model does not support."""
     refused = [name for name in sampling.set_fields() if name not in accepts]
     if refused:
         raise SettingNotTakenError(
-            f"{model_id} does not support {', '.join(refused)}; "
-            f"it supports {', '.join(sorted(accepts)) or 'no settings'}.",
+            f"{model_id} does not support {', '.join(refused)}. "
+            f"It supports {', '.join(sorted(accepts)) or 'no settings'}.",
             extra={"refused": refused, "accepts": sorted(accepts), "model": model_id},
         )

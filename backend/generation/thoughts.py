@@ -1,16 +1,15 @@
-"""Thoughts that a model writes into the text of its reply, between tags.
+"""Separates the thoughts that a model writes between tags from the text of its reply.
 
-Servers that do not separate a model's thoughts from its reply leave both in one text. Where a tag
-counts:
+Many servers do not separate them. The rules for tags:
 
-- An opening tag counts at the beginning of a reply and after another block. Models think before
-  they write; a tag that comes later belongs to a story or to code.
-- A closing tag without an opening one counts once in a reply: outside code, before any tool call,
-  and within the first `MAX_TAKEN_BACK` characters. Chat templates write the opening tag into the
-  prompt, so that the reply begins inside the thoughts. The text before the tag is taken back.
-- A closing tag between two backticks is quoted.
-- The tags of an answer (`<|channel|>final<|message|>`) count where an opening tag does. They are
-  left out of the text.
+- An opening tag is valid at the beginning of a reply and after another block. Later tags belong to
+  the story or to code.
+- A closing tag without an opening one is valid once in a reply: outside code, before any tool call,
+  and within the first `MAX_TAKEN_BACK` characters. Some chat templates write the opening tag into
+  the prompt, so that the reply begins inside the thoughts. The text before the tag is taken back.
+- A closing tag between two backticks is a quotation.
+- Tags of an answer (`<|channel|>final<|message|>`) are valid at the same places as opening tags,
+  and are removed.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from backend.generation.model import (
 from backend.generation.servers.replies import Delta, DeltaPiece
 
 Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=40, pattern=r"^\S(.*\S)?$")]
-"""Tags have no white space at their ends, because the reader skips it at the head of a reply."""
+"""A tag without outer white space, which the reader skips at the beginning of a reply."""
 
 MAX_TAKEN_BACK = 200_000
-"""Characters of a reply that a closing tag can still turn into thoughts.
+"""Maximum number of characters that a closing tag can turn into thoughts, kept in memory.
 
-About 50,000 tokens: more than models think. They are kept in memory until then.
+They are about 50,000 tokens, more than models think.
 """
 
 MAX_BLANKS = 200
@@ -48,7 +47,7 @@ MAX_BLANKS = 200
 
 
 class ThoughtTags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pair of tags between which a model writes its thoughts into the text."""
+    """A pair of tags that enclose thoughts in the text."""
 
     opening: Tag
     closing: Tag
@@ -64,14 +63,14 @@ KNOWN_TAGS: Sequence[ThoughtTags] = (
     ThoughtTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
     ThoughtTags("◁think▷", "◁/think▷"),  # Kimi
 )
-"""Tags that are recognised in every reply, in any letter case."""
+"""Tags that are recognised in all replies, in upper or lower case."""
 
 _CHANNEL_TAGS: Sequence[ThoughtTags] = tuple(
     ThoughtTags(f"{start}<|channel|>{channel}<|message|>", "<|end|>")
     for start in ("", "<|start|>assistant")
     for channel in ("analysis", "commentary")
 )
-"""The tags of gpt-oss. Their closing tag also ends replies, so it does not count alone.
+"""The tags of gpt-oss. Their closing tag also ends replies, so it is not valid alone.
 
 Source: https://cookbook.openai.com/articles/openai-harmony
 """
@@ -85,11 +84,11 @@ _ANSWER_CLOSINGS = ("<|end|>", "<|return|>", "<|END_RESPONSE|>")
 
 _BLANKS = re.compile(r"\s*")
 _CUT_FINISHES: frozenset[FinishReason] = frozenset({"length", "safety"})
-"""Reasons for which a reply may end inside its thoughts."""
+"""Finish reasons of replies that may end inside their thoughts."""
 
 
 class _TagFinder:
-    """Finds tags in a growing text, in any case of the letters a to z."""
+    """Finds tags in a growing text. ASCII letters match in upper and lower case."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         longest_first = sorted(set(tags), key=len, reverse=True)
@@ -102,12 +101,12 @@ class _TagFinder:
         )
 
     def may_begin(self, text: str, at: int) -> bool:
-        """True if the text ends within a tag that begins at a position."""
+        """True if the text ends within a tag that begins at `at`."""
         rest = text[at : at + self._length].lower()
         return any(len(rest) < len(tag) and tag.startswith(rest) for tag in self._tags)
 
     def find_settled_end(self, text: str, at: int) -> int:
-        """The position at or after `at` from which the text may be the beginning of a tag."""
+        """Return the first position from `at` where an incomplete tag may begin."""
         place = max(at, len(text) - self._length + 1)
         while first := self._first.search(text, place):
             if self.may_begin(text, first.start()):
@@ -120,12 +119,12 @@ class _ReplyTags(NamedTuple):
     """The tags of a reply, in lower case.
 
     Attributes:
-        head: Finds the tags that count at the beginning of a reply.
-        text: Finds the tags that are looked at after it.
+        head: Finds the tags that are valid at the beginning of a reply.
+        text: Finds the tags that are relevant after it.
         closing_of: The closing tag of each opening one.
         ends: The finder of the closing tag, by the opening one.
-        lone: The closing tags that count without an opening one.
-        lone_end: Finds these.
+        lone: The closing tags that are valid without an opening one.
+        lone_end: Finds them.
     """
 
     head: _TagFinder
@@ -140,7 +139,7 @@ def _make_reply_tags(added: Sequence[ThoughtTags] = ()) -> _ReplyTags:
     own = (*KNOWN_TAGS, *added)
     pairs = (*own, *_CHANNEL_TAGS)
     openings = [pair.opening for pair in pairs]
-    # A fence or a rule that ends thoughts is too common in stories to count alone.
+    # Closing tags without letters, such as a code fence, are too common in stories.
     lone = [pair.closing for pair in own if any(map(str.isalpha, pair.closing))]
     return _ReplyTags(
         head=_TagFinder([*openings, *lone, *_ANSWER_OPENINGS]),
@@ -152,18 +151,18 @@ def _make_reply_tags(added: Sequence[ThoughtTags] = ()) -> _ReplyTags:
     )
 
 
-KNOWN_MARKS = _make_reply_tags()
+KNOWN_REPLY_TAGS = _make_reply_tags()
 _ANSWER_END = _TagFinder(_ANSWER_CLOSINGS)
 
 
 class ThoughtReader:
-    """Separates thoughts from text, piece by piece. Linear in the reply, however it is cut.
+    """Separates thoughts from text, piece by piece, in linear time.
 
     It holds back at most the longest tag, or `MAX_BLANKS` characters of white space.
 
     Attributes:
-        thinks_first: True if the model's replies begin inside thoughts, which only a closing tag
-            ends: as it was given, or as the reply has shown.
+        thinks_first: True if replies begin inside thoughts that only a closing tag ends. It is
+            updated by the reply.
     """
 
     def __init__(
@@ -179,15 +178,15 @@ class ThoughtReader:
 
         Args:
             tags: Tags in addition to the known ones.
-            start: The text that the reply was made to begin with, which servers do not repeat.
-            thinks_first: Take the reply for thoughts until a closing tag. If it ends without one,
-                it was text, and is repeated as text.
-            is_json: JSON was asked for: a reply that begins with a bracket has no tags.
-            is_off: Leave the text as it is.
+            start: The requested beginning of the reply, which servers do not repeat.
+            thinks_first: Treat the reply as thoughts until a closing tag. Without one, the reply is
+                yielded again as text.
+            is_json: JSON was requested, so a reply that begins with a bracket has no tags.
+            is_off: Do not change the text.
         """
         self.thinks_first = thinks_first
-        # A user's own tags are not kept from reply to reply: they are the user's text.
-        self._marks = _make_reply_tags(tags) if tags else KNOWN_MARKS
+        # A user's tags are not cached, because they are the user's text.
+        self._marks = _make_reply_tags(tags) if tags else KNOWN_REPLY_TAGS
         self._place: Literal["head", "thoughts", "text"] = "text" if is_off else "head"
         self._end = self._marks.lone_end
         self._held = ""
@@ -203,18 +202,18 @@ class ThoughtReader:
         self._started = self.feed(start) if start else []
 
     def read(self, delta: Delta) -> Delta:
-        """Return a part of a reply with its thoughts separated; one with a finish is the last."""
+        """Separate the thoughts in a part of a reply. A part with a finish is the last one."""
         pieces: list[DeltaPiece] = []
         for piece in delta.pieces:
             match piece:
                 case TextPiece(text):
                     pieces += self.feed(text)
                 case ToolCall():
-                    # It may have been carried out by the time a closing tag comes.
+                    # Text before a call is not taken back, because the call may be executed.
                     pieces += [*self.close(is_cut=False), piece]
                     self._keep()
                 case _:
-                    # This server separates thoughts.
+                    # The server separates thoughts.
                     pieces += [*self._refute(), piece]
         if delta.pieces:
             pieces, self._started = [*self._started, *pieces], []
@@ -223,7 +222,7 @@ class ThoughtReader:
         return replace(delta, pieces=tuple(pieces))
 
     def break_off(self) -> Delta:
-        """Return the rest of a reply that has no end."""
+        """Return the rest of an incomplete reply."""
         return Delta(tuple(self.close(is_cut=True)))
 
     def feed(self, text: str) -> list[DeltaPiece]:
@@ -244,10 +243,9 @@ class ThoughtReader:
         return pieces
 
     def close(self, *, is_cut: bool) -> list[DeltaPiece]:
-        """Return the rest at the end of the reply, or before a tool call in it.
+        """Return the rest at the end of the reply, or before a tool call.
 
-        Args:
-            is_cut: The reply may have ended inside its thoughts.
+        If it `is_cut`, it may have ended inside its thoughts.
         """
         held, self._held = self._held, ""
         pieces: list[DeltaPiece] = []
@@ -262,7 +260,7 @@ class ThoughtReader:
         return pieces
 
     def _begin(self, text: str, at: int) -> int:
-        """Look for a tag at the head, and return the position up to which the text is read."""
+        """Read a tag at the beginning of a block, and return the position after it."""
         blanks = _BLANKS.match(text, at)
         begin = blanks.end() if blanks else at
         is_open = begin == len(text) or self._marks.head.may_begin(text, begin)
@@ -279,7 +277,7 @@ class ThoughtReader:
                 self.thinks_first = False
             self._keep()
         elif tag in self._marks.lone:
-            # The thoughts that the prompt had opened end before a word.
+            # The prompt contains the opening tag, and the thoughts are empty.
             self.thinks_first |= self._can_take_back
             self._end_block()
         else:
@@ -294,7 +292,6 @@ class ThoughtReader:
         return begin if self._had_block or self._presumes_thoughts else at
 
     def _think(self, text: str, at: int, pieces: list[DeltaPiece]) -> int:
-        """Read thoughts up to their closing tag."""
         if not self._last and (blanks := _BLANKS.match(text, at)):
             at = blanks.end()
         place = at
@@ -320,7 +317,6 @@ class ThoughtReader:
         return len(text)
 
     def _answer(self, text: str, at: int, pieces: list[DeltaPiece]) -> int:
-        """Read the text of an answer up to its closing tag."""
         found = _ANSWER_END.any.search(text, at)
         end = found.start() if found else _ANSWER_END.find_settled_end(text, at)
         self._add(TextPiece(text[at:end]), pieces)
@@ -332,7 +328,7 @@ class ThoughtReader:
         return len(text)
 
     def _say(self, text: str, at: int, pieces: list[DeltaPiece]) -> int:
-        """Read text up to a closing tag without an opening one."""
+        """Read text up to a lone closing tag."""
         if not self._can_take_back:
             self._add(TextPiece(text[at:]), pieces)
             return len(text)
@@ -357,7 +353,7 @@ class ThoughtReader:
         return len(text)
 
     def _take_back(self, more: str) -> list[DeltaPiece]:
-        """Return the streamed text, and `more`, as thoughts."""
+        """Take back the streamed text, and return it and `more` as thoughts."""
         pieces: list[DeltaPiece] = [TextReset()] if self._streamed else []
         if thoughts := "".join((*self._streamed, more)).lstrip():
             pieces.append(ThinkingPiece(thoughts))
@@ -366,7 +362,7 @@ class ThoughtReader:
         return pieces
 
     def _refute(self) -> list[DeltaPiece]:
-        """Return the streamed thoughts as text, if they were only presumed to be thoughts."""
+        """Return presumed thoughts as text."""
         if not self._presumes_thoughts:
             return []
         self.thinks_first = False
@@ -377,7 +373,7 @@ class ThoughtReader:
         return [ThinkingReset(), TextPiece(text)] if text else []
 
     def _add(self, piece: TextPiece | ThinkingPiece, pieces: list[DeltaPiece]) -> None:
-        """Add a piece unless it is empty, and keep it while it may have to be taken back."""
+        """Add a piece unless it is empty. Remember it while it can be taken back."""
         if not piece.text:
             return
         pieces.append(piece)
@@ -393,6 +389,6 @@ class ThoughtReader:
         self._keep()
 
     def _keep(self) -> None:
-        """Settle that no streamed piece is taken back any more."""
+        """Forget the streamed pieces, which can no longer be taken back."""
         self._presumes_thoughts = self._can_take_back = False
         self._streamed.clear()

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import msgspec
-from litestar import Request, Response
+from litestar import Response
 from litestar._kwargs.extractors import create_query_default_dict
 from litestar._parsers import parse_cookie_string, parse_query_string
 from litestar.datastructures import URL
@@ -26,10 +26,10 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from backend import errors
 from backend.core.logs import bind_request, get_logger
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX, AppError
+from backend.http.schemas import AnyRequest
 
 log = get_logger(__name__)
 
-AnyRequest = Request[Any, Any, Any]
 AnyResponse = Response[dict[str, Any]]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
@@ -79,13 +79,8 @@ class SchemeFinder:
 
     A request is plain http if its proxy says so, or if no proxy forwarded it. Without
     `X-Forwarded-Proto` the public origin decides, because every forwarded request looks like http.
-
-    Args:
-        public_origin: Origin that browsers use; empty for that of the request.
-        trusted_proxies: Addresses and networks of proxies, or `*`.
-        signs_itself: True if the server made its certificate itself. Then it sends no HSTS, which
-            would apply to every port of the name, and would not let a device that does not trust
-            the certificate yet skip the warning.
+    `signs_itself` means a self-made certificate. Then there is no HSTS: it would apply to every
+    port of the name, and browsers that do not trust the certificate could not skip the warning.
     """
 
     def __init__(
@@ -101,7 +96,6 @@ class SchemeFinder:
         self._networks = [each for each in map(_network, trusted_proxies) if each is not None]
 
     def scheme(self, scope: Scope) -> str:
-        """Return the scheme that the browser used: `https` or `http`."""
         if scope["scheme"] == "https" or not self._requires_https:
             return scope["scheme"]
         headers = dict(scope["headers"])
@@ -131,7 +125,6 @@ class SchemeFinder:
 
 
 def requires_https(public_origin: str) -> bool:
-    """True if browsers use only https for this server."""
     return urlsplit(public_origin).scheme == "https"
 
 
@@ -143,10 +136,9 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
 
 
 def observe(app: ASGIApp, transport: SchemeFinder | None = None) -> ASGIApp:
-    """Wrap the application: add a request id and headers, and log each response.
+    """Wrap Litestar: add a request id and headers to every response, and log it.
 
-    It wraps Litestar, so that responses without a route are included. The application sees the
-    scheme that `transport` found.
+    The application sees the scheme that `transport` found.
     """
     transport = transport or SchemeFinder()
 
@@ -223,7 +215,6 @@ def _is_host(value: bytes) -> bool:
 
 
 async def _send(problem: AppError, send: Send) -> None:
-    """Respond with a problem, outside of Litestar."""
     body = encode_json(problem.to_problem())
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),
@@ -318,7 +309,7 @@ def _read_fault(entry: dict[str, Any]) -> dict[str, str]:
 
 
 def _handle_undecodable(request: AnyRequest, error: Exception) -> AnyResponse:
-    """Respond to a body that is not UTF-8, which Litestar does not handle."""
+    """Respond to a body that is not UTF-8, because Litestar does not handle it."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames and frames[-1].f_code is decode_json.__code__:
         return _respond(errors.BadRequestError("The JSON text is not UTF-8."))

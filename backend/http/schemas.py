@@ -1,4 +1,4 @@
-"""Shared schemas and rules of the HTTP API."""
+"""Shared schemas, parameters and rules of the HTTP API."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import GenericAlias
-from typing import Annotated, Any, Generic, Self, TypeVar, cast
+from typing import Annotated, Any, Generic, Protocol, Self, TypeVar, cast
 
 import msgspec
+from litestar import Request, Response
+from litestar.connection import ASGIConnection
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import QueryParameter
+from litestar.params import HeaderParameter, QueryParameter
 from litestar.types import Scope
 
 from backend.errors import AppError, PreconditionFailedError, ValidationError
 
+AnyRequest = Request[Any, Any, Any]
+AnyConnection = ASGIConnection[Any, Any, Any, Any]
+
+
+class RevisionView(Protocol):
+    """A view of a resource that has a revision."""
+
+    @property
+    def revision(self) -> int: ...
+
+
 T = TypeVar("T")
-StructT = TypeVar("StructT", bound=msgspec.Struct)
-
-
 RowT = TypeVar("RowT")
+ViewT = TypeVar("ViewT", bound=RevisionView)
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _SLICE_ITEMS = 500
 """Converting this many items takes 1 to 2 ms."""
@@ -35,14 +47,17 @@ PageSize = Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)]
 """The `limit` of a list."""
 PlaceCursor = Annotated[int | None, QueryParameter(ge=0, le=MAX_INTEGER)]
 """The `after` or `before` of a list that is paged by position."""
+IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", include_in_schema=False)]
+"""The header of a conditional change. `docs/reference/api.md` describes it for all routes."""
 
 # Keys of a handler's `opt` for the OpenAPI document.
 RAISES = "raises"
 """The `AppError` classes that the route can return, in addition to those of every route."""
+COMMON_RAISES = "common_raises"
+"""The same for all routes of a controller."""
 PATCHES = "patches"
 """The struct that the route's JSON Merge Patch is applied to."""
 EXAMPLE = "example"
-"""An example of the request body."""
 STREAMS = "streams"
 """The events of a stream: the members of each event's data, by event name."""
 FILES = "files"
@@ -61,7 +76,6 @@ STORES = "stores"
 
 
 def find_max_body_bytes(scope: Scope) -> int:
-    """Return the maximum body size of a request's route in bytes."""
     handler = scope["route_handler"]
     found = handler.resolve_request_max_body_size() if isinstance(handler, HTTPRouteHandler) else 0
     return found or 0
@@ -156,7 +170,6 @@ def _merge(target: Any, patch: Any) -> Any:
 
 
 def reject_unknown(patch: dict[str, Any], known: type[msgspec.Struct] | frozenset[str]) -> None:
-    """Raise `ValidationError` if a patch contains an unknown member."""
     names = known if isinstance(known, frozenset) else frozenset(known.__struct_encode_fields__)
     if unknown := sorted(patch.keys() - names):
         raise ValidationError(
@@ -174,6 +187,15 @@ def make_page(rows: Sequence[RowT], limit: int) -> tuple[list[RowT], str | None]
 
 def make_etag(revision: int) -> str:
     return f'"{revision}"'
+
+
+def tag_body(body: T, revision: int) -> Response[T]:
+    """Return a response with the revision as its ETag."""
+    return Response(body, headers={"ETag": make_etag(revision)})
+
+
+def tag_view(view: ViewT) -> Response[ViewT]:
+    return tag_body(view, view.revision)
 
 
 def check_revision(if_match: str | None, revision: int) -> None:

@@ -64,9 +64,6 @@ class Capacity:
     """The jobs that a worker can take.
 
     Args:
-        owner: The worker.
-        kinds: Kinds that it has handlers for.
-        count: Number of jobs that it has room for.
         per_share: Maximum number of jobs of one share that may run in it at once.
         running: Number of running jobs of each share.
         queued: True to take jobs in the state `queued`.
@@ -90,10 +87,7 @@ class Capacity:
 async def find_candidates(
     session: AsyncSession, wanted: Capacity, at: datetime, start: UUID | None
 ) -> list[UUID]:
-    """Return ids of jobs that can be taken now, alternating between shares, up to the capacity.
-
-    Begins with the share after `start`.
-    """
+    """Return ids of jobs that can be taken, of all shares in turn, from the one after `start`."""
     each = min(wanted.count, wanted.per_share, FIRST_PER_SHARE)
     values: dict[str, Any] = {
         "at": at,
@@ -131,17 +125,14 @@ async def find_candidates(
 
 
 def _make_limits(count: int) -> dict[str, int]:
-    """Return the parameters for the jobs of each share that are taken and read."""
     return {"each": count, "depth": count * CANDIDATE_FACTOR}
 
 
 def _has_full_share(rows: Iterable[Row[UUID, UUID]], each: int) -> bool:
-    """True if a share may have more jobs than were read."""
     return any(found >= each for found in Counter(row.share for row in rows).values())
 
 
 def _alternate(rows: Iterable[Row[UUID, UUID]], wanted: Capacity) -> list[UUID]:
-    """Take one job of each share in turn, up to the capacity."""
     waiting: dict[UUID, deque[UUID]] = defaultdict(deque)
     for row in rows:
         if row.id not in waiting[row.share]:
@@ -192,10 +183,7 @@ def _make_due_query(states: tuple[Waiting, ...], is_postgres: bool) -> Any:  # n
 
 
 def _query_state(state: Waiting, *, is_postgres: bool) -> Any:
-    """Return the query for jobs that can run now: up to `each` per share and `limit` in total.
-
-    Both databases read shares and rows in order, and stop at the limit.
-    """
+    """Return the query for jobs that can run now: up to `each` per share and `limit` in total."""
     limit = bindparam("limit", type_=Integer())
     if state == "waiting_key":
         return _query_shares(_make_open_shares(), state, is_postgres=is_postgres).limit(limit)
@@ -241,7 +229,6 @@ _LEFT_BEHIND = select(_JOB.id, _JOB.share).where(
     _JOB.kind.in_(bindparam("kinds", expanding=True)),
 )
 _ABANDONED = _LEFT_BEHIND.where(_JOB.leases_lost == 0).limit(bindparam("count", type_=Integer()))
-"""Jobs with an expired lease."""
 
 _SUSPECT = (
     _LEFT_BEHIND.where(
@@ -278,7 +265,6 @@ def _lane_is_free(job: Any) -> ColumnElement[bool]:
 
 LEASE_DURATION = timedelta(seconds=60)
 CLAIM_LOCK = 7_241_905_114
-"""PostgreSQL's advisory lock of claims."""
 STUCK_MS = 15_000
 """Time after which PostgreSQL closes the connection of a process that hangs in a claim."""
 MAX_PUT_BACK_ATTEMPTS = 5
@@ -286,10 +272,7 @@ MAX_PUT_BACK_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class ClaimedJob:
-    """The row of a job at the time of its claim.
-
-    `lease_owner` and `fence` prove that the job belongs to this worker.
-    """
+    """The row of a claimed job. `lease_owner` and `fence` prove that it belongs to this worker."""
 
     id: UUID
     user_id: UUID | None
@@ -309,7 +292,6 @@ class ClaimedJob:
     created_at: datetime
 
     def make_owner_values(self, at: datetime) -> dict[str, Any]:
-        """Return the parameters of `IS_OWNED`."""
         return {"job": self.id, "owner": self.lease_owner, "held_fence": self.fence, "at": at}
 
 
@@ -365,10 +347,7 @@ async def claim_jobs(
     lease: timedelta = LEASE_DURATION,
     start: UUID | None,
 ) -> list[ClaimedJob]:
-    """Claim up to `wanted.count` jobs, alternating between users.
-
-    Begins after the share `start`, which was served last.
-    """
+    """Claim jobs of all users in turn, beginning after the share `start`, which was served last."""
     if session.get_bind().dialect.name == "postgresql":
         await session.execute(_IN_ORDER)
     ids = await find_candidates(session, wanted, at, start)
@@ -394,7 +373,6 @@ ENDED_VALUES: dict[str, Any] = {
     "root_version": None,
     "key_until": None,
 }
-"""Column values of a job that has ended."""
 
 _END = delete(JOBS).where(IS_OWNED).returning(_JOB.id)
 _END_AND_KEEP = (

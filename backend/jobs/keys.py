@@ -41,7 +41,6 @@ class JobKeys:
     async def load(
         self, session: AsyncSession, jobs: Sequence[ClaimedJob], *, at: datetime
     ) -> KeyHolders | None:
-        """Load the rows that `sealers` needs; None if no job has a user."""
         wanted = [job for job in jobs if job.user_id is not None]
         return await KeyHolders.load(session, wanted, self._open, at=at) if wanted else None
 

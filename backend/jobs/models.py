@@ -18,7 +18,6 @@ IS_WAITING = text("state IN ('queued', 'waiting_key')")
 """At most one job with the same dedupe key is in these states."""
 
 SYSTEM_SHARE = UUID(int=0)
-"""The share of jobs without a user."""
 
 
 class Job(Base):

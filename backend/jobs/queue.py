@@ -38,7 +38,6 @@ NO_GRANT_VALUES: dict[str, Any] = {
     "root_version": None,
     "key_until": None,
 }
-"""Key columns of a new job without a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,7 @@ class JobKey:
     root: RootKeys = field(repr=False)
 
     def columns(self, job_id: UUID, user_id: UUID | None, at: datetime) -> dict[str, Any]:
-        """Return the key columns of a job's row, and its `state`.
-
-        Raises `ValueError` for another user's job.
-        """
+        """Return a row's key columns and `state`. Raises `ValueError` for another user's job."""
         if user_id is None or user_id != self.sealer.user_id:
             raise ValueError("The key belongs to another user.")
         found = dict(NO_GRANT_VALUES)
@@ -167,7 +163,6 @@ class JobQueue:
         self._listeners: set[asyncio.Event] = set()
 
     def grant(self, sealer: Sealer, key_mode: KeyMode) -> JobKey:
-        """Return the key for jobs of a signed-in user."""
         return JobKey(sealer, key_mode, self._root)
 
     async def enqueue(
@@ -194,15 +189,7 @@ class JobQueue:
         """End running jobs of a user in the caller's transaction. Their workers lose them.
 
         A job that is writing is skipped: it locks its row, and may wait for rows that the caller
-        has locked.
-
-        Args:
-            session: The caller's session.
-            user_id: Owner of the jobs.
-            lanes: Lanes of the jobs.
-            kinds: Kinds of the jobs.
-            payload: Members that the payload of a job must contain.
-            error: Slug of the reason.
+        has locked. `payload` are members that the job's payload must contain.
         """
         query = select(Job.id, Job.payload).where(
             Job.user_id == user_id,
@@ -222,7 +209,6 @@ class JobQueue:
         after_commit(session, self.wake)
 
     def wake(self) -> None:
-        """Wake the workers of this process."""
         for listener in self._listeners:
             listener.set()
 

@@ -35,7 +35,6 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 MAX_SHARED_ENDS = 64
-"""Maximum number of jobs that end in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +145,7 @@ class SharedEnds:
 
 
 class _Place:
-    """One job's share of a batched commit: `entered` with the session, `left`, `committed`.
-
-    A job with a known effect only waits for `committed`.
-    """
+    """One job's share of a batched commit. A job with an effect only waits for `committed`."""
 
     def __init__(self, job: ClaimedJob, effect: Effect | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -253,10 +249,7 @@ class RunningJob:
     async def finish_statement(
         self, statement: Executable, rows: Sequence[Mapping[str, Any]]
     ) -> None:
-        """End the job, and execute one statement for each of `rows`, in one transaction.
-
-        Jobs that end together with the same statement execute it in one call.
-        """
+        """End the job with a statement for each of `rows`. Jobs that end together share it."""
         if self.ends is None:
             async with self.finish() as session:
                 if rows:
@@ -292,10 +285,7 @@ class RunningJob:
 
     @asynccontextmanager
     async def step(self) -> AsyncGenerator[AsyncSession]:
-        """Begin an intermediate transaction with effects, progress and checkpoint.
-
-        Raises `LostLeaseError` if another worker has the job.
-        """
+        """Begin a transaction for effects, progress and checkpoint. Raises `LostLeaseError`."""
         async with self._writing(self._database.write()) as session:
             values = self.claimed.make_owner_values(self._clock())
             if await session.scalar(_OWNED_JOB, values) is None:
@@ -305,10 +295,7 @@ class RunningJob:
         self.runs_alone = self.runs_alone and not has_checkpoint
 
     def checkpoint(self, payload: dict[str, Any]) -> None:
-        """Replace the payload, so that a later attempt continues from here.
-
-        It is stored by the current `step`, or by the next one.
-        """
+        """Replace the payload for later attempts. This `step`, or the next one, stores it."""
         self.payload = payload
         self._changes["payload"] = msgspec.json.encode(payload).decode()
 
@@ -380,7 +367,6 @@ class JobKind:
 
 
 def find_stoppable_kinds(kinds: Mapping[str, JobKind]) -> frozenset[str]:
-    """Return the kinds that their owners may stop."""
     return frozenset(name for name, kind in kinds.items() if kind.stoppable)
 
 
@@ -397,7 +383,6 @@ def draw_delay(attempts: int, draw: Callable[[], float]) -> timedelta | None:
 
 
 def make_queued_values(at: datetime) -> dict[str, Any]:
-    """Return the column values of a job that waits until `at`."""
     return {"state": "queued", "run_after": at, "lane_until": None}
 
 

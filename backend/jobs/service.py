@@ -27,9 +27,7 @@ DONE_RETENTION = timedelta(days=1)
 DEAD_RETENTION = timedelta(days=30)
 CLEAN_INTERVAL = timedelta(minutes=5)
 STOPPED_SLUG = "stopped"
-"""`error` of a job that its owner stopped."""
 POLL_SECONDS = 0.5
-"""Interval at which a stream reads its job."""
 
 
 class JobService:
@@ -49,7 +47,6 @@ class JobService:
     async def list_jobs(
         self, owner_id: UUID, *, state: JobState | None, limit: int, after: UUID | None
     ) -> Page[JobView]:
-        """Return a page of the user's jobs, newest first."""
         query = select(Job).where(Job.user_id == owner_id)
         if state is not None:
             query = query.where(Job.state == state)
@@ -66,10 +63,7 @@ class JobService:
             return JobView.from_row(await _find_owned(session, job_id, owner_id))
 
     async def retry(self, identity: Identity, job_id: UUID) -> JobView:
-        """Retry a dead or waiting job now, with the caller's key.
-
-        Raises `JobNotFoundError` and `JobNotRetryableError`.
-        """
+        """Retry a dead or waiting job. Raises `JobNotFoundError` and `JobNotRetryableError`."""
         at = now()
         key = self._queue.grant(identity.sealer, identity.key_mode)
         try:

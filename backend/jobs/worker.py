@@ -103,12 +103,9 @@ log = get_logger(__name__)
 
 HEARTBEAT_INTERVAL = timedelta(seconds=15)
 STOP_POLL_SECONDS = 1.0
-"""Interval between checks for stopped jobs."""
 POLL_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
-"""Pause after a database error."""
 CLOSE_TIMEOUT_SECONDS = 10.0
-"""Maximum time to wait for a cancelled handler."""
 FINISH_SECONDS = 5.0
 """Time for running jobs to finish before another job runs alone. Then they are put back."""
 
@@ -170,6 +167,11 @@ class Worker:
         ]
 
     @property
+    def job_count(self) -> int:
+        """The number of claimed jobs that are neither stored nor put back."""
+        return len(self._jobs)
+
+    @property
     def is_busy(self) -> bool:
         """True until every job of this worker is stored or put back."""
         return bool(self._jobs)
@@ -196,12 +198,20 @@ class Worker:
         except Exception as error:  # their leases will expire
             log.warning("job.release_failed", exc_info=error)
 
+    async def kill(self) -> None:
+        """Cancel all tasks and put nothing back, as if the process had ended."""
+        tasks = [*self._tasks, *(job.task for job in self._jobs.values() if job.task)]
+        self._tasks, self._jobs = [], {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
     async def _work(self) -> None:
         with self._queue.listen(self._wake):
             while not self._is_closing:
                 self._wake.clear()
                 try:
-                    is_more = await self._turn_over()
+                    is_more = await self.run_once()
                 except Exception as error:  # the next round tries again
                     log.warning("job.claim_failed", exc_info=error)
                     await asyncio.sleep(PAUSE_SECONDS)
@@ -211,11 +221,8 @@ class Worker:
                         async with asyncio.timeout(self._poll):
                             await self._wake.wait()
 
-    async def _turn_over(self) -> bool:
-        """End jobs without effects and claim new ones in one transaction.
-
-        Returns True if there may be more jobs.
-        """
+    async def run_once(self) -> bool:
+        """End jobs without effects and claim new ones together. True if there may be more."""
         after = 0.0 if self._is_draining else MAX_WAIT_SECONDS
         if stuck := self._slots.take_back(after=after):
             await self._release(stuck)
@@ -280,7 +287,6 @@ class Worker:
         )
 
     def _select_needing_key(self, claimed: list[ClaimedJob]) -> list[ClaimedJob]:
-        """Return the jobs that need their user's key."""
         return [each for each in claimed if self._kinds[each.kind].needs_key]
 
     async def _begin(
@@ -455,7 +461,6 @@ class Worker:
                 log.warning("job.heartbeat_failed", exc_info=error)
 
     async def _interrupt_stopped(self) -> None:
-        """Interrupt jobs that their owners stopped."""
         running = [
             job
             for job in self._jobs.values()

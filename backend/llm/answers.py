@@ -88,7 +88,6 @@ def estimate_usage(prompt: Prompt, answer: str) -> TokenUsage:
 
 
 def build_prompt(system: str, user: str) -> Prompt:
-    """Return a prompt of an instruction and the material to work on."""
     return Prompt([PromptMessage("system", system), PromptMessage("user", user)])
 
 
@@ -106,7 +105,7 @@ async def ask(
     `ModelError`.
     """
     try:
-        answer = await model.structured(prompt, schema, sampling)
+        answer = await model.generate_json(prompt, schema, sampling)
     except (ModelMalformedAnswerError, ModelDeclinedError):
         budget.count_call(None, prompt)
         raise
@@ -172,11 +171,7 @@ async def run_tool_loop(
         max_calls: Calls of the whole run, those that `budget` has counted before included.
         tolerated: An error that ends the loop after the first round, so that earlier rounds count.
 
-    Returns:
-        Why the loop ended.
-
-    Raises:
-        ModelError: Of any other kind, or in the first round.
+    Returns why the loop ended. Raises `ModelError` of any other kind, or in the first round.
     """
     rounds: list[ToolRound] = []
     while budget.calls < max_calls:

@@ -23,7 +23,7 @@ from backend.database.base import (
 )
 from backend.database.processes import Leases
 from backend.generation.catalogue import ListedModel, Name
-from backend.generation.registry import ProviderKind
+from backend.generation.registry import KindName
 from backend.generation.servers.abilities import MAX_CONCURRENCY
 from backend.generation.thoughts import ThoughtTags
 from backend.llm.slot_rules import SlotUse
@@ -90,7 +90,7 @@ class _ProviderColumns:
 
     id: Mapped[PrimaryId]
     slug: Mapped[str]
-    kind: Mapped[ProviderKind] = mapped_column(String)
+    kind: Mapped[KindName] = mapped_column(String)
     abilities: Mapped[str | None]
     revision: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[CreatedAt]

@@ -104,7 +104,6 @@ class _LocalClaim:
         self.started.set()
 
     def report(self, occupation: Occupation | None) -> None:
-        """Call `on_wait` if the work that the claim waits for has changed."""
         if self.on_wait is not None and occupation != self.occupation:
             self.on_wait(occupation)
         self.occupation = occupation
@@ -116,8 +115,6 @@ class _LocalClaim:
 
 
 class ModelSlots:
-    """This process's places at servers with limited concurrency."""
-
     def __init__(self, database: Database, instance: InstanceKeys) -> None:
         self._database = database
         self._instance = instance
@@ -160,7 +157,6 @@ class ModelSlots:
             yield
 
     async def aclose(self) -> None:
-        """Wait until all work has given up its places."""
         self._held.clear()
         self._news.set()
         if left := [*self._tasks, *([self._keeper] if self._keeper else [])]:
@@ -263,7 +259,6 @@ class ModelSlots:
         self._renew_at = time.monotonic() + RENEW_SECONDS
 
     async def _look(self) -> None:
-        """Compare this process's claims with all others."""
         watched = [held for held in self._held.values() if not held.is_granted or held.may_be_cut]
         if not watched:
             return
@@ -326,7 +321,6 @@ async def _lock(session: AsyncSession, server_id: UUID, *, but: UUID | None = No
 async def _read(
     session: AsyncSession, server_ids: Collection[UUID]
 ) -> defaultdict[UUID, list[Claim]]:
-    """Return the valid claims of servers, in the order of their ids."""
     rows = await session.execute(
         select(_CLAIMS)
         .where(_ROW.server_id.in_(server_ids), _ROW.lease_until > now())

@@ -17,7 +17,6 @@ from typing import Literal
 from uuid import UUID
 
 SlotUse = Literal["turn", "suggestions", "chronicle", "summary", "campaign"]
-"""The kinds of work that use a model."""
 
 Occupation = Literal["turn", "suggestions", "chronicle", "summary", "campaign", "other"]
 """The work that a claim waits for, as shown to its user. `other` is another user's work."""
@@ -33,8 +32,6 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotWork:
-    """Work that needs a server, for the chat `chat_id`."""
-
     use: SlotUse
     rank: Rank
     user_id: UUID
@@ -81,10 +78,7 @@ def must_yield(claim: Claim, others: Iterable[Claim], *, concurrency: int) -> bo
 
 
 def find_occupation(claim: Claim, others: Iterable[Claim]) -> Occupation:
-    """Name the work that a waiting claim waits for.
-
-    Another user's work is not named, except that it is a turn.
-    """
+    """Name the work that a claim waits for; of another user's work, only that it is a turn."""
     in_use = [other.work for other in _without_carried(list(others)) if other.is_granted]
     own = (work for work in in_use if work.user_id == claim.work.user_id)
     if (work := next(own, None)) is not None:

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from uuid import UUID
 
-from sqlalchemy import Float, ForeignKey, Index, bindparam, func, select
+from sqlalchemy import Float, ForeignKey, Index, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -30,8 +30,6 @@ SETTLED_SAMPLES = 5
 
 
 class TokenRatio(Base):
-    """The ratio of reported to counted tokens, by user and model."""
-
     __tablename__ = "token_ratios"
     __table_args__ = (Index(None, "model", "ratio"),)
 
@@ -41,20 +39,6 @@ class TokenRatio(Base):
     model: Mapped[str] = mapped_column(primary_key=True)
     ratio: Mapped[float] = mapped_column(Float(53))
     samples: Mapped[int]
-
-
-_SETTLED = (
-    TokenRatio.model == bindparam("model"),
-    TokenRatio.samples >= SETTLED_SAMPLES,
-)
-_COUNT = select(func.count()).where(*_SETTLED)
-_MIDDLE = (
-    select(TokenRatio.ratio)
-    .where(*_SETTLED)
-    .order_by(TokenRatio.ratio)
-    .offset(bindparam("first"))
-    .limit(bindparam("many"))
-)
 
 
 class RatioCache:
@@ -83,22 +67,23 @@ def make_ratio_key(spec: ModelSpec, tokenizer: str) -> str:
 async def load_ratio(
     session: AsyncSession, user_id: UUID, spec: ModelSpec, tokenizer: str
 ) -> float:
-    """Return the real tokens for each counted one.
-
-    It is the user's ratio, or else that of the installation, or else that of the table.
-    """
+    """Return the ratio of the user, or else of the installation, or else of the table."""
     row = await session.get(TokenRatio, (user_id, make_ratio_key(spec, tokenizer)))
     return row.ratio if row else await load_shared_ratio(session, spec, tokenizer)
 
 
 async def load_shared_ratio(session: AsyncSession, spec: ModelSpec, tokenizer: str) -> float:
     """Return the median of users' ratios, which a single user cannot move far."""
-    wanted = {"model": make_ratio_key(spec, tokenizer)}
-    users = await session.scalar(_COUNT, wanted) or 0
+    settled = (
+        TokenRatio.model == make_ratio_key(spec, tokenizer),
+        TokenRatio.samples >= SETTLED_SAMPLES,
+    )
+    users = await session.scalar(select(func.count()).where(*settled)) or 0
     if users < MIN_USERS:
         return find_starting_ratio(spec.tokenizer, counted_with=tokenizer)
-    middle = {"first": (users - 1) // 2, "many": 2 - users % 2}
-    found = list(await session.scalars(_MIDDLE, {**wanted, **middle}))
+    ratios = select(TokenRatio.ratio).where(*settled).order_by(TokenRatio.ratio)
+    middle = ratios.offset((users - 1) // 2).limit(2 - users % 2)
+    found = list(await session.scalars(middle))
     low, high = SHARED_BOUNDS
     return min(max(sum(found) / len(found), low), high)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -28,19 +28,10 @@ from backend.accounts.events import UserSignedOut
 from backend.accounts.models import User
 from backend.core.logs import get_logger
 from backend.database.engine import Database
-from backend.generation.adapters.anthropic import AnthropicConfig
-from backend.generation.adapters.gemini import GeminiConfig
-from backend.generation.adapters.openai.dialects import OPENAI_SERVERS
-from backend.generation.adapters.openai.model import OpenAICompatibleConfig
+from backend.generation.catalogue import is_small_model
 from backend.generation.client.network import AllowedAddress, NetworkPolicy
-from backend.generation.registry import (
-    Adapter,
-    Config,
-    ModelRegistry,
-    OfferedProvider,
-    ProviderKind,
-    adapter_of,
-)
+from backend.generation.client.provider import AnyProvider, ServerConfig
+from backend.generation.registry import KINDS, KindName, ModelRegistry, OfferedProvider
 from backend.generation.servers.abilities import ServerAbilities
 from backend.llm.models import (
     InstallationProvider,
@@ -51,13 +42,11 @@ from backend.llm.models import (
     open_provider,
     open_shared,
 )
-from backend.settings import ServerName, Settings
+from backend.settings import Settings
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError, Sealer
 
 log = get_logger(__name__)
-
-_SMALL_MODEL_PART = "lite"
 
 
 RowT = TypeVar("RowT", Provider, InstallationProvider)
@@ -71,9 +60,6 @@ RETENTION_SECONDS = 300.0
 RELOAD_SECONDS = 5.0
 """Interval at which the installation's providers and addresses are reloaded."""
 
-UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
-"""Tokens of models with an unknown size."""
-
 _OWN = select(Provider).where(Provider.user_id == bindparam("owner_id")).order_by(Provider.id)
 _SHARED = select(InstallationProvider).order_by(InstallationProvider.id)
 _ALLOWED = select(ProviderAddress.host, ProviderAddress.port)
@@ -82,7 +68,7 @@ _ALLOWED = select(ProviderAddress.host, ProviderAddress.port)
 def choose_task_model(models: ModelRegistry, settings: Settings, reply_id: str) -> str:
     """Return the id of the model for background tasks of chats with this reply model.
 
-    It is the server's setting, or else the smallest Gemini model, or else the reply model. If the
+    It is the server's setting, or else the first small model, or else the reply model. If the
     reply model belongs to the user's own provider, only that provider's models are considered. The
     user may not want other providers to read the story.
     """
@@ -94,19 +80,17 @@ def choose_task_model(models: ModelRegistry, settings: Settings, reply_id: str) 
         f"{provider.slug}/{name}"
         for provider in asked
         for name in provider.model_names
-        if name.startswith("gemini") and _SMALL_MODEL_PART in name
+        if is_small_model(name)
     )
     return next(small, reply_id)
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderEmbedding:
-    """An embedding model of a provider, and the connection to its server.
+    """An embedding model of a provider, and the configuration of its server."""
 
-    `config` is a `GeminiConfig` or an `OpenAICompatibleConfig`.
-    """
-
-    config: Any = field(repr=False)  # Litestar inspects fields, and does not support such unions
+    kind: KindName
+    config: ServerConfig = field(repr=False)
     model: str
 
 
@@ -123,11 +107,9 @@ class UserModels(UserSignedOut):
     """One registry of models for each user with providers, and one for all other users.
 
     Args:
-        registry: The environment's models.
         settings: The timeout for silent models, and the allowed networks of providers.
         root: Opens the installation's providers.
         database: Stores learned abilities of servers. None stores nothing.
-        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -176,15 +158,11 @@ class UserModels(UserSignedOut):
         return view.registry
 
     async def refresh_shared(self, session: AsyncSession) -> None:
-        """Reload the installation's providers and addresses, unless they were read recently."""
         if self._clock() >= self._shared_until:
             await self.read_shared(session)
 
     async def read_shared(self, session: AsyncSession) -> None:
-        """Reload the installation's providers and allowed addresses.
-
-        Running replies of deleted providers continue.
-        """
+        """Reload providers and addresses. Running replies of deleted providers continue."""
         self._reads_begun += 1
         mine = self._reads_begun
         if self._reads_done:  # others use the current ones during the read
@@ -210,21 +188,25 @@ class UserModels(UserSignedOut):
             async with database.read() as session:
                 await self.read_shared(session)
         for provider in self._shared_own:
-            config = provider.adapter.config
-            if provider.embedding_model and not isinstance(config, AnthropicConfig):
-                return ProviderEmbedding(config, provider.embedding_model)
+            if provider.embedding_model and provider.can_embed:
+                config = provider.adapter.config
+                return ProviderEmbedding(provider.kind, config, provider.embedding_model)
         return None
 
     def make_provider(
         self, row: Provider | InstallationProvider, config: ProviderConfig, *kept: OfferedProvider
     ) -> OfferedProvider:
         """Make a provider for requests. It shares the adapter of an equal one of `kept`."""
-        wanted = self._connection(row, config)
-        alike = (each.adapter for each in kept if each.adapter.adopt(wanted))
+        wanted = self._configure(row, config)
+        alike = (
+            each.adapter for each in kept if each.kind == row.kind and each.adapter.adopt(wanted)
+        )
+        adapter: AnyProvider | None = next(alike, None)
         return OfferedProvider(
             slug=row.slug,
             name=config.name,
-            adapter=next(alike, None) or adapter_of(wanted),
+            kind=row.kind,
+            adapter=adapter or KINDS[row.kind].provider(wanted),
             chosen=index_by_name(config.models),
             listed=index_by_name(config.listed),
             is_own=isinstance(row, Provider),
@@ -233,7 +215,6 @@ class UserModels(UserSignedOut):
         )
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop a user's providers. Running replies continue."""
         if (view := self._views.pop(user_id, None)) is not None:
             self._retire(_collect_adapters(view.own))
 
@@ -242,7 +223,6 @@ class UserModels(UserSignedOut):
         return len(self._views)
 
     def sweep(self) -> None:
-        """Drop the providers of inactive users."""
         until = self._clock() - RETENTION_SECONDS
         while self._views:
             user_id, view = next(iter(self._views.items()))
@@ -251,7 +231,6 @@ class UserModels(UserSignedOut):
             self.user_signed_out(user_id)
 
     async def settle(self) -> None:
-        """Wait until all learned abilities are stored."""
         await asyncio.gather(*self._closing)
 
     async def aclose(self) -> None:
@@ -280,33 +259,23 @@ class UserModels(UserSignedOut):
             opened.append(self.make_provider(row, config, *kept))
         return opened
 
-    def _connection(self, row: Provider | InstallationProvider, config: ProviderConfig) -> Config:
-        key, url = config.api_key, config.base_url
-        common: dict[str, Any] = {
-            "extra_headers": config.extra_headers,
-            "extra_body": config.extra_body,
-            "abilities": read_abilities(row),
-            "on_learned": partial(self._store_learned, type(row), row.id, row.revision),
-            "chunk_timeout": self._silence,
-            "network": self.network,
-            "is_own": isinstance(row, Provider),
-            "thought_tags": config.thought_tags,
-            "reads_thoughts": config.reads_thoughts,
-        }
-        match row.kind:
-            case "gemini":
-                return GeminiConfig(api_key=key or "", base_url=url, **common)
-            case "openai":
-                return OpenAICompatibleConfig(
-                    base_url=url or "",
-                    api_key=key,
-                    context_window=UNKNOWN_WINDOW,
-                    max_output_tokens=UNKNOWN_OUTPUT,
-                    server=find_server_name(config),
-                    **common,
-                )
-            case "anthropic":
-                return AnthropicConfig(api_key=key or "", base_url=url, **common)
+    def _configure(
+        self, row: Provider | InstallationProvider, config: ProviderConfig
+    ) -> ServerConfig:
+        return KINDS[row.kind].configure(
+            config.preset,
+            api_key=config.api_key,
+            base_url=config.base_url,
+            extra_headers=config.extra_headers,
+            extra_body=config.extra_body,
+            abilities=read_abilities(row),
+            on_learned=partial(self._store_learned, type(row), row.id, row.revision),
+            chunk_timeout=self._silence,
+            network=self.network,
+            is_own=isinstance(row, Provider),
+            thought_tags=config.thought_tags,
+            reads_thoughts=config.reads_thoughts,
+        )
 
     def _store_learned(
         self,
@@ -321,17 +290,19 @@ class UserModels(UserSignedOut):
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _retire(self, adapters: Iterable[Adapter]) -> None:
+    def _retire(self, adapters: Iterable[AnyProvider]) -> None:
         for adapter in adapters:
             task = asyncio.ensure_future(_end(adapter))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
 
-def find_server_name(config: ProviderConfig) -> ServerName:
-    """Return the server that an OpenAI-compatible provider was added as."""
-    known = config.preset if config.preset in OPENAI_SERVERS else "other"
-    return cast("ServerName", known)
+def find_usual_concurrency(
+    row: Provider | InstallationProvider, config: ProviderConfig
+) -> int | None:
+    """Return the concurrent requests that a server handles; None if unlimited."""
+    server = KINDS[row.kind].configure(config.preset, base_url=config.base_url)
+    return server.usual_concurrency(read_abilities(row))
 
 
 def read_abilities(row: Provider | InstallationProvider) -> ServerAbilities:
@@ -360,7 +331,7 @@ async def _keep(
         log.warning("provider.abilities_not_stored", provider_id=row_id, exc_info=error)
 
 
-async def _end(adapter: Adapter) -> None:
+async def _end(adapter: AnyProvider) -> None:
     """Close an adapter after its last reply. No task awaits this."""
     try:
         await adapter.retire()
@@ -368,15 +339,5 @@ async def _end(adapter: Adapter) -> None:
         log.warning("provider.not_closed", exc_info=error)
 
 
-def find_kind(config: Config) -> ProviderKind:
-    match config:
-        case GeminiConfig():
-            return "gemini"
-        case OpenAICompatibleConfig():
-            return "openai"
-        case AnthropicConfig():
-            return "anthropic"
-
-
-def _collect_adapters(providers: Iterable[OfferedProvider]) -> set[Adapter]:
+def _collect_adapters(providers: Iterable[OfferedProvider]) -> set[AnyProvider]:
     return {provider.adapter for provider in providers}

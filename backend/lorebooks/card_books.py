@@ -13,8 +13,9 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.card_rows import BookImport, CardLorebook, LazyBook
+from backend.characters.card_rows import BookImport, LazyBook
 from backend.characters.errors import CardError, CardLimitError
+from backend.characters.schemas import CardLorebook
 from backend.errors import ConflictError
 from backend.lorebooks import repository
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
@@ -86,7 +87,7 @@ class CardBookService:
         await self._check_added(session, identity.user_id)
         await self._outbox.changed(session, identity, kind=KIND, container_id=new.id)
 
-    def shown(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
+    def preview(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
         """Return a card's book as it will be shown once stored. CPU-bound, raises as `prepare`."""
         with _as_card_errors():
             return _shown(read_card_book(book, given_name=name))

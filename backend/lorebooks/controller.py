@@ -4,9 +4,9 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post, put
+from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
@@ -19,16 +19,19 @@ from backend.characters.uploads import (
     read_upload,
 )
 from backend.chats.errors import ChatNotFoundError
-from backend.errors import PreconditionFailedError
+from backend.errors import AppError, PreconditionFailedError
 from backend.http.schemas import (
+    COMMON_RAISES,
     ENDS_WITH_CLIENT,
     FILES,
     PATCHES,
     RAISES,
+    AnyRequest,
+    IfMatch,
     Page,
     PageSize,
     PlaceCursor,
-    make_etag,
+    tag_view,
 )
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import (
@@ -39,7 +42,7 @@ from backend.lorebooks.errors import (
     LoreFileError,
     LoreLimitError,
 )
-from backend.lorebooks.links import LorebookLinkService
+from backend.lorebooks.links import Holder, LorebookLinkService
 from backend.lorebooks.schemas import (
     ChatLorebookChange,
     ChatLorebookItem,
@@ -55,8 +58,6 @@ from backend.lorebooks.schemas import (
     NewLoreEntry,
 )
 from backend.lorebooks.service import LorebookService
-
-AnyRequest = Request[Any, Any, Any]
 
 TAGS = ("Lorebooks",)
 
@@ -89,7 +90,7 @@ class LorebookController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
         """Create a lorebook without entries. Null settings fall back to those of the chat."""
-        return _add_etag(await lorebooks.create(identity, data))
+        return tag_view(await lorebooks.create(identity, data))
 
     @post(
         "/import",
@@ -122,7 +123,7 @@ class LorebookController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
         """Get a lorebook's settings and links, without its entries."""
-        return _add_etag(await lorebooks.get(identity, lorebook_id))
+        return tag_view(await lorebooks.get(identity, lorebook_id))
 
     @patch(
         "/{lorebook_id:uuid}",
@@ -131,17 +132,14 @@ class LorebookController(Controller):
     )
     async def patch_lorebook(
         self,
-        request: AnyRequest,
         lorebook_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
+        if_match: IfMatch = None,
     ) -> Response[LorebookView]:
         """Change a lorebook's settings. Absent fields are kept, null resets one to its default."""
-        view = await lorebooks.patch(
-            identity, lorebook_id, data, if_match=request.headers.get("if-match")
-        )
-        return _add_etag(view)
+        return tag_view(await lorebooks.patch(identity, lorebook_id, data, if_match=if_match))
 
     @delete(
         "/{lorebook_id:uuid}",
@@ -150,13 +148,13 @@ class LorebookController(Controller):
     )
     async def delete_lorebook(
         self,
-        request: AnyRequest,
         lorebook_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a lorebook with its entries and links. The character of a card is kept."""
-        await lorebooks.delete(identity, lorebook_id, if_match=request.headers.get("if-match"))
+        await lorebooks.delete(identity, lorebook_id, if_match=if_match)
 
     @get(
         "/{lorebook_id:uuid}/export",
@@ -190,12 +188,9 @@ class LorebookController(Controller):
 class LoreEntryController(Controller):
     path = "/lorebooks/{lorebook_id:uuid}/entries"
     tags = TAGS
+    opt = {COMMON_RAISES: (LorebookNotFoundError,)}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(
-        opt={RAISES: (LorebookNotFoundError,)},
-        operation_id="listLoreEntries",
-        summary="List a lorebook's entries",
-    )
+    @get(operation_id="listLoreEntries", summary="List a lorebook's entries")
     async def list_entries(
         self,
         lorebook_id: FromPath[UUID],
@@ -208,7 +203,7 @@ class LoreEntryController(Controller):
         return await lorebooks.list_entries(identity, lorebook_id, limit=limit, after=after)
 
     @post(
-        opt={RAISES: (LorebookNotFoundError, LorebookFullError)},
+        opt={RAISES: (LorebookFullError,)},
         operation_id="createLoreEntry",
         summary="Create an entry",
     )
@@ -220,12 +215,11 @@ class LoreEntryController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
         """Create an entry after the others. Absent fields get World Info's defaults."""
-        return _add_etag(await lorebooks.create_entry(identity, lorebook_id, data))
+        return tag_view(await lorebooks.create_entry(identity, lorebook_id, data))
 
     @put(
         "/order",
         status_code=204,
-        opt={RAISES: (LorebookNotFoundError,)},
         operation_id="orderLoreEntries",
         summary="Reorder a lorebook's entries",
     )
@@ -244,7 +238,7 @@ class LoreEntryController(Controller):
 
     @get(
         "/{entry_id:uuid}",
-        opt={RAISES: (LorebookNotFoundError, LoreEntryNotFoundError)},
+        opt={RAISES: (LoreEntryNotFoundError,)},
         operation_id="getLoreEntry",
         summary="Read an entry",
     )
@@ -256,12 +250,12 @@ class LoreEntryController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
         """Get an entry with all its fields."""
-        return _add_etag(await lorebooks.get_entry(identity, lorebook_id, entry_id))
+        return tag_view(await lorebooks.get_entry(identity, lorebook_id, entry_id))
 
     @patch(
         "/{entry_id:uuid}",
         opt={
-            RAISES: (LorebookNotFoundError, LoreEntryNotFoundError, PreconditionFailedError),
+            RAISES: (LoreEntryNotFoundError, PreconditionFailedError),
             PATCHES: LoreEntry,
         },
         operation_id="patchLoreEntry",
@@ -269,44 +263,37 @@ class LoreEntryController(Controller):
     )
     async def patch_entry(
         self,
-        request: AnyRequest,
         lorebook_id: FromPath[UUID],
         entry_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
+        if_match: IfMatch = None,
     ) -> Response[LoreEntryView]:
         """Change an entry. Absent fields are kept, null resets one to its default."""
-        view = await lorebooks.patch_entry(
-            identity, lorebook_id, entry_id, data, if_match=request.headers.get("if-match")
+        return tag_view(
+            await lorebooks.patch_entry(identity, lorebook_id, entry_id, data, if_match=if_match)
         )
-        return _add_etag(view)
 
     @delete(
         "/{entry_id:uuid}",
-        opt={RAISES: (LorebookNotFoundError, LoreEntryNotFoundError, PreconditionFailedError)},
+        opt={RAISES: (LoreEntryNotFoundError, PreconditionFailedError)},
         operation_id="deleteLoreEntry",
         summary="Delete an entry",
     )
     async def delete_entry(
         self,
-        request: AnyRequest,
         lorebook_id: FromPath[UUID],
         entry_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete an entry."""
-        await lorebooks.delete_entry(
-            identity, lorebook_id, entry_id, if_match=request.headers.get("if-match")
-        )
+        await lorebooks.delete_entry(identity, lorebook_id, entry_id, if_match=if_match)
 
 
 View = TypeVar("View", LorebookView, LoreEntryView)
-
-
-def _add_etag(view: View) -> Response[View]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})
 
 
 def _name(upload: Upload) -> str:
@@ -316,12 +303,9 @@ def _name(upload: Upload) -> str:
 class ChatLorebookController(Controller):
     path = "/chats/{chat_id:uuid}/lorebooks"
     tags = TAGS
+    opt = {COMMON_RAISES: (ChatNotFoundError,)}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(
-        opt={RAISES: (ChatNotFoundError,)},
-        operation_id="listChatLorebooks",
-        summary="List a chat's lorebooks",
-    )
+    @get(operation_id="listChatLorebooks", summary="List a chat's lorebooks")
     async def list_lorebooks(
         self,
         chat_id: FromPath[UUID],
@@ -337,7 +321,7 @@ class ChatLorebookController(Controller):
 
     @get(
         "/{lorebook_id:uuid}",
-        opt={RAISES: (ChatNotFoundError, LorebookNotFoundError)},
+        opt={RAISES: (LorebookNotFoundError,)},
         operation_id="getChatLorebook",
         summary="Read what a chat says of a lorebook",
     )
@@ -353,7 +337,7 @@ class ChatLorebookController(Controller):
 
     @put(
         "/{lorebook_id:uuid}",
-        opt={RAISES: (ChatNotFoundError, LorebookNotFoundError)},
+        opt={RAISES: (LorebookNotFoundError,)},
         operation_id="putChatLorebook",
         summary="Link a lorebook to a chat, or switch it off there",
     )
@@ -370,7 +354,7 @@ class ChatLorebookController(Controller):
 
     @delete(
         "/{lorebook_id:uuid}",
-        opt={RAISES: (ChatNotFoundError, LorebookNotFoundError, LorebookNotLinkedError)},
+        opt={RAISES: (LorebookNotFoundError, LorebookNotLinkedError)},
         operation_id="deleteChatLorebook",
         summary="Take a chat's link or switch away",
     )
@@ -385,105 +369,62 @@ class ChatLorebookController(Controller):
         await lorebook_links.clear_in_chat(identity, chat_id, lorebook_id)
 
 
-class CharacterLorebookController(Controller):
-    path = "/characters/{character_id:uuid}/lorebooks"
-    tags = TAGS
+def build_link_controller(holder: Holder, not_found: type[AppError]) -> type[Controller]:
+    """Build the controller of the lorebooks that are linked to characters, or to personas."""
+    one = holder.title()
 
-    @get(
-        opt={RAISES: (CharacterNotFoundError,)},
-        operation_id="listCharacterLorebooks",
-        summary="List a character's lorebooks",
-    )
-    async def list_lorebooks(
-        self,
-        character_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> Page[LorebookItem]:
-        """List the card's own lorebook, then the linked ones, in one page."""
-        return await lorebook_links.list_linked(identity, "character", character_id)
+    class LinkController(Controller):
+        path = f"/{holder}s/{{{holder}_id:uuid}}/lorebooks"
+        tags = TAGS
+        opt = {COMMON_RAISES: (not_found,)}  # noqa: RUF012  # Litestar's own declaration
 
-    @put(
-        "/{lorebook_id:uuid}",
-        status_code=204,
-        opt={RAISES: (CharacterNotFoundError, LorebookNotFoundError)},
-        operation_id="putCharacterLorebook",
-        summary="Link a lorebook to a character",
-    )
-    async def put_lorebook(
-        self,
-        character_id: FromPath[UUID],
-        lorebook_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> None:
-        """Link the lorebook to the character. All chats of the character use it."""
-        await lorebook_links.link(identity, "character", character_id, lorebook_id)
+        @get(operation_id=f"list{one}Lorebooks", summary=f"List a {holder}'s lorebooks")
+        async def list_lorebooks(
+            self,
+            holder_id: Annotated[UUID, PathParameter(name=f"{holder}_id")],
+            identity: NamedDependency[Identity],
+            lorebook_links: NamedDependency[LorebookLinkService],
+        ) -> Page[LorebookItem]:
+            """List the linked lorebooks in one page. The own lorebook of a card is first."""
+            return await lorebook_links.list_linked(identity, holder, holder_id)
 
-    @delete(
-        "/{lorebook_id:uuid}",
-        opt={RAISES: (CharacterNotFoundError, LorebookNotFoundError, LorebookNotLinkedError)},
-        operation_id="deleteCharacterLorebook",
-        summary="Unlink a lorebook from a character",
-    )
-    async def delete_lorebook(
-        self,
-        character_id: FromPath[UUID],
-        lorebook_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> None:
-        """Remove the link. To remove the card's own lorebook, delete or disable it instead."""
-        await lorebook_links.unlink(identity, "character", character_id, lorebook_id)
+        @put(
+            "/{lorebook_id:uuid}",
+            status_code=204,
+            opt={RAISES: (LorebookNotFoundError,)},
+            operation_id=f"put{one}Lorebook",
+            summary=f"Link a lorebook to a {holder}",
+        )
+        async def put_lorebook(
+            self,
+            holder_id: Annotated[UUID, PathParameter(name=f"{holder}_id")],
+            lorebook_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            lorebook_links: NamedDependency[LorebookLinkService],
+        ) -> None:
+            """Link the lorebook. All chats with the character or persona use it."""
+            await lorebook_links.link(identity, holder, holder_id, lorebook_id)
+
+        @delete(
+            "/{lorebook_id:uuid}",
+            opt={RAISES: (LorebookNotFoundError, LorebookNotLinkedError)},
+            operation_id=f"delete{one}Lorebook",
+            summary=f"Unlink a lorebook from a {holder}",
+        )
+        async def delete_lorebook(
+            self,
+            holder_id: Annotated[UUID, PathParameter(name=f"{holder}_id")],
+            lorebook_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            lorebook_links: NamedDependency[LorebookLinkService],
+        ) -> None:
+            """Remove the link. To remove the card's own lorebook, delete or disable it instead."""
+            await lorebook_links.unlink(identity, holder, holder_id, lorebook_id)
+
+    return LinkController
 
 
-class PersonaLorebookController(Controller):
-    path = "/personas/{persona_id:uuid}/lorebooks"
-    tags = TAGS
-
-    @get(
-        opt={RAISES: (PersonaNotFoundError,)},
-        operation_id="listPersonaLorebooks",
-        summary="List a persona's lorebooks",
-    )
-    async def list_lorebooks(
-        self,
-        persona_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> Page[LorebookItem]:
-        """List the lorebooks linked to the persona, in one page."""
-        return await lorebook_links.list_linked(identity, "persona", persona_id)
-
-    @put(
-        "/{lorebook_id:uuid}",
-        status_code=204,
-        opt={RAISES: (PersonaNotFoundError, LorebookNotFoundError)},
-        operation_id="putPersonaLorebook",
-        summary="Link a lorebook to a persona",
-    )
-    async def put_lorebook(
-        self,
-        persona_id: FromPath[UUID],
-        lorebook_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> None:
-        """Link the lorebook to the persona. All chats with the persona use it."""
-        await lorebook_links.link(identity, "persona", persona_id, lorebook_id)
-
-    @delete(
-        "/{lorebook_id:uuid}",
-        opt={RAISES: (PersonaNotFoundError, LorebookNotFoundError, LorebookNotLinkedError)},
-        operation_id="deletePersonaLorebook",
-        summary="Unlink a lorebook from a persona",
-    )
-    async def delete_lorebook(
-        self,
-        persona_id: FromPath[UUID],
-        lorebook_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> None:
-        """Remove the link."""
-        await lorebook_links.unlink(identity, "persona", persona_id, lorebook_id)
+LINK_CONTROLLERS = (
+    build_link_controller("character", CharacterNotFoundError),
+    build_link_controller("persona", PersonaNotFoundError),
+)

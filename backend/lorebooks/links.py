@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.characters.repository import get_character, get_persona
 from backend.chats.models import Chat
-from backend.chats.repository import character_ids, get_chat
+from backend.chats.repository import get_chat, list_character_ids
 from backend.database.base import new_id, upsert
 from backend.database.engine import Database
 from backend.database.types import Id
@@ -298,7 +298,7 @@ async def _items(
 
 async def _books(session: AsyncSession, identity: Identity, chat_id: UUID) -> list[ChatBook]:
     chat = await get_chat(session, chat_id, owner_id=identity.user_id)
-    cast = await character_ids(session, [chat_id])
+    cast = await list_character_ids(session, [chat_id])
     return await books_for_chat(
         session,
         owner_id=identity.user_id,

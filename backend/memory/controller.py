@@ -130,8 +130,6 @@ class MemoryStatus(msgspec.Struct, kw_only=True):
 
 
 class MemoryStatusService:
-    """Reports the status of a user's memory and rebuilds it."""
-
     def __init__(
         self, database: Database, memory: MemoryRuntime, sources: Sequence[Source]
     ) -> None:

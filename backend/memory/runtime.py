@@ -21,9 +21,8 @@ from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.llm.user_models import ProviderEmbedding, UserModels
 from backend.memory.embedding.cache import CachedEmbedder
-from backend.memory.embedding.protocol import EmbedderError
+from backend.memory.embedding.protocol import DocumentEmbedder, EmbedderError
 from backend.memory.embedding.registry import (
-    UNKNOWN_SIZES,
     OwnModel,
     OwnModels,
     add_cache,
@@ -36,12 +35,12 @@ from backend.memory.index.edge import list_collections, open_edge
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.indexing.collections import (
     Collections,
-    ModelMoves,
     Opener,
     Placement,
+    UserEmbedders,
     build_collection_name,
 )
-from backend.memory.indexing.documents import Blinders, DocumentEmbedder, PointMaker
+from backend.memory.indexing.documents import Blinders, PointMaker
 from backend.memory.indexing.indexer import Indexer, Reconciler
 from backend.memory.indexing.outbox import IndexOutbox, KeyHolder
 from backend.memory.indexing.sources import Source
@@ -68,12 +67,12 @@ class MemoryRuntime(UserSignedOut):
     user_models: UserModels
     outbox: IndexOutbox
     collections: Collections
-    maker: PointMaker
     indexer: Indexer
     reconciler: Reconciler
     search: MemorySearch
     blinders: Blinders
     own: OwnModels
+    embedders: UserEmbedders
     embedder: CachedEmbedder | None
     chosen: ModelChoice
     is_prepared: bool = False
@@ -81,7 +80,6 @@ class MemoryRuntime(UserSignedOut):
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """The handlers of the index's jobs."""
         indexing = {name: self._after_follow(kind) for name, kind in self.indexer.kinds.items()}
         return {**indexing, **self.reconciler.kinds}
 
@@ -118,7 +116,7 @@ class MemoryRuntime(UserSignedOut):
         before = self.embedder
         self.embedder = add_cache(embedder, self.settings, self.database) if embedder else None
         # Nothing is awaited here, so that no other task sees half of the change.
-        self.maker.embedder = self.search.embedder = self.embedder
+        self.embedders.usual = self.embedder
         self.collections.switch_index(index)
         self.chosen, self.is_prepared = chosen, False
         log.info("memory.model_in_use", model=spec.model if spec else None)
@@ -160,16 +158,12 @@ class MemoryRuntime(UserSignedOut):
         """Return the placement of a user's texts and the account's own embedding model, if any."""
         async with self.database.read() as session:
             place = await self.collections.placement(session, sealer.user_id)
-        sizes = place.sizes if place.is_chosen else UNKNOWN_SIZES
-        return place, await self.own.load(sealer, sizes)
+        return place, await self.embedders.load_own(sealer, place)
 
     async def get_embedder(self, sealer: Sealer) -> DocumentEmbedder | None:
         """Return the model that the user's texts are embedded with; None if there is none."""
         _, place = await self.collections.place_to_search(sealer.user_id)
-        if not place.is_chosen:
-            return self.embedder
-        own = await self.own.load(sealer, place.sizes)
-        return own.embedder if own else None
+        return (await self.embedders.find(sealer, place)).embedder
 
     def user_signed_out(self, user_id: UUID) -> None:
         """Delete everything of the user that is cached in plain text."""
@@ -182,7 +176,6 @@ class MemoryRuntime(UserSignedOut):
         re.purge()
 
     async def aclose(self) -> None:
-        """Close the index and the embedders."""
         await self.collections.aclose()
         await self.own.aclose()
         if self.embedder is not None:
@@ -221,27 +214,30 @@ async def open_memory(
         lister=partial(list_index_collections, settings),
     )
     blinders = Blinders()
-    maker = PointMaker(embedder, blinders=blinders, pool=pool)
     own = OwnModels(database, user_models, settings)
-    moves = ModelMoves(database, collections, own, maker=maker)
+    embedders = UserEmbedders(embedder, own)
     indexer = Indexer(
-        database, collections, sources, maker=maker, moves=moves, outbox=outbox, pool=pool
+        database,
+        collections,
+        sources,
+        embedders=embedders,
+        maker=PointMaker(blinders=blinders, pool=pool),
+        outbox=outbox,
+        pool=pool,
     )
-    search = MemorySearch(
-        collections, sources, embedder=embedder, blinders=blinders, pool=pool, own=own
-    )
+    search = MemorySearch(collections, sources, embedders=embedders, blinders=blinders, pool=pool)
     return MemoryRuntime(
         settings=settings,
         database=database,
         user_models=user_models,
         outbox=outbox,
         collections=collections,
-        maker=maker,
         indexer=indexer,
         reconciler=Reconciler(database, queue, outbox, collections, sources, blinders=blinders),
         search=search,
         blinders=blinders,
         own=own,
+        embedders=embedders,
         embedder=embedder,
         chosen=chosen,
     )
@@ -294,5 +290,4 @@ async def list_index_collections(settings: Settings) -> set[str]:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Return the folder in which Qdrant Edge stores its collections."""
     return settings.data_dir / "index"

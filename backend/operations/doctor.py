@@ -1,10 +1,12 @@
-"""`talekeeper doctor`: what is configured, what is missing, and how to get it."""
+"""`talekeeper doctor`: check the configuration, and advise on missing parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from sqlalchemy import select
@@ -17,8 +19,9 @@ from backend.core.operating_system import HAS_FILE_MODES, is_readable_by_others
 from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision, refuse_unknown
 from backend.enrichment.reader import choose_model
-from backend.generation.registry import build_registry
-from backend.generation.tokens import choose_tokenizer, get_tokenizer
+from backend.generation.client.provider import ProviderKind
+from backend.generation.registry import KINDS, build_registry
+from backend.generation.tokens import FALLBACK_TOKENIZER, choose_tokenizer, get_tokenizer
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
@@ -40,7 +43,7 @@ State = Literal["ok", "missing", "fault"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `missing` is something more that could be had."""
+    """The result of one check. `missing` means that an optional or later part is absent."""
 
     name: str
     state: State
@@ -49,27 +52,25 @@ class Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Look at every part without changing anything."""
-    checks: tuple[Callable[[Settings], Awaitable[Finding]], ...] = (
-        _data_folder,
-        _root_key,
-        _database,
-        _prompts,
-        _tokens,
-        _models,
-        _providers,
-        _agent,
-        _gemini,
-        _openai,
-        _anthropic,
-        _index,
-        _helpers,
-        _embeddings,
-        _own_embeddings,
-        _network,
-    )
+    """Run all checks. Nothing is changed."""
+    checks: dict[str, Callable[[Settings], Awaitable[Finding]]] = {
+        "data folder": _data_folder,
+        "root key": _root_key,
+        "database": _database,
+        "prompts": _prompts,
+        "token counts": _tokens,
+        "models": _models,
+        "providers": _providers,
+        "agent": _agent,
+        **{kind.title: partial(_provider_kind, kind) for kind in KINDS.values()},
+        "index": _index,
+        "helpers": _helpers,
+        "embeddings": _embeddings,
+        "own embeddings": _own_embeddings,
+        "door": _network,
+    }
     findings: list[Finding] = []
-    for check in checks:
+    for name, check in checks.items():
         try:
             findings.append(await check(settings))
         except Exception as error:  # logged, unless it can be explained
@@ -77,7 +78,6 @@ async def examine(settings: Settings) -> list[Finding]:
             if explanation is None:
                 log.critical("doctor.check_failed", exc_info=error)
                 explanation = f"unexpected error ({type(error).__name__}); see the log"
-            name = check.__name__.strip("_").replace("_", " ")
             findings.append(Finding(name, "fault", explanation))
     return findings
 
@@ -93,17 +93,13 @@ async def _data_folder(settings: Settings) -> Finding:
 
 async def _root_key(settings: Settings) -> Finding:
     path, value = settings.resolved_root_key_file, settings.root_key_text
-    if not await _is_usable(_tables, settings):
-        # Only the key itself can be looked at: the database's own finding says why.
-        is_needed = False
-    else:
-        database = Database(settings.resolved_database_url)
-        try:
+    is_needed = False
+    # Without usable tables, check only the key itself. The finding of the database has the reason.
+    if await _is_usable(_tables, settings):
+        async with _open_database(settings) as database:
             is_needed = await has_root_key(database)
             if is_needed:
                 await load_database_root_keys(database, path, value=value)
-        finally:
-            await database.dispose()
     if value is None and not is_needed and not path.exists():
         return Finding("root key", "missing", f"none at {path} yet; created on first start")
     keys = load_root_keys(path, value=value)
@@ -125,6 +121,15 @@ async def _root_key(settings: Settings) -> Finding:
     )
 
 
+@asynccontextmanager
+async def _open_database(settings: Settings) -> AsyncGenerator[Database]:
+    database = Database(settings.resolved_database_url)
+    try:
+        yield database
+    finally:
+        await database.dispose()
+
+
 async def _is_usable(check: Callable[[Settings], Awaitable[Finding]], settings: Settings) -> bool:
     """True if the checked part exists and can be used."""
     try:
@@ -136,11 +141,8 @@ async def _is_usable(check: Callable[[Settings], Awaitable[Finding]], settings: 
 async def _database(settings: Settings) -> Finding:
     finding = await _tables(settings)
     if finding.state == "ok":
-        database = Database(settings.resolved_database_url)
-        try:
+        async with _open_database(settings) as database:
             await database.check()
-        finally:
-            await database.dispose()
     return finding
 
 
@@ -149,12 +151,9 @@ async def _tables(settings: Settings) -> Finding:
     path = settings.data_dir / DATABASE_NAME
     if settings.embedded and not settings.database_url and not path.exists():
         return Finding("database", "missing", f"no {path} yet; created on first start")
-    database = Database(settings.resolved_database_url)
-    try:
+    async with _open_database(settings) as database:
         revision = await current_revision(database)
         refuse_unknown(revision, database)
-    finally:
-        await database.dispose()
     if revision != HEAD:
         return Finding(
             "database",
@@ -171,14 +170,17 @@ async def _prompts(_: Settings) -> Finding:
 
 
 async def _tokens(_: Settings) -> Finding:
-    get_tokenizer("o200k_base").count("A line to count.")
-    if choose_tokenizer("gemma3") == "gemma3":
-        return Finding("token counts", "ok", "exact for Gemini; o200k_base for others")
+    get_tokenizer(FALLBACK_TOKENIZER).count("A line to count.")
+    own = {k.title: k.tokenizer for k in KINDS.values() if k.tokenizer != FALLBACK_TOKENIZER}
+    names = ", ".join(own)
+    if all(choose_tokenizer(tokenizer) == tokenizer for tokenizer in own.values()):
+        detail = f"exact for {names}; {FALLBACK_TOKENIZER} for others"
+        return Finding("token counts", "ok", detail)
     return Finding(
         "token counts",
         "missing",
-        "o200k_base, times a learned ratio",
-        "For exact counts with Gemini: uv sync --inexact --extra exact-tokens",
+        f"{FALLBACK_TOKENIZER}, times a learned ratio",
+        f"For exact counts with {names}: uv sync --inexact --extra exact-tokens",
     )
 
 
@@ -203,17 +205,13 @@ async def _providers(settings: Settings) -> Finding:
 
 
 async def _load_shared(settings: Settings) -> dict[str, ProviderConfig | None]:
-    """The installation's providers by their slugs; None for those that do not open."""
+    """Return the shared providers by slug; None for one that cannot be decrypted."""
     if not await _is_usable(_tables, settings) or not await _is_usable(_root_key, settings):
         return {}
     root = load_root_keys(settings.resolved_root_key_file, value=settings.root_key_text)
-    database = Database(settings.resolved_database_url)
-    try:
-        async with database.read() as session:
-            query = select(InstallationProvider).order_by(InstallationProvider.id)
-            rows = list(await session.scalars(query))
-    finally:
-        await database.dispose()
+    async with _open_database(settings) as database, database.read() as session:
+        query = select(InstallationProvider).order_by(InstallationProvider.id)
+        rows = list(await session.scalars(query))
     found: dict[str, ProviderConfig | None] = {}
     for row in rows:
         try:
@@ -238,40 +236,17 @@ async def _agent(settings: Settings) -> Finding:
     )
 
 
-async def _gemini(settings: Settings) -> Finding:
-    if settings.gemini_api_key is None:
-        return Finding(
-            "Gemini",
-            "missing",
-            "no key",
-            "Create one in Google AI Studio and set TALEKEEPER_GEMINI_API_KEY.",
-        )
-    return Finding("Gemini", "ok", "key is set (not tested, because that would cost money)")
-
-
-async def _openai(settings: Settings) -> Finding:
-    if not settings.openai_base_url:
-        return Finding(
-            "OpenAI-compatible",
-            "missing",
-            "no server",
-            "Set TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS: llama.cpp, vLLM, "
-            "Ollama, LM Studio and many services are compatible.",
-        )
-    if not settings.openai_models:
-        return Finding(
-            "OpenAI-compatible",
-            "fault",
-            f"{settings.openai_base_url}, but no models",
-            "Set TALEKEEPER_OPENAI_MODELS, comma-separated.",
-        )
-    return Finding("OpenAI-compatible", "ok", settings.openai_base_url)
-
-
-async def _anthropic(settings: Settings) -> Finding:
-    if settings.anthropic_api_key is None:
-        return Finding("Anthropic", "missing", "no key", "Set TALEKEEPER_ANTHROPIC_API_KEY.")
-    return Finding("Anthropic", "ok", "key is set (not tested, because that would cost money)")
+async def _provider_kind(kind: ProviderKind, settings: Settings) -> Finding:
+    found = kind.read_settings(settings)
+    variables = " and ".join(kind.variables)
+    if found is None:
+        key_url = kind.presets[0].key_url if kind.needs_key else None
+        advice = f"Set {variables}." + (f" Create a key at {key_url}." if key_url else "")
+        return Finding(kind.title, "missing", "not configured", advice)
+    if not found.config.models:
+        return Finding(kind.title, "fault", "no models", f"Set {variables}.")
+    detail = found.config.base_url or "key is set (not tested, because that would cost money)"
+    return Finding(kind.title, "ok", detail)
 
 
 async def _index(settings: Settings) -> Finding:
@@ -286,7 +261,7 @@ async def _index(settings: Settings) -> Finding:
 
 
 async def _helpers(settings: Settings) -> Finding:
-    """Start each helper process once: one that does not start says so nowhere else."""
+    """Start each helper process once, because only this check reports a failed start."""
     faults: list[str] = []
     regexes = RegexProcess()
     try:
@@ -310,33 +285,28 @@ async def _own_embeddings(settings: Settings) -> Finding:
     name = "own embeddings"
     if not await _is_usable(_tables, settings):
         return Finding(name, "missing", "not checked: the database is not ready yet")
-    database = Database(settings.resolved_database_url)
-    chosen = IndexState.is_chosen.is_(True)
-    try:
-        async with database.read() as session:
-            columns = IndexState.model, IndexState.state, IndexState.collection
-            query = select(*columns).where(chosen)
-            rows = (await session.execute(query)).all()
-    finally:
-        await database.dispose()
+    columns = IndexState.model, IndexState.state, IndexState.collection
+    async with _open_database(settings) as database, database.read() as session:
+        query = select(*columns).where(IndexState.is_chosen.is_(True))
+        rows = (await session.execute(query)).all()
     if not rows:
         return Finding(name, "ok", "no account has its own model")
     moving = sum(row.state == "due" for row in rows)
     gone = sum(row.model == GONE for row in rows if row.state == "ready")
     detail = f"accounts with their own model: {len(rows):,}"
     more = {"moving to it": moving, "whose provider was deleted": gone}
-    told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
+    parts = [detail, *(f"{label}: {count:,}" for label, count in more.items() if count)]
     lost = {row.collection for row in rows} - await list_index_collections(settings)
     if lost:
-        told.append(f"lost: {', '.join(sorted(lost))}")
+        parts.append(f"lost: {', '.join(sorted(lost))}")
         return Finding(
             name,
             "fault",
-            "; ".join(told),
+            "; ".join(parts),
             "Restart Talekeeper: lost indexes are created again, and filled when their users' keys "
             "are available. No text is lost, but until then these users get no search results.",
         )
-    return Finding(name, "ok", "; ".join(told))
+    return Finding(name, "ok", "; ".join(parts))
 
 
 async def _embeddings(settings: Settings) -> Finding:
@@ -352,7 +322,7 @@ async def _embeddings(settings: Settings) -> Finding:
         return _no_embeddings(settings)
     try:
         if isinstance(embedder, LocalEmbedder):
-            # The one that can be tried for nothing.
+            # Only a local model can be tested for free.
             await embedder.embed(["A line to embed."], "query")
             where = f"computed locally, from {embedder.folder}"
         else:
@@ -361,7 +331,8 @@ async def _embeddings(settings: Settings) -> Finding:
             spec = embedder.spec
         except EmbedderError:
             name = settings.embedding_model
-            return Finding("embeddings", "ok", f"openai, {name}; dimension not known yet ({where})")
+            detail = f"{settings.embedder}, {name}; dimension not known yet ({where})"
+            return Finding("embeddings", "ok", detail)
         return Finding(
             "embeddings", "ok", f"{spec.provider}, {spec.model}, {spec.dimension} numbers ({where})"
         )
@@ -370,26 +341,26 @@ async def _embeddings(settings: Settings) -> Finding:
 
 
 def _no_embeddings(settings: Settings) -> Finding:
-    """Search does without; how to have them depends on what is there already."""
+    """Return the finding for an installation without embeddings, with advice that fits it."""
     if settings.embedder == "none":
-        advice = "TALEKEEPER_EMBEDDER is none. Set it to auto, gemini, openai or local."
+        advice = "TALEKEEPER_EMBEDDER is none. Set it to auto."
     elif is_installed():
         advice = (
-            "Run: talekeeper model fetch (or use the page); no key is needed. Or set a "
-            "key for Gemini, or TALEKEEPER_EMBEDDER=openai with a server and a model."
+            "Run: talekeeper model fetch (or use the page); no key is needed. Or add a provider "
+            "with an embedding model on the page."
         )
     else:
-        advice = f"{NOT_INSTALLED} Or set a Gemini API key."
+        advice = f"{NOT_INSTALLED} Or add a provider with an embedding model on the page."
     return Finding("embeddings", "missing", "none: search uses keywords only", advice)
 
 
 async def _network(settings: Settings) -> Finding:
     if settings.lan:
-        return Finding("door", "ok", f"port {settings.lan_port} on the local network, with TLS")
+        return Finding("network", "ok", f"port {settings.lan_port} on the local network, with TLS")
     if settings.host in {"127.0.0.1", "::1", "localhost"}:
-        return Finding("door", "ok", f"{settings.host}:{settings.port}, this machine only")
+        return Finding("network", "ok", f"{settings.host}:{settings.port}, this machine only")
     return Finding(
-        "door",
+        "network",
         "ok",
         f"{settings.host}:{settings.port}, sign-up: {settings.registration}",
         "Sessions need https: use `talekeeper serve --lan` on your own network. For the "

@@ -1,33 +1,31 @@
-"""`/health`, `/ready` and `/metrics`: for those who keep Talekeeper running."""
+"""Routes for operators: `/health`, `/ready` and `/metrics`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
-from backend.accounts.auth.middleware import PUBLIC, is_loopback
+from backend.accounts.auth.middleware import PUBLIC, has_proxy_headers, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.errors import AppError, NotFoundError
 from backend.generation.registry import ModelRegistry
 from backend.http.connections import Drain, ServerStoppingError
+from backend.http.schemas import AnyRequest
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.runtime import MemoryRuntime
 from backend.regex.process import RegexProcess
 from backend.settings import Settings
 
 PING_SECONDS = 5.0
-"""How long `/ready` waits for a part that does not answer: shorter than those who ask it wait."""
-
-PROXY_HEADERS = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip"}
+"""Time limit of `/ready` for one part. Probes wait longer, so they get a response."""
 
 
 class HealthCheck(msgspec.Struct, kw_only=True):
-    """One part that Talekeeper leans on. Without one that is not `needed` it gets by."""
+    """The state of one part. Requests fail if a `needed` part is not ready."""
 
     name: str
     ready: bool
@@ -36,21 +34,19 @@ class HealthCheck(msgspec.Struct, kw_only=True):
 
 
 class Readiness(msgspec.Struct, kw_only=True):
-    """Whether requests can be served, part by part."""
+    """The state of the server and its parts."""
 
     ready: bool
     parts: list[HealthCheck]
 
 
 class HealthController(Controller):
-    """Alive, ready, and how busy."""
-
     tags = ("Operation",)
     opt = {PUBLIC: True}  # noqa: RUF012  # Litestar's own declaration
 
     @get("/health", summary="Alive")
     async def health(self) -> dict[str, str]:
-        """The process answers."""
+        """Return 200 while the process runs."""
         return {"status": "alive"}
 
     @get(
@@ -69,9 +65,9 @@ class HealthController(Controller):
         regexes: NamedDependency[RegexProcess],
         drain: NamedDependency[Drain],
     ) -> Response[Readiness]:
-        """Each part, with a reason where it is not ready; 503 when requests need that part.
+        """Return the state of each part, and 503 if a needed part is not ready.
 
-        While the process ends, its part `server` is not ready.
+        During a shutdown the part `server` is not ready.
         """
         index, embedder = memory.collections.current, memory.embedder
         names = ", ".join(spec.id for spec in registry.specs())
@@ -101,9 +97,9 @@ class HealthController(Controller):
 
     @get("/metrics", summary="Metrics", include_in_schema=False)
     async def metrics(
-        self, request: Request[Any, Any, Any], settings: NamedDependency[Settings]
+        self, request: AnyRequest, settings: NamedDependency[Settings]
     ) -> Response[bytes]:
-        """Counts and durations for Prometheus, by route; nothing of anybody's."""
+        """Return request counts and durations by route for Prometheus, without user data."""
         if settings.metrics == "off" or (settings.metrics == "loopback" and not _is_local(request)):
             raise NotFoundError
         return Response(
@@ -127,8 +123,8 @@ async def _ping(
     return HealthCheck(name=name, ready=True, detail=detail, needed=needed)
 
 
-def _is_local(request: Request[Any, Any, Any]) -> bool:
-    """Asked from this machine itself, not through a proxy on it."""
+def _is_local(request: AnyRequest) -> bool:
+    """True if the request comes directly from this machine, without a proxy."""
     client = request.client.host if request.client else ""
-    forwarded = PROXY_HEADERS & {name.lower() for name in request.headers}
-    return not forwarded and is_loopback(request) and client in {"127.0.0.1", "::1"}
+    is_own = client in {"127.0.0.1", "::1"} and is_loopback(request)
+    return is_own and not has_proxy_headers(request)

@@ -1,7 +1,7 @@
-"""What `talekeeper reindex` and `rotate-keys` do; each can be interrupted and started again.
+"""The commands `talekeeper reindex` and `rotate-keys`. They can be interrupted and repeated.
 
-Every function says in a sentence how it ended. Those that take a password raise
-`WrongCredentialsError`: nobody's texts can be read without it.
+Each function returns a message for the terminal. Functions with a password raise
+`WrongCredentialsError`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from backend.lorebooks.index_source import LoreSource
 from backend.memory import models as memory_models
 from backend.memory.indexing.outbox import REINDEX, IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
-from backend.presets import repository as preset_models
+from backend.presets import models as preset_models
 from backend.settings import Settings
 from backend.turns import models as turn_models
 from backend.vault.root import RootKeys, load_root_keys
@@ -57,7 +57,7 @@ TABLES = (
     provider_models,
     turn_models,
 )
-"""Every table has to be known for every sealed text to be found."""
+"""Imported for their tables, so that rotation finds every sealed column."""
 
 POLL_SECONDS = 0.2
 
@@ -65,7 +65,6 @@ POLL_SECONDS = 0.2
 async def reindex_user(
     database: Database, settings: Settings, *, name: str, password: str, report: ReportProgress
 ) -> str:
-    """Bring the index up to date with all texts of one user."""
     root = _load_root_keys(settings)
     accounts = await _open_accounts(database, settings, root)
     unlocked = await accounts.unlock(name, password, address="")
@@ -79,9 +78,9 @@ async def reindex_user(
 
 
 async def reindex_all_users(database: Database, settings: Settings, report: ReportProgress) -> str:
-    """Bring the index up to date with everybody's texts, as far as their keys are to be had.
+    """Index the texts of all users whose keys are available.
 
-    Whose key is not to be had is indexed when they are next seen.
+    The other users are indexed after their next sign-in.
     """
     root = _load_root_keys(settings)
     queue = JobQueue(database, root)
@@ -112,7 +111,6 @@ async def reindex_all_users(database: Database, settings: Settings, report: Repo
 
 
 async def rotate_root_keys(database: Database, settings: Settings, report: ReportProgress) -> str:
-    """Put a new root key in the place of the old one."""
     path, value = settings.resolved_root_key_file, settings.root_key_text
     result = await rotate_root_key(database, path=path, value=value, report=report)
     message = f"All keys are now encrypted with version {result.version} of the root key."
@@ -123,7 +121,6 @@ async def rotate_root_keys(database: Database, settings: Settings, report: Repor
 
 
 async def schedule_new_data_keys(database: Database) -> str:
-    """Have everyone get a new data key at the next log-in."""
     count = await request_new_data_keys(database)
     return (
         f"{count} accounts get a new data key at their next sign-in. Existing data stays encrypted "
@@ -146,7 +143,7 @@ async def rotate_user_key(
 async def rotate_user_data_key(
     database: Database, settings: Settings, *, name: str, password: str, report: ReportProgress
 ) -> str:
-    """Seal all texts of one user anew under a new data key."""
+    """Seal all texts of one user again, under a new data key."""
     accounts = await _open_accounts(database, settings, _load_root_keys(settings))
     unlocked = await accounts.unlock(name, password, address="")
     result = await rotate_data_key(database, unlocked.user.id, unlocked.current.key, report)
@@ -178,7 +175,7 @@ async def _open_memory(
     user_models = UserModels(build_registry(settings), settings, _load_root_keys(settings))
     memory = await open_memory(settings, database, queue, outbox, sources, pool, user_models)
     try:
-        await memory.collections.current.ping()  # nothing can be done without
+        await memory.collections.current.ping()  # fail now if the index does not respond
         yield memory
     finally:
         await memory.aclose()

@@ -1,6 +1,6 @@
-"""The OpenAPI document: what Litestar makes of the routes, and what holds for each of them.
+"""The OpenAPI document: Litestar's, completed with problems, streams, files and examples.
 
-A handler's `opt` says what its signature can't: `backend.http.schemas` has the names for that.
+They come from the `opt` of handlers. `backend.http.schemas` defines its keys.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from litestar import Litestar, Request, Response, Router
+from litestar import Litestar, Response, Router
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -36,7 +36,7 @@ from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.core.cpu_pool import TooMuchWorkError, WorkTimeoutError
 from backend.database.engine import DatabaseUnavailableError, OvertakenError
 from backend.errors import MEDIA_TYPE, AppError
-from backend.http.schemas import EXAMPLE, FILES, PATCHES, RAISES, STREAMS
+from backend.http.schemas import COMMON_RAISES, EXAMPLE, FILES, PATCHES, RAISES, STREAMS, AnyRequest
 from backend.lorebooks.errors import LorebookFullError
 
 JSON = "application/json"
@@ -76,15 +76,15 @@ COMMON_ERRORS: tuple[type[AppError], ...] = (
     WorkTimeoutError,
     DatabaseUnavailableError,
 )
-"""What any route may answer with."""
+"""Problems of all routes."""
 
 HOOK_ERRORS: dict[str, tuple[type[AppError], ...]] = {
     "forkChat": (ChronicleFullError, LorebookFullError),
     "patchSettings": (PersonaNotFoundError,),
     "patchChatSettings": (ChronicleNotFoundError, ChronicleFullError),
 }
-"""What operations answer with beside what their handlers name: chats do not know the parts that
-the application hooks into them."""
+"""Additional problems by operation. The container adds the services that raise them, which the
+packages of these routes do not import."""
 
 CREATED_ID = "$response.body#/id"
 FIRST_ID = "$response.body#/items/0/id"
@@ -110,8 +110,10 @@ LINK_IDS: dict[str, dict[str, str]] = {
     "makeApiKey": {"key_id": "$response.body#/key/id"},
     "invite": {"invitation_id": CREATED_ID},
 }
-"""Operations whose answers give ids, by the parameters of paths that take them: they become the
-document's links, to every operation that needs no other id."""
+"""Path parameters that the response of an operation provides, by operation.
+
+The document links each of them to the operations that need no other path parameter.
+"""
 
 SECURITY = {
     "apiKey": {"type": "http", "scheme": "bearer", "description": "An API key, `tk_...`."},
@@ -128,32 +130,32 @@ SECURITY = {
 
 
 class SchemaDocument(JsonRenderPlugin):
-    """The document as JSON. No viewer: those of Litestar load their scripts from elsewhere.
+    """The document as JSON. It is rendered in a thread at the first request, and then cached.
 
-    It is rendered once, in a thread, when it is first asked for; its routes do not change.
+    There is no viewer, because Litestar's viewers load scripts from other hosts.
     """
 
     _rendering: asyncio.Task[bytes] | None = None
 
-    async def answer(self, request: Request[Any, Any, Any]) -> Response[bytes] | None:
-        """Answer before Litestar's own handler, which would build the document on the event loop.
+    async def answer(self, request: AnyRequest) -> Response[bytes] | None:
+        """Respond with the document. Return None for other paths.
 
-        None for paths that are not the document's.
+        Litestar's own handler would build the document on the event loop.
         """
         if request.path_params:
             return None
         if self._rendering is None:
             self._rendering = asyncio.create_task(asyncio.to_thread(self._render, request))
-        # The others wait for it, even if the first one is cancelled.
+        # Shielded, because other requests wait for it even if this one is cancelled.
         return Response(await asyncio.shield(self._rendering), media_type=self.media_type)
 
-    def _render(self, request: Request[Any, Any, Any]) -> bytes:
+    def _render(self, request: AnyRequest) -> bytes:
         document = request.app.openapi_schema.to_schema()
         return self.render_json(request, complete_document(document, _get_options(request.app)))
 
 
 def _get_options(app: Litestar) -> dict[str, dict[str, Any]]:
-    """The `opt` of each operation, by the operation's id."""
+    """Return the `opt` of each operation by operation id."""
     handlers: list[HTTPRouteHandler] = [
         handler
         for route in app.routes
@@ -164,7 +166,7 @@ def _get_options(app: Litestar) -> dict[str, dict[str, Any]]:
 
 
 def make_operation_id(handler: HTTPRouteHandler, *_: object) -> str:
-    """The id of an operation: the name of its handler, unless that says otherwise."""
+    """Return the operation id of a handler: its own, or else its name in camel case."""
     if isinstance(handler.operation_id, str):
         return handler.operation_id
     first, *others = handler.handler_name.split("_")
@@ -174,10 +176,7 @@ def make_operation_id(handler: HTTPRouteHandler, *_: object) -> str:
 def complete_document(
     document: dict[str, Any], options: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """The document with what the operations' options say, with their problems and ways to sign in.
-
-    Changes the document that it is given.
-    """
+    """Complete the document in place with the options, problems and sign-in methods."""
     components: dict[str, Any] = document.setdefault("components", {})
     schemas: dict[str, Any] = components.setdefault("schemas", {})
     schemas["Problem"] = PROBLEM
@@ -187,20 +186,22 @@ def complete_document(
         for operation in path.values():
             _complete(operation, options.get(operation["operationId"], {}), schemas)
     _add_links([each for path in document.get("paths", {}).values() for each in path.values()])
-    # A problem has further members, which no struct can say.
+    # A struct cannot describe the additional members of a problem.
     schemas["TurnView"]["properties"]["problem"] = _make_nullable(PROBLEM_REFERENCE)
     return document
 
 
 def _complete(operation: dict[str, Any], options: dict[str, Any], schemas: dict[str, Any]) -> None:
     responses: dict[str, Any] = operation["responses"]
-    # Litestar describes a 400 in a form of its own, which our answers do not have.
+    # Litestar describes a 400 in a format that this API does not use.
     responses.pop("400", None)
     if "204" in responses:
-        # It has no body, whatever the handler's own answer could be.
+        # Litestar describes a body if the handler returns a `Response`.
         responses["204"].pop("content", None)
     hooked = HOOK_ERRORS.get(operation["operationId"], ())
-    responses |= _make_problems([*options.get(RAISES, ()), *hooked])
+    responses |= _make_problems(
+        [*options.get(COMMON_RAISES, ()), *options.get(RAISES, ()), *hooked]
+    )
     responses["default"] = _make_problem(
         "A problem. Any route may answer with " + _join_slugs(COMMON_ERRORS) + "."
     )
@@ -226,7 +227,7 @@ def _complete(operation: dict[str, Any], options: dict[str, Any], schemas: dict[
 
 
 def _add_links(operations: list[dict[str, Any]]) -> None:
-    """Say of what an answer gives where it can be used."""
+    """Link responses to the operations that take ids from them."""
     needs = {
         each["operationId"]: {
             parameter["name"]
@@ -251,7 +252,7 @@ def _add_links(operations: list[dict[str, Any]]) -> None:
 
 
 def _make_event_schema(events: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """One of the events of a stream: its fields are text, and its `data` is JSON."""
+    """Return the schema of an event of a stream. Its fields are text, and its `data` is JSON."""
     return {
         "description": "One event. The stream is a sequence of them, as text (server-sent events).",
         "oneOf": [
@@ -282,7 +283,7 @@ def _make_file_schema(kind: str) -> dict[str, Any]:
 
 
 def _make_problems(kinds: Iterable[type[AppError]]) -> dict[str, Any]:
-    """A response for each status that the kinds have."""
+    """Return the responses of the errors by status."""
     by_status: dict[int, list[type[AppError]]] = defaultdict(list)
     for kind in kinds:
         by_status[kind.status].append(kind)
@@ -301,7 +302,7 @@ def _join_slugs(kinds: Iterable[type[AppError]]) -> str:
 
 
 def _make_patch_schema(struct: type[msgspec.Struct], schemas: dict[str, Any]) -> dict[str, Any]:
-    """A JSON Merge Patch of a struct: each member may be absent, or null for its default."""
+    """Return the schema of a JSON Merge Patch, and add the schemas of its members to `schemas`."""
     _, components = msgspec.json.schema_components([struct], ref_template=REFERENCE)
     own = components.pop(struct.__name__)
     for name, schema in components.items():
@@ -316,7 +317,7 @@ def _make_patch_schema(struct: type[msgspec.Struct], schemas: dict[str, Any]) ->
 
 
 def _make_nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    # A default would say what becomes of an absent member, which stays as it is.
+    # An absent member is kept, so the default of the struct does not apply.
     schema = {name: value for name, value in schema.items() if name != "default"}
     choices: list[Any] = schema.get("anyOf", [schema])
     null = {"type": "null"}
@@ -324,7 +325,6 @@ def _make_nullable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_openapi_config() -> OpenAPIConfig:
-    """Where the document is, and what it says of itself."""
     document = SchemaDocument(path=["/", "/openapi.json"])
     return OpenAPIConfig(
         title="Talekeeper",

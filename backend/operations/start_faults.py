@@ -23,7 +23,7 @@ from backend.settings import Settings
 from backend.vault.root import RootKeyError
 
 MIN_FREE_BYTES = 32 * 1024 * 1024
-"""Room on the disk below which a start cannot be relied on."""
+"""Minimum free disk space for a start."""
 
 _ANOTHER_FOLDER = "or choose another folder with --data-dir"
 _ROOM = "Free some space and start again."

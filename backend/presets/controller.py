@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post, put
+from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
@@ -15,13 +15,21 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.characters.uploads import NamedFileOperation, make_file_response, read_upload
 from backend.context.blocks import PresetFields
 from backend.errors import PreconditionFailedError
-from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, make_etag
+from backend.http.schemas import (
+    ENDS_WITH_CLIENT,
+    FILES,
+    PATCHES,
+    RAISES,
+    AnyRequest,
+    IfMatch,
+    Page,
+    PageSize,
+    tag_view,
+)
 from backend.presets.errors import PresetFileError, PresetNotFoundError, PresetsFullError
 from backend.presets.files import MAX_FILE_BYTES
 from backend.presets.schemas import ChosenPreset, ImportedPreset, PresetItem, PresetView
 from backend.presets.service import PresetService
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class PresetController(Controller):
@@ -52,7 +60,7 @@ class PresetController(Controller):
 
         It applies to the chats, the characters and the account that choose it.
         """
-        return _respond(await presets.create(identity, data))
+        return tag_view(await presets.create(identity, data))
 
     @post(
         "/import",
@@ -85,7 +93,7 @@ class PresetController(Controller):
         presets: NamedDependency[PresetService],
     ) -> Response[PresetView]:
         """A preset with all its blocks."""
-        return _respond(await presets.get(identity, preset_id))
+        return tag_view(await presets.get(identity, preset_id))
 
     @patch(
         "/{preset_id:uuid}",
@@ -94,20 +102,17 @@ class PresetController(Controller):
     )
     async def patch_preset(
         self,
-        request: AnyRequest,
         preset_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         presets: NamedDependency[PresetService],
+        if_match: IfMatch = None,
     ) -> Response[PresetView]:
         """Change members of a preset. Null resets a member to its default.
 
         `blocks` replaces all blocks.
         """
-        view = await presets.patch(
-            identity, preset_id, data, if_match=request.headers.get("if-match")
-        )
-        return _respond(view)
+        return tag_view(await presets.patch(identity, preset_id, data, if_match=if_match))
 
     @delete(
         "/{preset_id:uuid}",
@@ -116,13 +121,13 @@ class PresetController(Controller):
     )
     async def delete_preset(
         self,
-        request: AnyRequest,
         preset_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         presets: NamedDependency[PresetService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a preset."""
-        await presets.delete(identity, preset_id, if_match=request.headers.get("if-match"))
+        await presets.delete(identity, preset_id, if_match=if_match)
 
     @get(
         "/{preset_id:uuid}/export",
@@ -170,7 +175,3 @@ class CharacterPresetController(Controller):
         Exported cards do not contain it.
         """
         await presets.choose_for_character(identity, character_id, data.preset_id)
-
-
-def _respond(view: PresetView) -> Response[PresetView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})

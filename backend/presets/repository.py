@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 
 from backend.presets.errors import PresetNotFoundError
+from backend.presets.models import Preset
 
 _WITHOUT_SOURCE = defer(Preset.sealed_source, raiseload=True)
 _WITHOUT_PRESET = defer(Preset.sealed_preset, raiseload=True)

@@ -28,7 +28,7 @@ from backend.http.schemas import (
 from backend.presets import repository
 from backend.presets.errors import PresetsFullError
 from backend.presets.files import read_preset, write_preset
-from backend.presets.repository import (
+from backend.presets.models import (
     PRESET_NAME,
     Preset,
     open_preset,

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, time, timedelta
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, exists, func, insert, literal, select
+from sqlalchemy import (
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
@@ -20,6 +28,7 @@ from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
+from backend.quotas.models import StorageLedger, TokenLedger
 
 log = get_logger(__name__)
 

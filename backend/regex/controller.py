@@ -1,18 +1,14 @@
 """Routes of regex scripts and their tester: `/me/regex-scripts`."""
 
-from typing import Any
-
-from litestar import Controller, Request, Response, get, post, put
+from litestar import Controller, Response, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from backend.accounts.auth.identity import Identity
 from backend.errors import PreconditionFailedError
-from backend.http.schemas import RAISES, make_etag
-from backend.regex.scripts import RegexScript, ScriptList, ScriptListView, ScriptTest, ScriptTested
+from backend.http.schemas import RAISES, IfMatch, tag_view
+from backend.regex.scripts import ScriptList, ScriptListView, ScriptTest, ScriptTested
 from backend.regex.service import ScriptService
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class ScriptController(Controller):
@@ -25,7 +21,7 @@ class ScriptController(Controller):
     ) -> Response[ScriptListView]:
         """List the account's regex scripts in execution order. They run before those of a card."""
         found, revision = await scripts.read(identity)
-        return _add_etag(found, revision)
+        return tag_view(ScriptListView(scripts=found, revision=revision))
 
     @put(
         opt={RAISES: (PreconditionFailedError,)},
@@ -34,16 +30,14 @@ class ScriptController(Controller):
     )
     async def put_scripts(
         self,
-        request: AnyRequest,
         data: JSONBody[ScriptList],
         identity: NamedDependency[Identity],
         scripts: NamedDependency[ScriptService],
+        if_match: IfMatch = None,
     ) -> Response[ScriptListView]:
         """Replace all of the account's regex scripts, in the format of SillyTavern's files."""
-        revision = await scripts.replace(
-            identity, data.scripts, if_match=request.headers.get("if-match")
-        )
-        return _add_etag(data.scripts, revision)
+        revision = await scripts.replace(identity, data.scripts, if_match=if_match)
+        return tag_view(ScriptListView(scripts=data.scripts, revision=revision))
 
     @post(
         "/test",
@@ -59,8 +53,3 @@ class ScriptController(Controller):
     ) -> ScriptTested:
         """Run scripts on a text as in a chat. Nothing is stored."""
         return await scripts.test(identity, data)
-
-
-def _add_etag(scripts: list[RegexScript], revision: int) -> Response[ScriptListView]:
-    view = ScriptListView(scripts=scripts, revision=revision)
-    return Response(view, headers={"ETag": make_etag(revision)})

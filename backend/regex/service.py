@@ -230,7 +230,7 @@ class ScriptService:
         speakers: Sequence[UUID | None],
     ) -> dict[UUID | None, Scripts]:
         """Return the scripts for each speaker: those of the character, or of the first one."""
-        members = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+        members = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
         first = members[0] if members else None
         wanted = {speaker: speaker or first for speaker in speakers}
         ids = [each for each in set(wanted.values()) if each is not None]

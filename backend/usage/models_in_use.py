@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import msgspec
 from litestar import Controller, get
 from litestar.di import NamedDependency
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import func, select
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import UserSettings
@@ -26,20 +26,6 @@ MAX_CHATS = 50
 
 Use = Literal["reply", "triage", "agent", "summary", "suggestions", "compaction", "embedding"]
 _TASKS: tuple[ModelTask, ...] = get_args(ModelTask)
-
-_LATEST = (
-    select(Turn.chat_id)
-    .where(Turn.user_id == bindparam("owner"))
-    .group_by(Turn.chat_id)
-    .order_by(func.max(Turn.created_at).desc())
-    .limit(MAX_CHATS)
-    .subquery()
-)
-_CHATS = (
-    select(Chat)
-    .join(_LATEST, _LATEST.c.chat_id == Chat.id)
-    .where(Chat.user_id == bindparam("owner"))
-)
 
 
 class ModelInUse(msgspec.Struct, kw_only=True):
@@ -64,9 +50,22 @@ class ModelsInUseService:
 
     async def list_all(self, identity: Identity) -> list[ModelInUse]:
         """Return the models in use, the account's reply model first."""
+        latest = (
+            select(Turn.chat_id)
+            .where(Turn.user_id == identity.user_id)
+            .group_by(Turn.chat_id)
+            .order_by(func.max(Turn.created_at).desc())
+            .limit(MAX_CHATS)
+            .subquery()
+        )
+        query = (
+            select(Chat)
+            .join(latest, latest.c.chat_id == Chat.id)
+            .where(Chat.user_id == identity.user_id)
+        )
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
-            chats = list(await session.scalars(_CHATS, {"owner": identity.user_id}))
+            chats = list(await session.scalars(query))
         account = identity.settings
         uses: dict[str, set[Use]] = {}
         count: dict[str, int] = {}

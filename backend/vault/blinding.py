@@ -43,12 +43,7 @@ class Rotation:
     i % 64 of word i // 64 flips number i. The last d words are for the final permutation. A
     permutation sorts the indices of its words by value (stable).
 
-    Args:
-        key: 32 bytes.
-        dimension: d, at least 1.
-
-    Raises:
-        ValueError: The key has another length, or the dimension is below 1.
+    Raises `ValueError` unless the key has 32 bytes and the dimension is at least 1.
     """
 
     __slots__ = ("_blocks", "dimension", "last_order", "orders", "scales")
@@ -96,8 +91,6 @@ class Rotation:
 
 
 class Blinder:
-    """Blinds one user's vectors and terms with keys derived for this user."""
-
     __slots__ = ("_rotation", "_term_mac", "term_ids")
 
     def __init__(self, sealer: Sealer) -> None:
@@ -107,7 +100,6 @@ class Blinder:
         self.term_ids: dict[str, int] = {}
 
     def turn(self, vectors: Floats) -> Floats:
-        """Return vectors, shape (n, d) or (d,), for the index."""
         return self._rotation(vectors.shape[-1]).apply(vectors)
 
     def term_id(self, stem: str) -> int:

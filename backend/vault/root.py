@@ -44,7 +44,6 @@ class RootKeys:
 
     @property
     def versions(self) -> list[int]:
-        """The available versions, oldest first."""
         return sorted(self._keys)
 
     def wrap(self, secret: bytes, *, context: bytes, purpose: str = "wrapping") -> Wrapped:
@@ -53,11 +52,7 @@ class RootKeys:
         return Wrapped(self.current, seal_under(key, secret, context=context))
 
     def unwrap(self, wrapped: Wrapped, *, context: bytes, purpose: str = "wrapping") -> bytes:
-        """Return the secret.
-
-        Raises `RootKeyError` if the version is missing, and its subclass `RootSealBrokenError` if
-        the blob does not open.
-        """
+        """Raises `RootKeyError` for a missing version, and `RootSealBrokenError`."""
         key = self._derive(wrapped.root_version, purpose)
         try:
             return unseal_under(key, wrapped.blob, context=context)
@@ -108,10 +103,7 @@ def load_root_keys(path: Path, *, value: str | None = None, create: bool = False
 
 
 def add_root_key(path: Path) -> RootKeys:
-    """Add a new version to the file.
-
-    Raises `RootKeyError`, and `OSError` if the file cannot be written.
-    """
+    """Add a new version to the file. Raises `RootKeyError` and `OSError`."""
     text = _read(path)
     text = _line(parse_root_keys(text).current + 1, os.urandom(KEY_BYTES)) + text
     replace_private(path, text)
@@ -121,7 +113,7 @@ def add_root_key(path: Path) -> RootKeys:
 def drop_old_root_keys(path: Path) -> RootKeys:
     """Delete the older versions from the file. First rewrap everything under the newest one.
 
-    Raises `RootKeyError`, and `OSError` if the file cannot be written.
+    Raises `RootKeyError` and `OSError`.
     """
     text = _read(path)
     newest = parse_root_keys(text).current

@@ -38,8 +38,6 @@ class SealBrokenError(AppError):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that contains sealed texts."""
-
     table: str
     name: str
 
@@ -115,11 +113,11 @@ class Sealer:
         return HEADER.pack(FORMAT, number) + nonce + sealed
 
     def open(self, column: Column, row_id: UUID, blob: bytes) -> str:
-        """Return the text of a blob. Raises `SealBrokenError`."""
+        """Raises `SealBrokenError`."""
         return self.open_bytes(column, row_id, blob).decode()
 
     def open_bytes(self, column: Column, row_id: UUID, blob: bytes) -> bytes:
-        """Return the bytes of a blob. Raises `SealBrokenError`."""
+        """Raises `SealBrokenError`."""
         cipher, prefix = self._opener(column, blob)
         body = HEADER.size + NONCE_BYTES
         try:
@@ -130,8 +128,7 @@ class Sealer:
     def open_many(self, column: Column, rows: Iterable[tuple[bytes, bytes]]) -> list[str]:
         """Return the texts of many rows (16 bytes of the id, blob) of one column, in order.
 
-        Faster than single calls, because a full window contains thousands of rows. Raises
-        `SealBrokenError`.
+        Faster than single calls for the thousands of rows of a window. Raises `SealBrokenError`.
         """
         texts: list[str] = []
         header, decrypt, prefix = b"", None, b""
@@ -190,7 +187,7 @@ def make_associated_data_prefix(column: Column, user_id: UUID, key_number: int) 
 
 
 def key_number(blob: bytes) -> int:
-    """Return the number of a blob's data key. Raises `SealBrokenError`."""
+    """Raises `SealBrokenError`."""
     if len(blob) < OVERHEAD:
         raise SealBrokenError
     number: int = HEADER.unpack_from(blob)[1]

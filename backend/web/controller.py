@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from litestar import Controller, HttpMethod, Request, Response, route
+from litestar import Controller, HttpMethod, Response, route
 from litestar.params import FromPath
 from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
 from backend.accounts.auth.middleware import PUBLIC
 from backend.errors import NotFoundError
+from backend.http.schemas import AnyRequest
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
@@ -132,8 +132,6 @@ def _pack(name: str, data: bytes) -> PageFile:
         tag=f'W/"{hashlib.sha256(data).hexdigest()[:20]}"',
     )
 
-
-AnyRequest = Request[Any, Any, Any]
 
 CACHE_FOREVER = "public, max-age=31536000, immutable"
 REVALIDATE = "no-cache"

@@ -141,6 +141,9 @@ async def _answer_requests(reader: asyncio.StreamReader, writer: asyncio.StreamW
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if head.startswith(b"get "):  # the server asks which abilities the model has
+                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                continue
             length = head.partition(b"content-length:")[2].split(b"\r\n")[0]
             await reader.readexactly(int(length))
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")

@@ -40,6 +40,7 @@ from backend.memory.embedding.protocol import Floats
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import Hit, Query, Scope, ScopePart
 from backend.memory.indexing import documents as points
+from backend.memory.indexing.collections import UserEmbedders
 from backend.memory.runtime import MemoryRuntime, index_folder
 from backend.memory.search import query as parsed_query
 from backend.memory.search.request import SearchRequest
@@ -172,7 +173,7 @@ async def bench_search(searches: SearchSet, *, suffix: str = "") -> list[Row]:
     by_words = MemorySearch(
         memory.collections,
         (MessageSource(),),
-        embedder=None,
+        embedders=UserEmbedders(None),
         blinders=memory.blinders,
         pool=services.cpu_pool,
     )

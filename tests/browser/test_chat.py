@@ -11,9 +11,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from backend.http.connections import ServerStoppingError
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from backend.http.connections import ServerStoppingError
 from tests.support.browser import Account, Watch, phone, signing_up
 from tests.support.process import Served, serving
 

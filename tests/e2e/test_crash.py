@@ -28,17 +28,15 @@ from backend.vault.root import load_root_keys
 from tests.fakes.openai_server import API_KEY, MODEL, MODEL_ID, reply
 from tests.fakes.scripted_server import Answer, Silence
 from tests.integration.enrichment.storytelling import (
-    API,
     Storyteller,
-    numbers_in,
-    preview,
-    previous_in,
-    set_chat,
-    summaries_in,
+    list_numbers,
+    list_summaries,
+    read_previous,
 )
 from tests.integration.turns.following import TURN, check_tree, follow, others
 from tests.integration.turns.playing import Game, named, new_game
 from tests.integration.turns.seeding import COOKIE
+from tests.support.memory import API, preview, set_chat
 from tests.support.process import Served, run_command, serving
 from tests.support.server import PASSWORD, Account, Event, ok, read_events, text_of
 from tests.support.thorough import rounds
@@ -401,15 +399,15 @@ async def test_a_backlog_goes_on_behind_the_last_summary_that_was_stored(tmp_pat
             async with browser(served, cookies) as ada:
 
                 async def is_done() -> bool:
-                    context = await preview(ada, chat)
-                    return bool(summaries_in(context))
+                    context = await preview(ada, chat, "Well?")
+                    return bool(list_summaries(context))
 
                 await until(is_done)
                 texts = await summaries(ada, chat)
                 assert texts[:2] == ["One.", "Two."]
                 assert len(texts) > 2
-                assert previous_in(teller.summed_up[0]) == "Two."
-                numbers = [each for request in teller.summed_up for each in numbers_in(request)]
+                assert read_previous(teller.summed_up[0]) == "Two."
+                numbers = [each for request in teller.summed_up for each in list_numbers(request)]
                 assert numbers == list(range(numbers[0], numbers[-1] + 1))
                 assert texts[-1] == f"Told up to {numbers[-1]}."
 

@@ -106,7 +106,7 @@ def test_a_database_that_does_not_answer_is_said_in_one_sentence(tmp_path: Path)
 
 
 def shorten_delays() -> None:
-    patience.START_DELAYS_SECONDS = (0.02, 0.02, 0.02, 0.02, 0.02)
+    patience.START_RETRY_SECONDS = (0.02, 0.02, 0.02, 0.02, 0.02)
 
 
 @pytest.mark.parametrize("command", ["serve", "work"])

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from backend.generation.adapters.anthropic import AnthropicConfig
+from backend.generation.client.provider import ServerConfig
 from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
 
 MODEL = "claude-sonnet-5-5"
@@ -115,7 +115,7 @@ class AnthropicServer(ScriptedServer):
 
     usual_answer = reply("The rain", " has stopped.")
 
-    def config(self, **changes: Any) -> AnthropicConfig:
+    def config(self, **changes: Any) -> ServerConfig:
         """A configuration that leads here, with short time-outs."""
         values: dict[str, Any] = {
             "base_url": self.url,
@@ -125,7 +125,7 @@ class AnthropicServer(ScriptedServer):
             "connect_timeout": 5,
             "answer_timeout": 5,
         }
-        return AnthropicConfig(**{**values, **changes})
+        return ServerConfig(**{**values, **changes})
 
     def wants_stream(self, request: Request) -> bool:
         return bool(request.body and request.body.get("stream"))

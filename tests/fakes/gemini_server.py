@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.generation.adapters.gemini import GeminiConfig
+from backend.generation.client.provider import ServerConfig
 from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
 from tests.fakes.word_vectors import word_vector
 
@@ -142,7 +142,7 @@ class GeminiServer(ScriptedServer):
 
     usual_answer = reply("The rain", " has stopped.")
 
-    def config(self, **changes: Any) -> GeminiConfig:
+    def config(self, **changes: Any) -> ServerConfig:
         """A configuration that leads here, with short time-outs."""
         values: dict[str, Any] = {
             "api_key": API_KEY,
@@ -152,7 +152,7 @@ class GeminiServer(ScriptedServer):
             "connect_timeout": 5,
             "answer_timeout": 5,
         }
-        return GeminiConfig(**{**values, **changes})
+        return ServerConfig(**{**values, **changes})
 
     def wants_stream(self, request: Request) -> bool:
         return request.path.endswith((":streamGenerateContent", ":batchEmbedContents"))

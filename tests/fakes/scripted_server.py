@@ -101,6 +101,10 @@ class ScriptedServer:
         """Answer the next requests with these."""
         self._answers.extend(answers)
 
+    def unscript(self) -> None:
+        """Drop the scripted answers that were not sent."""
+        self._answers.clear()
+
     def usual(self, request: Request) -> Answer:  # noqa: ARG002  # for those who tell them apart
         """The answer to a request for which there is none in the script."""
         return self.usual_answer

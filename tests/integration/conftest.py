@@ -18,7 +18,9 @@ import pytest
 
 from backend.database import migrate
 from backend.database.engine import Database
+from tests.support.clock import Clock
 from tests.support.databases import PostgresDatabases
+from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, running
 from tests.support.statements import shared_statements
 
@@ -121,3 +123,18 @@ async def ada(server: Running) -> AsyncGenerator[Account]:
     """The first account, which is an administrator."""
     async with server.account("Ada") as account:
         yield account
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time that sessions, keys and limits of sign-ins go by."""
+    clock = Clock()
+    clock.hang_at_the_door(monkeypatch)
+    return clock
+
+
+@pytest.fixture
+def logged() -> Generator[Logged]:
+    """The log. The fixture also keeps tracebacks off the terminal."""
+    with caught_logs() as logged:
+        yield logged

@@ -1,7 +1,6 @@
-"""One user's heaviest work, and what the loop that serves everybody notices of it.
+"""Tests that the heaviest work of one user does not block the event loop.
 
-The server runs in the test's own loop, so that a heartbeat beside it feels what every other
-request would.
+The server runs in the loop of the test, so a heartbeat measures the delay of other requests.
 """
 
 from __future__ import annotations
@@ -51,15 +50,14 @@ async def server(sqlite_template: Path, tmp_path: Path) -> AsyncGenerator[Runnin
 @pytest.fixture
 async def ada(server: Running) -> AsyncGenerator[Account]:
     async with server.account("ada") as account:
-        # The vocabularies are loaded beside the first requests.
+        # The vocabularies are loaded during the first requests.
         ok(await account.client.post(f"{API}/tokens", json={"texts": ["warm"]}))
-        await take_turn(account, await opened(account), text="Hello, who is there?")
+        await take_turn(account, await open_chat(account), text="Hello, who is there?")
         await settled(server)
         yield account
 
 
-def prose(characters: int, seed: int = 0) -> str:
-    """Words that nobody has said before, in sentences."""
+def make_prose(characters: int, seed: int = 0) -> str:
     draw = random.Random(seed)
     words: list[str] = []
     length = 0
@@ -71,14 +69,13 @@ def prose(characters: int, seed: int = 0) -> str:
     return "".join(words)[:characters]
 
 
-async def opened(ada: Account, **card: Any) -> str:
-    """A chat with a character of its own."""
+async def open_chat(ada: Account, **card: Any) -> str:
     character = await ada.new_character(**card)
     return str((await ada.new_chat(character_ids=[character["id"]]))["id"])
 
 
 async def post(ada: Account, path: str, body: Any, status: int = 201) -> Any:
-    """Send a body that was encoded before the clock starts."""
+    """Send a body, which is encoded before the measurement."""
     return ok(
         await ada.client.post(
             f"{API}{path}", content=body, headers={"content-type": "application/json"}
@@ -87,17 +84,17 @@ async def post(ada: Account, path: str, body: Any, status: int = 201) -> Any:
     )
 
 
-def unnoticed(heart: Heartbeat) -> None:
+def check_unnoticed(heart: Heartbeat) -> None:
     print(f"longest gap: {heart.longest * 1000:.0f} ms")  # noqa: T201
     assert heart.longest < PROMISED
 
 
 async def test_a_message_of_fifty_thousand_short_lines(server: Running, ada: Account) -> None:
-    chat_id = await opened(ada)
+    chat_id = await open_chat(ada)
     async with heartbeat() as heart:
         await take_turn(ada, chat_id, text="a\n" * 50_000)
         await settled(server)
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_a_reply_of_many_megabytes_below_a_message_of_two(
@@ -110,7 +107,7 @@ async def test_a_reply_of_many_megabytes_below_a_message_of_two(
             running(f"sqlite+aiosqlite:///{file}", tmp_path / "data", registry=registry) as server,
             server.account("ada") as ada,
         ):
-            chat_id = await opened(ada)
+            chat_id = await open_chat(ada)
             await take_turn(ada, chat_id, text="Hello, who is there?")
             await settled(server)
             await seed(server, ada, chat_id, ["Ada: a\n" * 300_000])
@@ -118,11 +115,11 @@ async def test_a_reply_of_many_megabytes_below_a_message_of_two(
             async with heartbeat() as heart:
                 await take_turn(ada, chat_id, text="Go on.")
                 await settled(server)
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_a_message_of_stacked_accents(server: Running, ada: Account) -> None:
-    chat_id = await opened(ada)
+    chat_id = await open_chat(ada)
     book = ok(await ada.client.post(f"{API}/lorebooks", json={"name": "Marks"}), 201)
     ok(await ada.client.patch(f"{API}/lorebooks/{book['id']}", json={"is_global": True}))
     await ada.client.post(
@@ -131,17 +128,17 @@ async def test_a_message_of_stacked_accents(server: Running, ada: Account) -> No
     async with heartbeat() as heart:
         await take_turn(ada, chat_id, text="a" + "\u0301\u0316" * 49_000)
         await settled(server)
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_a_message_of_many_rare_words(server: Running, ada: Account) -> None:
-    chat_id = await opened(ada)
+    chat_id = await open_chat(ada)
     async with heartbeat() as heart:
-        await take_turn(ada, chat_id, text=prose(100 * KB))
+        await take_turn(ada, chat_id, text=make_prose(100 * KB))
         await settled(server)
-        await take_turn(ada, chat_id, text=prose(100 * KB, 2))
+        await take_turn(ada, chat_id, text=make_prose(100 * KB, 2))
         await settled(server)
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_a_card_with_as_many_long_greetings_as_a_chat_opens_with(
@@ -153,7 +150,7 @@ async def test_a_card_with_as_many_long_greetings_as_a_chat_opens_with(
     async with heartbeat() as heart:
         chat = await ada.new_chat(character_ids=[character["id"]])
         await settled(server)
-    unnoticed(heart)
+    check_unnoticed(heart)
     found = ok(await ada.client.get(f"{API}/chats/{chat['id']}/messages"))
     assert found["items"][0]["sibling_count"] == 11
 
@@ -166,7 +163,7 @@ async def test_a_card_with_two_thousand_greetings(server: Running, ada: Account)
         chat = await ada.new_chat(character_ids=[one["id"], two["id"]])
         (greeting,) = await ada.messages(chat["id"])
         answer = ok(await ada.client.get(f"{API}/messages/{greeting['id']}/siblings"))
-    unnoticed(heart)
+    check_unnoticed(heart)
     found = answer["items"]
     while answer["next"]:
         query = {"after": answer["next"]}
@@ -183,11 +180,11 @@ async def test_indexing_two_hundred_long_rows(server: Running, ada: Account) -> 
     await ada.new_chat(character_ids=[character["id"]])
     async with heartbeat() as heart:
         await settled(server)
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_importing_a_big_lorebook(server: Running, ada: Account) -> None:
-    text = prose(700)
+    text = make_prose(700)
     entries = {
         str(number): {
             "uid": number,
@@ -199,7 +196,7 @@ async def test_importing_a_big_lorebook(server: Running, ada: Account) -> None:
     }
     data = msgspec.json.encode({"entries": entries})
     assert len(data) < 20 * 1024 * 1024
-    chat_id = await opened(ada)
+    chat_id = await open_chat(ada)
     async with heartbeat() as heart:
         made = ok(
             await ada.client.post(f"{API}/lorebooks/import", files={"file": ("book.json", data)}),
@@ -209,11 +206,11 @@ async def test_importing_a_big_lorebook(server: Running, ada: Account) -> None:
         ok(await ada.client.patch(f"{API}/lorebooks/{book_id}", json={"is_global": True}))
         await take_turn(ada, chat_id, text="What of key77 and other19?")
         await ada.client.get(f"{API}/lorebooks/{book_id}/export")
-        await until(lambda: _indexed_some(server, 1000))
-    unnoticed(heart)
+        await until(lambda: _has_indexed_some(server, 1000))
+    check_unnoticed(heart)
 
 
-async def _indexed_some(server: Running, count: int) -> bool:
+async def _has_indexed_some(server: Running, count: int) -> bool:
     return await server.parts.memory.collections.current.count() >= count
 
 
@@ -225,11 +222,11 @@ async def test_a_card_of_a_million_values(server: Running, ada: Account) -> None
             f"{API}/characters/import", files={"file": ("card.json", body + extensions + b"}}}")}
         )
     assert response.status_code == 201, response.text
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_a_vault_of_many_links(server: Running, ada: Account) -> None:
-    links = " ".join(f"[[{word}]]" for word in prose(1_000 * KB).split())
+    links = " ".join(f"[[{word}]]" for word in make_prose(1_000 * KB).split())
     data = zipped({"npcs/mara.md": links, "canon/facts.md": f"- {links}"})
     async with heartbeat() as heart:
         made = ok(
@@ -237,26 +234,26 @@ async def test_a_vault_of_many_links(server: Running, ada: Account) -> None:
             201,
         )
     assert any("make no relations" in warning for warning in made["warnings"])
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_a_search_for_two_thousand_characters(server: Running, ada: Account) -> None:
-    greetings = [prose(18 * KB, number) for number in range(20)]
-    await opened(ada, alternate_greetings=greetings)
+    greetings = [make_prose(18 * KB, number) for number in range(20)]
+    await open_chat(ada, alternate_greetings=greetings)
     await settled(server)
     async with heartbeat() as heart:
         for number in range(3):
             ok(
                 await ada.client.get(
-                    f"{API}/search", params={"q": prose(2000, number), "limit": 100}
+                    f"{API}/search", params={"q": make_prose(2000, number), "limit": 100}
                 )
             )
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_counting_a_long_chat_again(server: Running, ada: Account) -> None:
-    chat_id = await opened(ada)
-    await seed(server, ada, chat_id, (prose(1 * KB, number) for number in range(2_000)))
+    chat_id = await open_chat(ada)
+    await seed(server, ada, chat_id, (make_prose(1 * KB, number) for number in range(2_000)))
     path = f"{API}/chats/{chat_id}/settings"
     ok(await ada.client.patch(path, json={"names": True}))
 
@@ -268,30 +265,32 @@ async def test_counting_a_long_chat_again(server: Running, ada: Account) -> None
     async with heartbeat() as heart:
         await take_turn(ada, chat_id, text="Where were we?")
         await until(is_counted)
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_copying_a_long_chat(server: Running, ada: Account) -> None:
-    chat_id = await opened(ada)
-    lines = await seed(server, ada, chat_id, (prose(1 * KB, number) for number in range(2_000)))
+    chat_id = await open_chat(ada)
+    lines = await seed(
+        server, ada, chat_id, (make_prose(1 * KB, number) for number in range(2_000))
+    )
     async with heartbeat() as heart:
         body = {"message_id": str(lines[-1].id)}
         ok(await ada.client.post(f"{API}/chats/{chat_id}/fork", json=body), 201)
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_a_big_preview(server: Running, ada: Account) -> None:
     fields = ("description", "personality", "scenario", "mes_example", "system_prompt")
-    card = {name: prose(199 * KB, number) for number, name in enumerate(fields)}
-    chat_id = await opened(ada, **card)
+    card = {name: make_prose(199 * KB, number) for number, name in enumerate(fields)}
+    chat_id = await open_chat(ada, **card)
     async with heartbeat() as heart:
         answer = await ada.client.get(f"{API}/chats/{chat_id}/context", params={"prompt": "true"})
     assert answer.status_code in {200, 422}
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_editing_a_message_into_a_long_one(server: Running, ada: Account) -> None:
-    chat_id = await opened(ada)
+    chat_id = await open_chat(ada)
     await take_turn(ada, chat_id, text="Hello.")
     message = (await ada.messages(chat_id))[-1]
     body = msgspec.json.encode({"text": "字" * 100_000})
@@ -304,7 +303,7 @@ async def test_editing_a_message_into_a_long_one(server: Running, ada: Account) 
             )
         )
         await settled(server)
-    unnoticed(heart)
+    check_unnoticed(heart)
 
 
 async def test_a_campaign_of_many_people_and_one_with_a_long_story(
@@ -337,8 +336,8 @@ async def test_a_campaign_of_many_people_and_one_with_a_long_story(
         ok(await ada.client.post(f"{path}/changes/{newest['id']}/undo"))
         undone = ok(await ada.client.get(f"{path}/entities/{hero}"))
         ok(await ada.client.post(f"{path}/restore", json={"version": 1}))
-    unnoticed(heart)
-    # In one go each of these steps takes less than was promised, and yet is felt.
+    check_unnoticed(heart)
+    # Without pauses each of these steps would be noticeable.
     assert heart.longest < PROMISED / 2
     assert [each["name"] for each in found["items"]] == ["Person 8000"]
     assert (len(state["entities"]), state["more"]["entities"]) == (500, 7_501)
@@ -348,8 +347,8 @@ async def test_a_campaign_of_many_people_and_one_with_a_long_story(
 
 
 async def test_many_at_once_from_one_user(server: Running, ada: Account) -> None:
-    """A bystander's small request, beside a flood of one user's work."""
-    body = msgspec.json.encode({"texts": [prose(100 * KB, number) for number in range(20)]})
+    """Measure a small request of another user during heavy work."""
+    body = msgspec.json.encode({"texts": [make_prose(100 * KB, number) for number in range(20)]})
     async with server.account("ben") as ben, heartbeat() as heart:
         flood = [
             asyncio.create_task(
@@ -369,5 +368,5 @@ async def test_many_at_once_from_one_user(server: Running, ada: Account) -> None
             assert (await task).status_code in {200, 429}
     print(f"health: {waited * 1000:.0f} ms")  # noqa: T201
     assert waited < PROMISED
-    # The tokenizer works without the interpreter's lock: what it takes is not taken from the loop.
+    # The tokenizer releases the GIL, so its work does not block the loop.
     assert heart.longest_own < PROMISED

@@ -1,4 +1,4 @@
-"""Connections over raw sockets: too many, too slow, too large, idle."""
+"""Tests of connections that are too many, too slow, too large or idle."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.server import Running, running
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +22,7 @@ POST = b"POST /api/v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appl
 
 
 @contextlib.asynccontextmanager
-async def connected(server: Running) -> AsyncGenerator[Streams]:
+async def connect(server: Running) -> AsyncGenerator[Streams]:
     address = urlsplit(server.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
@@ -32,44 +33,55 @@ async def connected(server: Running) -> AsyncGenerator[Streams]:
             await writer.wait_closed()
 
 
-async def to_the_end(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the server closes the connection."""
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
     with contextlib.suppress(ConnectionError):
         return await asyncio.wait_for(reader.read(), 20)
     return b""
 
 
-async def head(reader: asyncio.StreamReader) -> bytes:
+async def read_head(reader: asyncio.StreamReader) -> bytes:
     return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+
+
+async def trickle(streams: Streams, data: bytes, *, seconds: float = 0.1) -> bytes:
+    """Send data again and again until the server closes the connection. Return its answer."""
+    reader, writer = streams
+    over = asyncio.create_task(read_to_end(reader))
+    while not over.done():
+        with contextlib.suppress(ConnectionError):
+            writer.write(data)
+            await writer.drain()
+        await asyncio.sleep(seconds)
+    return await over
 
 
 async def test_a_head_that_is_too_large_is_refused_before_it_is_complete(
     sqlite_url: str, tmp_path: Path
 ) -> None:
     async with running(sqlite_url, tmp_path, header_bytes=20_000) as server:
-        async with connected(server) as (reader, writer):
+        async with connect(server) as (reader, writer):
             writer.write(GET + b"X-Fine: " + b"a" * 10_000 + b"\r\n\r\n")
-            assert (await head(reader)).startswith(b"HTTP/1.1 200")
+            assert (await read_head(reader)).startswith(b"HTTP/1.1 200")
         for endless in (b"X-Long: " + b"a" * 300_000, b"X-Many: 1\r\n" * 30_000):
-            async with connected(server) as (reader, writer):
+            async with connect(server) as (reader, writer):
                 writer.write(GET + endless)
-                answer = await to_the_end(reader)
+                answer = await read_to_end(reader)
                 assert answer == b"" or answer.startswith(b"HTTP/1.1 431")
-        async with connected(server) as (reader, writer):
+        async with connect(server) as (reader, writer):
             writer.write(GET + b"\r\n")
-            assert (await head(reader)).startswith(b"HTTP/1.1 200")
+            assert (await read_head(reader)).startswith(b"HTTP/1.1 200")
 
 
 async def test_endless_trailers_are_a_head_that_is_too_large(
     sqlite_url: str, tmp_path: Path
 ) -> None:
     async with running(sqlite_url, tmp_path, header_bytes=20_000) as server:
-        async with connected(server) as (reader, writer):
+        async with connect(server) as (reader, writer):
             writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
             writer.write(b"X-Trailer: 1\r\n" * 20_000)
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
-            await to_the_end(reader)
+            await read_to_end(reader)
         assert not server.server.server_state.connections
 
 
@@ -78,18 +90,13 @@ async def test_a_head_that_trickles_is_given_up_and_so_is_a_silent_connection(
 ) -> None:
     async with (
         running(sqlite_url, tmp_path, header_seconds=0.5) as server,
-        connected(server) as (silent, _),
-        connected(server) as (reader, writer),
+        connect(server) as (silent, _),
+        connect(server) as (reader, writer),
     ):
-        over = asyncio.create_task(to_the_end(reader))
         writer.write(GET)
-        while not over.done():
-            with contextlib.suppress(ConnectionError):
-                writer.write(b"X-More: 1\r\n")
-                await writer.drain()
-            await asyncio.sleep(0.1)
-        assert (await over).startswith(b"HTTP/1.1 408")
-        assert await to_the_end(silent) == b""
+        answer = await trickle((reader, writer), b"X-More: 1\r\n")
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert await read_to_end(silent) == b""
 
 
 async def test_a_body_that_trickles_is_given_up_and_one_that_comes_steadily_is_not(
@@ -98,48 +105,34 @@ async def test_a_body_that_trickles_is_given_up_and_one_that_comes_steadily_is_n
     limits: dict[str, Any] = {"body_seconds": 0.5, "body_bytes_per_second": 1_000}
     async with running(sqlite_url, tmp_path, **limits) as server:
         start = POST + b"Content-Length: 3000\r\n\r\n"
-        async with connected(server) as (reader, writer):
+        async with connect(server) as (reader, writer):
             writer.write(start)
-            over = asyncio.create_task(to_the_end(reader))
-            while not over.done():
-                with contextlib.suppress(ConnectionError):
-                    writer.write(b" ")
-                    await writer.drain()
-                await asyncio.sleep(0.1)
-            assert await over == b""
-        async with connected(server) as (reader, writer):
+            assert await trickle((reader, writer), b" ") == b""
+        async with connect(server) as (reader, writer):
             writer.write(start)
             for _ in range(10):  # for longer than body_seconds, and much faster than the pace
                 writer.write(b" " * 300)
                 await asyncio.sleep(0.1)
-            assert (await head(reader)).startswith(b"HTTP/1.1 4")
+            assert (await read_head(reader)).startswith(b"HTTP/1.1 4")
 
 
 async def test_an_idle_connection_is_closed(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         running(sqlite_url, tmp_path, keep_alive_seconds=1) as server,
-        connected(server) as (reader, writer),
+        connect(server) as (reader, writer),
     ):
         writer.write(GET + b"\r\n")
-        assert (await to_the_end(reader)).startswith(b"HTTP/1.1 200")
+        assert (await read_to_end(reader)).startswith(b"HTTP/1.1 200")
 
 
 async def test_the_rest_of_a_body_is_not_taken_for_ever_after_its_answer(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("backend.server.LINGER_SECONDS", 0.5)
-    async with (
-        running(sqlite_url, tmp_path) as server,
-        connected(server) as (reader, writer),
-    ):
+    async with running(sqlite_url, tmp_path) as server, connect(server) as (reader, writer):
         writer.write(POST + b"Content-Length: 900000\r\n\r\n")
-        over = asyncio.create_task(to_the_end(reader))
-        while not over.done():
-            with contextlib.suppress(ConnectionError):
-                writer.write(b" " * 1000)
-                await writer.drain()
-            await asyncio.sleep(0.05)
-        assert (await over).startswith(b"HTTP/1.1 4") or await over == b""
+        answer = await trickle((reader, writer), b" " * 1000, seconds=0.05)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
 
 
 async def test_beyond_so_many_connections_requests_get_503_and_health_answers(
@@ -147,20 +140,18 @@ async def test_beyond_so_many_connections_requests_get_503_and_health_answers(
 ) -> None:
     async with running(sqlite_url, tmp_path, max_connections=4) as server:
         async with contextlib.AsyncExitStack() as stack:
-            open_ones = [await stack.enter_async_context(connected(server)) for _ in range(5)]
-            while len(server.server.server_state.connections) < 5:
-                await asyncio.sleep(0.01)
+            open_ones = [await stack.enter_async_context(connect(server)) for _ in range(5)]
+            await until_true(lambda: len(server.server.server_state.connections) >= 5)
             reader, writer = open_ones[-1]
             writer.write(GET.replace(b"/health", b"/ready") + b"\r\n")
-            assert (await head(reader)).startswith(b"HTTP/1.1 503")
+            assert (await read_head(reader)).startswith(b"HTTP/1.1 503")
             reader, writer = open_ones[0]
             writer.write(GET + b"\r\n")
-            assert (await head(reader)).startswith(b"HTTP/1.1 200")
-        while server.server.server_state.connections:
-            await asyncio.sleep(0.01)
-        async with connected(server) as (reader, writer):
+            assert (await read_head(reader)).startswith(b"HTTP/1.1 200")
+        await until_true(lambda: not server.server.server_state.connections)
+        async with connect(server) as (reader, writer):
             writer.write(GET.replace(b"/health", b"/ready") + b"\r\n")
-            assert (await head(reader)).startswith(b"HTTP/1.1 200")
+            assert (await read_head(reader)).startswith(b"HTTP/1.1 200")
 
 
 async def test_streams_outlive_the_time_that_heads_and_bodies_have(

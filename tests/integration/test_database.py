@@ -1,4 +1,4 @@
-"""What the databases promise: one writer after the other, all or nothing, and the right tables."""
+"""Tests of transactions, settings and tables of the databases."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.integration.accounts.rotation_account import MODELS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
-assert MODELS  # with every model imported, every table is known
+assert MODELS  # every model is imported, so every table is known
 
 NOTHING = "NO ACTION"
 CANARY = b"the-canary-sings-in-the-cellar"
 
 
 async def bump(database: Database, key: bytes) -> None:
-    """Read a number and write it back one higher, as a careless writer would."""
+    """Read a number and write it back one higher, without a lock."""
     async with database.write() as session:
         row = await session.get(LoginFailures, key, with_for_update=True)
         if row is None:
@@ -55,13 +55,13 @@ async def count(database: Database) -> int | None:
 
 @pytest.fixture
 async def other(database_url: str) -> AsyncGenerator[Database]:
-    """The same database as `database`, opened once more, as another process has it."""
+    """A second connection pool on `database`, as in another process."""
     other = Database(database_url)
     yield other
     await other.dispose()
 
 
-async def test_fifty_writers_at_once_all_come_through(database: Database, other: Database) -> None:
+async def test_fifty_concurrent_writers_succeed(database: Database, other: Database) -> None:
     await bump(database, b"shared")
     places = [database, other]
     await asyncio.gather(
@@ -72,7 +72,7 @@ async def test_fifty_writers_at_once_all_come_through(database: Database, other:
     assert await count(database) == 51
 
 
-async def test_who_reads_sees_one_moment_and_waits_for_no_writer(database: Database) -> None:
+async def test_a_reader_sees_one_snapshot_and_waits_for_no_writer(database: Database) -> None:
     await bump(database, b"key")
     async with database.write() as session:
         row = await session.get_one(LoginFailures, b"key")
@@ -82,9 +82,7 @@ async def test_who_reads_sees_one_moment_and_waits_for_no_writer(database: Datab
     assert await number(database, b"key") == 100
 
 
-async def test_others_get_their_turn_between_the_parts_of_a_long_result(
-    database: Database,
-) -> None:
+async def test_others_get_their_turn_between_the_parts_of_a_long_result(database: Database) -> None:
     turns: list[int] = []
 
     async def wait() -> None:
@@ -112,9 +110,7 @@ async def test_a_transaction_that_fails_leaves_nothing(database: Database) -> No
     assert await count(database) == 0
 
 
-async def test_an_error_of_the_database_does_not_quote_what_was_written(
-    database: Database,
-) -> None:
+async def test_an_error_of_the_database_does_not_quote_what_was_written(database: Database) -> None:
     for row in (
         lambda: LoginFailures(key=CANARY, failures=1, last_at=now()),
         lambda: Invitation(created_by=new_id(), lookup=CANARY, expires_at=now()),
@@ -136,10 +132,10 @@ async def test_sqlite_runs_with_the_pragmas_that_durability_and_secrecy_need(
     database = Database(sqlite_url)
     expected = {
         "journal_mode": "wal",
-        "synchronous": 2,  # FULL: what was acknowledged outlives a power cut
+        "synchronous": 2,  # FULL: committed data survives a power cut
         "foreign_keys": 1,
         "secure_delete": 1,
-        "temp_store": 2,  # memory: no sorting in files, in the clear
+        "temp_store": 2,  # memory: no plain text in temporary files
         "busy_timeout": 30_000,
     }
     for transaction in (database.read, database.write):
@@ -167,7 +163,6 @@ async def test_a_lock_that_another_process_does_not_give_back_is_unavailability(
 
 @pytest.fixture
 async def administer(postgres_server: Any) -> AsyncGenerator[Callable[[str], Awaitable[None]]]:
-    """Run a statement on PostgreSQL's own database."""
     admin = create_async_engine(
         postgres_server.get_uri(driver="asyncpg"), isolation_level="AUTOCOMMIT", poolclass=NullPool
     )
@@ -181,7 +176,6 @@ async def administer(postgres_server: Any) -> AsyncGenerator[Callable[[str], Awa
 
 
 def hang_up(url: str) -> str:
-    """A statement that ends every connection to a database."""
     name = make_url(url).database
     return f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
 
@@ -233,38 +227,37 @@ async def test_a_server_whose_socket_is_gone_is_unavailability(tmp_path: Path) -
 def type_differs(
     context: MigrationContext, _: Any, column: Column[Any], __: Any, expected: TypeEngine[Any]
 ) -> bool | None:
-    """On SQLite by the table's own words: SQLAlchemy takes BINARY for a number there."""
+    """Compare SQLite's type names, because SQLAlchemy reads BINARY as a number."""
     if context.dialect.name != "sqlite":
-        return None  # as Alembic does it
+        return None  # use Alembic's comparison
     query = text("SELECT type FROM pragma_table_info(:table_name) WHERE name = :name")
-    found = connection_of(context).scalar(
+    found = get_connection(context).scalar(
         query, {"table_name": column.table.name, "name": column.name}
     )
     return str(found) != expected.compile(context.dialect)
 
 
-def connection_of(context: MigrationContext) -> Connection:
+def get_connection(context: MigrationContext) -> Connection:
     connection = context.connection
     assert connection is not None
     return connection
 
 
-def differences(connection: Connection) -> list[Any]:
-    """How the tables differ from the models."""
+def find_differences(connection: Connection) -> list[Any]:
     options = {"compare_type": type_differs, "compare_server_default": True}
     context = MigrationContext.configure(connection, opts=options)
     found: list[Any] = list(compare_metadata(context, Base.metadata))
     if connection.dialect.name != "sqlite":
         return found
-    # SQLAlchemy does not read what a foreign key does where it stands with its column.
+    # SQLAlchemy does not read the action of a foreign key in a column definition.
     of_keys = {"add_fk", "remove_fk"}
     return [each for each in found if each[0] not in of_keys] + sorted(
-        foreign_keys_of(connection) ^ foreign_keys_of_models()
+        read_foreign_keys(connection) ^ read_model_foreign_keys()
     )
 
 
-def foreign_keys_of(connection: Connection) -> set[tuple[str, ...]]:
-    """(table, column, target's table and column, what a deletion does), as SQLite tells them."""
+def read_foreign_keys(connection: Connection) -> set[tuple[str, ...]]:
+    """Return (table, column, target, action on deletion) from SQLite."""
     query = text('SELECT "from", "table", "to", on_delete FROM pragma_foreign_key_list(:name)')
     return {
         (name, *row)
@@ -273,8 +266,8 @@ def foreign_keys_of(connection: Connection) -> set[tuple[str, ...]]:
     }
 
 
-def foreign_keys_of_models() -> set[tuple[str, ...]]:
-    """The same, as the models want them."""
+def read_model_foreign_keys() -> set[tuple[str, ...]]:
+    """Return (table, column, target, action on deletion) from the models."""
     return {
         (table.name, column.name, key.column.table.name, key.column.name, key.ondelete or NOTHING)
         for table in Base.metadata.tables.values()
@@ -283,13 +276,15 @@ def foreign_keys_of_models() -> set[tuple[str, ...]]:
     }
 
 
-async def look(database: Database, at: Callable[[Connection], Any]) -> Any:
+async def inspect_tables(database: Database, at: Callable[[Connection], Any]) -> Any:
     async with database.engine.connect() as connection:
         return await connection.run_sync(at)
 
 
 async def tables(database: Database) -> set[str]:
-    return set(await look(database, lambda connection: inspect(connection).get_table_names()))
+    return set(
+        await inspect_tables(database, lambda connection: inspect(connection).get_table_names())
+    )
 
 
 def test_the_newest_revision_is_the_one_that_the_code_names() -> None:
@@ -299,7 +294,7 @@ def test_the_newest_revision_is_the_one_that_the_code_names() -> None:
 
 async def test_the_migrated_tables_are_those_of_the_models(database: Database) -> None:
     assert await migrate.current_revision(database) == migrate.HEAD
-    assert await look(database, differences) == []
+    assert await inspect_tables(database, find_differences) == []
 
 
 async def test_the_tables_go_down_to_nothing_and_come_back_up(database: Database) -> None:
@@ -310,7 +305,7 @@ async def test_the_tables_go_down_to_nothing_and_come_back_up(database: Database
     assert await migrate.current_revision(database) is None
     assert await migrate.upgrade(database) is True
     assert await tables(database) == before
-    assert await look(database, differences) == []
+    assert await inspect_tables(database, find_differences) == []
     assert await migrate.upgrade(database) is False
 
 
@@ -321,7 +316,7 @@ async def test_replicas_that_start_together_take_turns(
     replicas = [Database(database_url) for _ in range(3)]
     await migrate.downgrade(replicas[0], "base")
     await asyncio.gather(*map(migrate.upgrade, replicas))
-    assert await look(replicas[0], differences) == []
+    assert await inspect_tables(replicas[0], find_differences) == []
     for replica in replicas:
         await replica.dispose()
 

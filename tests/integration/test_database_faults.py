@@ -1,4 +1,4 @@
-"""What goes wrong with a database: what passes by itself is 503, what is our fault is not."""
+"""Tests of database faults: temporary faults are 503, bugs are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from backend.accounts.models import DataKey, KeySlot, LoginFailures
 from backend.database import migrate
 from backend.database.base import now
 from backend.database.engine import (
-    START_DELAYS_SECONDS,
+    START_RETRY_SECONDS,
     Database,
     DatabaseDamagedError,
     DatabaseUnavailableError,
@@ -34,18 +34,18 @@ from tests.support.server import PASSWORD, ok, problem, running
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
-def settings_of(url: str) -> Settings:
+def make_settings(url: str) -> Settings:
     values: dict[str, Any] = {"_env_file": None, "database_url": url}
     return Settings(**values)
 
 
 @contextlib.asynccontextmanager
-async def refusing(state: str) -> AsyncGenerator[Database]:
-    """A PostgreSQL that turns every connection away with this SQLSTATE."""
+async def run_refusing_server(state: str) -> AsyncGenerator[Database]:
+    """Run a PostgreSQL server that refuses every connection with this SQLSTATE."""
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         length, code = struct.unpack("!II", await reader.readexactly(8))
-        if code == 80877103:  # SSLRequest: no
+        if code == 80877103:  # SSLRequest
             writer.write(b"N")
             length, _ = struct.unpack("!II", await reader.readexactly(8))
         await reader.readexactly(length - 8)
@@ -64,7 +64,7 @@ async def refusing(state: str) -> AsyncGenerator[Database]:
 
 @pytest.mark.parametrize("state", ["57P03", "53300", "08006"])
 async def test_a_server_that_takes_no_connection_now_is_unavailability(state: str) -> None:
-    async with refusing(state) as database:
+    async with run_refusing_server(state) as database:
         for transaction in (database.read, database.write):
             with pytest.raises(DatabaseUnavailableError):
                 async with transaction() as session:
@@ -72,7 +72,7 @@ async def test_a_server_that_takes_no_connection_now_is_unavailability(state: st
 
 
 async def test_a_password_that_is_wrong_is_not_unavailability() -> None:
-    async with refusing("28P01") as database:
+    async with run_refusing_server("28P01") as database:
         with pytest.raises(DBAPIError, match="not now"):
             await database.ping()
 
@@ -81,7 +81,7 @@ async def test_a_password_that_is_wrong_is_not_unavailability() -> None:
 async def test_bringing_the_tables_up_to_date_says_which_database_does_not_answer(
     place: str,
 ) -> None:
-    settings = settings_of(f"postgresql+asyncpg://user:secret@{place}/name")
+    settings = make_settings(f"postgresql+asyncpg://user:secret@{place}/name")
     database = Database(settings.resolved_database_url)
     with pytest.raises(DatabaseUnavailableError) as failed:
         await migrate.upgrade(database)
@@ -97,11 +97,11 @@ async def test_bringing_the_tables_up_to_date_says_which_database_does_not_answe
     [("28P01", "rejected the user or the password"), ("3D000", "does not exist on that")],
 )
 async def test_a_server_that_refuses_is_explained(state: str, says: str) -> None:
-    async with refusing(state) as database:
+    async with run_refusing_server(state) as database:
         with pytest.raises(DBAPIError) as failed:
             await migrate.upgrade(database)
         url = database.url.render_as_string(hide_password=False)
-        explanation = explain(failed.value, settings_of(url))
+        explanation = explain(failed.value, make_settings(url))
     assert explanation is not None
     assert says in explanation
     assert "secret" not in explanation
@@ -115,9 +115,7 @@ async def test_a_socket_that_is_gone_is_unavailability(tmp_path: Path) -> None:
 
 
 @pytest.mark.postgres
-async def test_of_two_writers_that_wait_for_each_other_one_may_try_again(
-    postgres_url: str,
-) -> None:
+async def test_one_of_two_deadlocked_writers_may_try_again(postgres_url: str) -> None:
     database = Database(postgres_url)
     keys = (b"one", b"two")
     async with database.write() as session:
@@ -141,12 +139,12 @@ END_OTHERS = """
 SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
 """
-"""Has PostgreSQL end all other connections to the database, and waits until they are gone."""
+"""Ends all other connections to the database, and waits until they are closed."""
 
 
 @contextlib.asynccontextmanager
-async def beside(url: str) -> AsyncGenerator[AsyncSession]:
-    """A transaction of somebody else's, which is rolled back unless it is committed."""
+async def open_transaction(url: str) -> AsyncGenerator[AsyncSession]:
+    """Open another transaction, which is rolled back unless it is committed."""
     other = Database(url)
     async with other.trial() as session:
         yield session
@@ -154,7 +152,7 @@ async def beside(url: str) -> AsyncGenerator[AsyncSession]:
 
 
 async def until_waiting(session: AsyncSession, wait: str, *, count: int = 1) -> None:
-    """Wait until so many statements of others wait for this type of event."""
+    """Wait until this many other statements wait for this type of event."""
     waiting = text(
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = :wait AND state = 'active'"
@@ -172,12 +170,10 @@ async def add_failures(database: Database, *, then: str) -> None:
 
 
 @pytest.mark.postgres
-async def test_connections_that_ended_while_nobody_used_them_are_replaced(
-    postgres_url: str,
-) -> None:
+async def test_idle_connections_that_ended_are_replaced(postgres_url: str) -> None:
     database = Database(postgres_url, pool_size=2)
     await asyncio.gather(database.ping(), database.ping())
-    async with beside(postgres_url) as other:
+    async with open_transaction(postgres_url) as other:
         assert await other.scalar(text(END_OTHERS)) == 2
     await asyncio.gather(database.ping(), database.ping())
     await add_failures(database, then="SELECT 1")
@@ -188,7 +184,7 @@ async def test_connections_that_ended_while_nobody_used_them_are_replaced(
 async def test_a_connection_that_ends_in_a_statement_is_unavailability(postgres_url: str) -> None:
     database = Database(postgres_url)
     adding = asyncio.create_task(add_failures(database, then="SELECT pg_sleep(60)"))
-    async with beside(postgres_url) as other:
+    async with open_transaction(postgres_url) as other:
         await until_waiting(other, "Timeout")
         await other.execute(text(END_OTHERS))
     with pytest.raises(DatabaseUnavailableError) as failed:
@@ -208,7 +204,7 @@ async def test_a_connection_that_ends_before_its_commit_is_unavailability(
         async with database.write() as session:
             session.add(LoginFailures(key=b"key", failures=1, last_at=now()))
             await session.flush()
-            async with beside(postgres_url) as other:
+            async with open_transaction(postgres_url) as other:
                 await other.execute(text(END_OTHERS))
     async with database.read() as session:
         assert await session.scalar(select(func.count()).select_from(LoginFailures)) == 0
@@ -217,14 +213,14 @@ async def test_a_connection_that_ends_before_its_commit_is_unavailability(
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("state", ["40001", "55P03", "57014", "57P05", "25P03", "53200", "58030"])
-async def test_what_a_server_gives_up_by_its_own_rules_is_unavailability(
+async def test_a_statement_that_the_server_cancels_is_unavailability(
     postgres_url: str, state: str
 ) -> None:
     database = Database(postgres_url)
     give_up = f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$"
     with pytest.raises(DatabaseUnavailableError) as failed:
         await add_failures(database, then=give_up)
-    explanation = explain(failed.value, settings_of(postgres_url))
+    explanation = explain(failed.value, make_settings(postgres_url))
     assert explanation is not None
     await database.dispose()
 
@@ -237,7 +233,7 @@ async def test_a_request_of_a_thing_that_is_deleted_at_this_moment_is_refused(
         character = ok(await ada.client.post(path, json={"name": "Mara"}), 201)["id"]
 
         async def open_late(*arguments: Any, **options: Any) -> Any:
-            """Open the chat after the character was looked at and deleted."""
+            """Delete the character after it was read, then open the chat."""
             ok(await ada.client.delete(f"{path}/{character}"), 204)
             return await opening(*arguments, **options)
 
@@ -253,7 +249,7 @@ async def test_a_request_whose_connection_is_ended_may_be_sent_again(
     postgres_url: str, tmp_path: Path
 ) -> None:
     async with running(postgres_url, tmp_path) as server, server.account() as ada:
-        async with beside(postgres_url) as other:
+        async with open_transaction(postgres_url) as other:
             await other.execute(text("LOCK TABLE chats IN ACCESS EXCLUSIVE MODE"))
             opening = asyncio.create_task(ada.client.post("/api/v1/chats", json={}))
             await until_waiting(other, "Lock")
@@ -275,8 +271,8 @@ async def test_processes_that_start_together_note_each_user_once(
         running(postgres_url, tmp_path / "two", qdrant_url=url) as two,
         one.account(),
     ):
-        async with beside(postgres_url) as other:
-            # What both insert waits for this, so both have found that the user is not noted.
+        async with open_transaction(postgres_url) as other:
+            # Both inserts wait for this, so both have found no row of the user.
             await other.execute(text("LOCK TABLE index_states IN SHARE MODE"))
             starts = [
                 asyncio.create_task(each.parts.memory.collections.prepare()) for each in (one, two)
@@ -292,7 +288,7 @@ async def test_a_step_of_a_start_is_done_again_while_the_database_cannot_do_it(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "backend.database.engine.START_DELAYS_SECONDS", (0.0,) * len(START_DELAYS_SECONDS)
+        "backend.database.engine.START_RETRY_SECONDS", (0.0,) * len(START_RETRY_SECONDS)
     )
     database, tries = Database(postgres_url), 0
 
@@ -306,7 +302,7 @@ async def test_a_step_of_a_start_is_done_again_while_the_database_cannot_do_it(
     assert await persist(database, "tables", step) == 3
     with pytest.raises(OvertakenError):
         await persist(database, "tables", step)
-    assert tries == 3 + 1 + len(START_DELAYS_SECONDS)
+    assert tries == 3 + 1 + len(START_RETRY_SECONDS)
     await database.dispose()
 
 
@@ -329,12 +325,10 @@ async def test_a_file_that_cannot_be_opened_is_unavailability_and_leaves_no_thre
     await database.dispose()
 
 
-async def test_a_full_disk_is_unavailability_and_leaves_nothing_half_done(
-    sqlite_url: str,
-) -> None:
+async def test_a_full_disk_is_unavailability_and_leaves_nothing_half_done(sqlite_url: str) -> None:
     database = Database(sqlite_url)
     async with database.write() as session:
-        await session.execute(text("PRAGMA max_page_count = 1"))  # that is: none that are new
+        await session.execute(text("PRAGMA max_page_count = 1"))  # no new pages
     with pytest.raises(DatabaseUnavailableError):
         async with database.write() as session:
             session.add(LoginFailures(key=b"k" * 1_000_000, failures=1, last_at=now()))
@@ -343,9 +337,7 @@ async def test_a_full_disk_is_unavailability_and_leaves_nothing_half_done(
     await database.dispose()
 
 
-async def test_a_file_that_is_no_database_is_not_taken_for_one_that_is_busy(
-    tmp_path: Path,
-) -> None:
+async def test_a_file_that_is_no_database_is_not_taken_for_one_that_is_busy(tmp_path: Path) -> None:
     file = tmp_path / "talekeeper.sqlite3"
     file.write_bytes(b"Once upon a time. " * 1000)
     database = Database(f"sqlite+aiosqlite:///{file}")
@@ -366,7 +358,7 @@ async def test_all_that_one_reader_reads_is_of_one_moment(database: Database) ->
 
 
 @pytest.mark.postgres
-async def test_who_said_to_read_cannot_write_and_the_next_one_can(postgres_url: str) -> None:
+async def test_a_read_session_cannot_write_and_the_next_session_can(postgres_url: str) -> None:
     database = Database(postgres_url, pool_size=1)
     with pytest.raises(DBAPIError, match="read-only"):
         async with database.read() as session:
@@ -386,7 +378,7 @@ async def test_a_deletion_that_a_crash_cut_in_two_is_finished_at_the_next_start(
         server.account("Ada"),
         server.account("Ben") as ben,
     ):
-        # The first of the two transactions, and then the process dies.
+        # Run the first of two transactions only, as if the process had died.
         async with server.parts.database.write() as session:
             for table in (KeySlot, DataKey):
                 await session.execute(delete(table).where(table.user_id == UUID(ben.user["id"])))

@@ -1,4 +1,4 @@
-"""Installations that earlier versions wrote still open, with all that they contain.
+"""Tests that installations of earlier versions open with all their contents.
 
 `scripts/write_installation.py` says how they were written, and how to add one.
 """
@@ -28,7 +28,6 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.anyio
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | None"
-
 API = "/api/v1"
 INSTALLATIONS = Path(__file__).parents[1] / "fixtures" / "installations"
 LINE = "I find the golden bell in the lamp room."
@@ -36,7 +35,7 @@ LINE = "I find the golden bell in the lamp room."
 
 @dataclass(frozen=True)
 class Installation:
-    """A copy of a data folder, its migrated database, and the answers that its server gave."""
+    """A copy of a data folder, its migrated database, and recorded answers."""
 
     folder: Path
     database_url: str
@@ -44,7 +43,6 @@ class Installation:
 
     @contextlib.asynccontextmanager
     async def open(self, **settings: Any) -> AsyncGenerator[Running]:
-        """Serve it with today's application."""
         root = load_root_keys(self.folder / "root.key")
         settings = {"embedder": "none", **settings}
         async with running(self.database_url, self.folder, root=root, **settings) as server:
@@ -52,14 +50,12 @@ class Installation:
 
     @contextlib.asynccontextmanager
     async def sign_in(self, server: Running) -> AsyncGenerator[Account]:
-        """Sign in with the password of its only account."""
         name, password = self.written["username"], self.written["password"]
         async with server.signed_in(name, password) as account:
             yield account
 
 
 def archives(database: str) -> list[Any]:
-    """The stored installations on one kind of database, as parameters of tests."""
     marks = [pytest.mark.postgres] if database == "postgres" else []
     return [
         pytest.param(path, id=f"{path.parent.name}-{database}", marks=marks)
@@ -114,7 +110,7 @@ async def test_an_old_installation_has_all_its_texts_and_settings(
     installation: Installation,
 ) -> None:
     written = installation.written
-    # Without workers no index can be built again: the search has to use the old one.
+    # Without workers no index is rebuilt, so the search uses the old one.
     async with (
         installation.open(job_workers=0) as server,
         installation.sign_in(server) as ada,
@@ -126,7 +122,7 @@ async def test_an_old_installation_has_all_its_texts_and_settings(
                 assert list_found(answer) == list_found(old)
             else:
                 assert keep_members(answer, old) == old
-        # The API key opens sealed texts, too.
+        # The API key also opens sealed texts.
         old = written["answers"]["messages"]
         answer = ok(await program.get(API + written["paths"]["messages"]))
         assert keep_members(answer, old) == old
@@ -148,7 +144,7 @@ async def test_play_goes_on_in_an_old_installation(installation: Installation) -
             ):
                 assert text in prompt
 
-            # The chat's owner agreed to the chronicle, so the agent reads the new line, too.
+            # The owner has opted in to the chronicle, so the agent also reads the new line.
             async def is_told() -> bool:
                 answer = ok(await ada.client.get(API + written["paths"]["events"]))
                 return any(LINE in event["summary"] for event in answer["items"])

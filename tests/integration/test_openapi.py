@@ -1,19 +1,33 @@
-"""The OpenAPI document, held against what the routes do."""
+"""Tests of the OpenAPI document: agreement with the routes, pages of lists, and its rendering."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import httpx
 import pytest
+from litestar.openapi import OpenAPIConfig
 
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
+from backend.operations import openapi
 from tests.integration.characters.pictures import picture
 from tests.support.routes import filled as fill_path
-from tests.support.server import PASSWORD, Account, Running, ok, problem
+from tests.support.server import (
+    APPLICATIONS,
+    PASSWORD,
+    Account,
+    Running,
+    ok,
+    problem,
+    read_pages,
+    running,
+)
 from tests.support.shared import ada, server, shared_url
 from tests.support.waiting import PATIENCE
 
@@ -22,6 +36,7 @@ __all__ = ["ada", "server", "shared_url"]
 pytestmark = pytest.mark.anyio
 
 JSON, EVENTS = "application/json", "text/event-stream"
+
 BODIES: dict[str, Any] = {
     "forkChat": {"message_id": str(uuid4())},
     "patchMessage": {"hidden": True},
@@ -44,12 +59,10 @@ BODIES: dict[str, Any] = {
     "rebuildChronicle": {"chat_id": str(uuid4())},
     "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},
 }
-"""What routes need that have no example; the others take an empty object."""
+"""Bodies of routes without an example that refuse an empty object."""
 
 
 class Operation(NamedTuple):
-    """A method on a path, as the document has it."""
-
     method: str
     path: str
     said: dict[str, Any]
@@ -61,13 +74,11 @@ class Operation(NamedTuple):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the document says of a JSON body."""
         content = self.said.get("requestBody", {}).get("content", {})
         found: dict[str, Any] = content.get(JSON, {})
         return found
 
     def options(self) -> dict[str, Any]:
-        """A request that the route can read."""
         if self.path.endswith("/avatar") and self.method == "PUT":
             return {"content": picture(), "headers": {"Content-Type": "image/png"}}
         if not self.body:
@@ -77,7 +88,6 @@ class Operation(NamedTuple):
 
 @pytest.fixture(scope="module", autouse=True)
 async def administrator(server: Running) -> AsyncGenerator[Account]:
-    """The first account."""
     async with server.account("Administrator") as account:
         yield account
 
@@ -96,8 +106,7 @@ def operations(document: dict[str, Any]) -> Iterator[Operation]:
             yield Operation(method.upper(), path, said)
 
 
-def members_of(document: dict[str, Any], operation: Operation) -> dict[str, dict[str, Any]]:
-    """What the JSON body of a route may have in it."""
+def find_members(document: dict[str, Any], operation: Operation) -> dict[str, dict[str, Any]]:
     schema = operation.body.get("schema", {})
     found: dict[str, dict[str, Any]] = {}
     for each in (schema, *schema.get("oneOf", ())):
@@ -110,13 +119,13 @@ def operation(document: dict[str, Any], name: str) -> Operation:
     return next(each for each in operations(document) if each.id == name)
 
 
-def names_in(path: str) -> list[str]:
+def find_names(path: str) -> list[str]:
     return [part[1:-1] for part in path.split("/") if part.startswith("{")]
 
 
-def filled(path: str, **values: str) -> str:
-    """The path with these values, and ids that nothing has for the others."""
-    return fill_path(path, {name: str(uuid4()) for name in names_in(path)} | values)
+def fill(path: str, **values: str) -> str:
+    """Fill a path with these values, and with random ids for the others."""
+    return fill_path(path, {name: str(uuid4()) for name in find_names(path)} | values)
 
 
 async def test_every_operation_has_a_name_a_summary_a_text_and_its_errors(
@@ -142,7 +151,7 @@ async def test_it_says_of_each_route_whether_one_has_to_sign_in(
 ) -> None:
     for each in operations(document):
         async with server.browser() as stranger:
-            answer = await stranger.request(each.method, filled(each.path))
+            answer = await stranger.request(each.method, fill(each.path))
         is_open = answer.status_code != 401
         assert each.said.get("security", document["security"]) == (
             [] if is_open else document["security"]
@@ -153,11 +162,9 @@ async def test_it_names_what_a_route_says_of_things_that_are_not_there(
     administrator: Account, document: dict[str, Any]
 ) -> None:
     for each in operations(document):
-        if not names_in(each.path):
+        if not find_names(each.path):
             continue
-        answer = await administrator.client.request(
-            each.method, filled(each.path), **each.options()
-        )
+        answer = await administrator.client.request(each.method, fill(each.path), **each.options())
         assert answer.status_code == 404, (each.id, answer.text)
         slug = answer.json()["type"].removeprefix(TYPE_PREFIX)
         assert f"`{slug}`" in each.said["responses"]["404"]["description"], each.id
@@ -167,7 +174,7 @@ async def test_it_names_what_the_parts_that_chats_do_not_know_refuse(
     ada: Account, document: dict[str, Any]
 ) -> None:
     settle, fork = (operation(document, name) for name in ("patchChatSettings", "forkChat"))
-    path = filled(settle.path, chat_id=(await ada.new_chat())["id"])
+    path = fill(settle.path, chat_id=(await ada.new_chat())["id"])
     answer = await ada.client.patch(path, json={"chronicle_id": str(uuid4())})
     slug = problem(answer, 404, "chronicle-not-found")["type"].removeprefix(TYPE_PREFIX)
     assert f"`{slug}`" in settle.said["responses"]["404"]["description"]
@@ -189,7 +196,7 @@ async def test_its_examples_are_taken(
         "chronicle_id": ok(made, 201)["id"],
         "lorebook_id": ok(book, 201)["id"],
     }
-    # To a choice belongs a turn that waits for it: those have tests of their own.
+    # A choice needs a waiting turn. Other tests cover that.
     found = [
         each for each in operations(document) if "example" in each.body and each.id != "choose"
     ]
@@ -200,7 +207,7 @@ async def test_its_examples_are_taken(
         for each in sorted(found, key=lambda each: each.id != "signUp"):
             client = stranger if each.said.get("security") == [] else ada.client
             answer = await client.request(
-                each.method, filled(each.path, **ids), json=each.body["example"]
+                each.method, fill(each.path, **ids), json=each.body["example"]
             )
             assert answer.is_success, (each.id, answer.text)
 
@@ -211,10 +218,10 @@ async def test_the_forms_of_a_turn_are_those_in_which_it_comes(
     chat = (await ada.new_chat())["id"]
     take, follow = (operation(document, name) for name in ("takeTurn", "followTurn"))
     described = take.said["responses"]["200"]["content"]
-    path = filled(take.path, chat_id=chat)
+    path = fill(take.path, chat_id=chat)
     streamed = await ada.client.post(path, json={"text": "Who is there?"})
     whole = await ada.client.post(path, json={"text": "Nobody?"}, headers={"Accept": JSON})
-    events = await ada.client.get(filled(follow.path, turn_id=ok(whole)["id"]))
+    events = await ada.client.get(fill(follow.path, turn_id=ok(whole)["id"]))
 
     kinds = [answer.headers["content-type"].partition(";")[0] for answer in (streamed, whole)]
     assert kinds == list(described) == [EVENTS, JSON]
@@ -237,8 +244,7 @@ async def test_an_answer_without_a_body_is_described_without_one(document: dict[
     assert [each for each in bare if "content" in each] == []
 
 
-def linked(document: dict[str, Any], name: str) -> dict[str, dict[str, str]]:
-    """Where the links of an operation lead, with the values that they hand on."""
+def find_links(document: dict[str, Any], name: str) -> dict[str, dict[str, str]]:
     answers = operation(document, name).said["responses"].values()
     links: dict[str, Any] = next(each["links"] for each in answers if "links" in each)
     return {target: link["parameters"] for target, link in links.items()}
@@ -256,15 +262,16 @@ async def test_its_links_lead_from_what_was_made_to_where_it_is(
     }
     followed = 0
     for name, answer in made.items():
-        for target, parameters in linked(document, name).items():
+        for target, parameters in find_links(document, name).items():
             to = operation(document, target)
-            assert parameters.keys() == set(names_in(to.path)), (name, target)
+            assert parameters.keys() == set(find_names(to.path)), (name, target)
             assert set(parameters.values()) == {"$response.body#/id"}
             if to.method == "GET":
-                path = filled(to.path, **dict.fromkeys(parameters, str(answer["id"])))
+                path = fill(to.path, **dict.fromkeys(parameters, str(answer["id"])))
                 answered = await ada.client.get(path)
                 slug = answered.json().get("type", "") if answered.status_code == 404 else ""
-                # What the thing has not yet (a picture, a summary) may be missing, not the thing.
+                # A resource without a picture or summary may return 404, but the resource must
+                # exist.
                 kind = name.removeprefix("open").removeprefix("create").lower()
                 assert slug != f"{TYPE_PREFIX}{kind}-not-found", (name, target)
                 followed += 1
@@ -272,13 +279,13 @@ async def test_its_links_lead_from_what_was_made_to_where_it_is(
 
 
 async def test_its_links_hand_on_what_the_way_to_them_needs(document: dict[str, Any]) -> None:
-    entry = linked(document, "createLoreEntry")["patchLoreEntry"]
+    entry = find_links(document, "createLoreEntry")["patchLoreEntry"]
     assert entry == {"lorebook_id": "$request.path.lorebook_id", "entry_id": "$response.body#/id"}
-    assert linked(document, "makeApiKey")["endApiKey"] == {"key_id": "$response.body#/key/id"}
-    assert linked(document, "listMessages")["getMessage"]["message_id"].endswith("#/items/0/id")
+    assert find_links(document, "makeApiKey")["endApiKey"] == {"key_id": "$response.body#/key/id"}
+    assert find_links(document, "listMessages")["getMessage"]["message_id"].endswith("#/items/0/id")
 
 
-async def test_what_is_not_ready_is_described_as_what_is(document: dict[str, Any]) -> None:
+async def test_parts_that_are_not_ready_are_described(document: dict[str, Any]) -> None:
     answers = operation(document, "ready").said["responses"]
     assert answers["503"]["content"] == answers["200"]["content"]
     assert answers["503"]["content"][JSON]["schema"]["$ref"].endswith("/Readiness")
@@ -289,14 +296,14 @@ async def test_a_member_of_the_wrong_kind_is_named_whatever_it_is_called(
 ) -> None:
     asked = 0
     for each in operations(document):
-        for name, schema in members_of(document, each).items():
+        for name, schema in find_members(document, each).items():
             odd: Any = 1 if '"array"' in json.dumps(schema) else [[[]]]
             answer = await administrator.client.request(
-                each.method, filled(each.path), json={name: odd}
+                each.method, fill(each.path), json={name: odd}
             )
             asked += 1
             if each.method == "PATCH" and answer.status_code == 404:
-                continue  # some look for the thing before they look at what it is to be
+                continue  # some routes load the resource before they validate the body
             body = problem(answer, 422, "validation-failed")
             assert name in answer.text, (each.id, body)
     assert asked > 150
@@ -311,11 +318,10 @@ NO_DEFAULT = {
     "patchCampaignEcho": ("text",),
     "patchCampaignTerm": ("term",),
 }
-"""Members that can't be cleared, beside `name`."""
+"""Members that cannot be cleared, in addition to `name`."""
 
 
 async def campaign_items(account: Account) -> dict[str, str]:
-    """Ids of a campaign and of an item of each kind."""
     client = account.client
     made = ok(await client.post("/api/v1/campaigns", json={"name": "The coast"}), 201)
     path = f"/api/v1/campaigns/{made['id']}"
@@ -373,7 +379,7 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         if each.method != "PATCH" or "$ref" in schema:
             continue
         patched.add(each.id)
-        path = filled(each.path, **ids)
+        path = fill(each.path, **ids)
         assert schema["properties"], each.id
         for name in schema["properties"]:
             answer = await ada.client.patch(path, json={name: None})
@@ -439,7 +445,7 @@ async def test_files_have_the_media_types_that_are_described(
         formats = ("png", "json", "charx") if each.id == "exportCharacter" else (None,)
         for file_format in formats:
             query = {"format": file_format} if file_format else {}
-            answer = await ada.client.get(filled(each.path, **ids), params=query)
+            answer = await ada.client.get(fill(each.path, **ids), params=query)
             assert answer.status_code == 200, (each.id, answer.text)
             kind = answer.headers["content-type"].partition(";")[0]
             assert described[kind]["schema"] == ({"type": "object"} if kind == JSON else binary)
@@ -469,3 +475,106 @@ async def test_no_answer_is_called_a_string_that_is_none(document: dict[str, Any
             for kind, media in answer.get("content", {}).items():
                 plain = media.get("schema") == {"type": "string"}
                 assert not plain or kind == "text/plain", (each.id, status, kind)
+
+
+BOUNDED_OTHERWISE = {
+    "getUsage": "one for each kind of quota",
+    "getUserUsage": "as above",
+    "getContext": "the parts of one prompt",
+    "previewContext": "as above",
+    "listModels": "as many as settings name",
+    "listModelsInUse": "those of the settings and of the latest 50 chats",
+    "listProviders": "at most 20 of one owner",
+    "listProviderModels": "at most 2,000 of one server",
+    "listProviderAddresses": "at most 100",
+    "listProviderPresets": "as many as are known",
+    "listRules": "as many as are installed",
+    "search": "has a limit of its own, and no second page",
+    "listChatLorebooks": "links, limited when they are made",
+    "listCharacterLorebooks": "as above",
+    "listPersonaLorebooks": "as above",
+}
+
+
+def has_items(schema: dict[str, Any], document: dict[str, Any]) -> bool:
+    name = schema.get("$ref", "").rpartition("/")[2]
+    whole = document["components"]["schemas"][name] if name else schema
+    return "items" in whole.get("properties", {})
+
+
+async def test_every_list_has_a_limit_and_a_cursor(ada: Account) -> None:
+    document = ok(await ada.client.get("/schema"))
+    found: set[str] = set()
+    unbounded: set[str] = set()
+    for item in document["paths"].values():
+        said = item.get("get", {})
+        content = said.get("responses", {}).get("200", {}).get("content", {})
+        schema = content.get("application/json", {}).get("schema", {})
+        if not has_items(schema, document) or said["operationId"] in BOUNDED_OTHERWISE:
+            continue
+        names = {each["name"]: each["schema"] for each in said.get("parameters", ())}
+        is_bounded = names.get("limit", {}).get("maximum", 10**9) <= 500
+        has_cursor = bool(names.keys() & {"after", "before"})
+        (found if is_bounded and has_cursor else unbounded).add(said["operationId"])
+    assert unbounded == set()
+    assert {"listSiblings", "listSessions", "listApiKeys", "listUsers", "listInvitations"} <= found
+
+
+async def test_sessions_keys_accounts_and_invitations_come_in_pages(
+    server: Running, administrator: Account
+) -> None:
+    for n in range(4):
+        ok(await administrator.client.post("/api/v1/api-keys", json={"label": f"{n}"}), 201)
+        ok(await administrator.client.post("/api/v1/admin/invitations", json={}), 201)
+        async with server.account(f"Person {n}"), server.signed_in(administrator.name):
+            pass
+    for path in ("sessions", "api-keys", "admin/users", "admin/invitations"):
+        whole = ok(await administrator.client.get(f"/api/v1/{path}"))["items"]
+        pages = await read_pages(administrator.client.get, f"/api/v1/{path}", limit=2)
+        assert len(whole) >= 4
+        assert max(len(page) for page in pages) == 2
+        assert [each["id"] for page in pages for each in page] == [each["id"] for each in whole]
+
+
+AT_ONCE = 8
+
+
+async def test_requests_are_answered_while_the_document_is_rendered_once_for_all_who_ask(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    threads: list[threading.Thread] = []
+    rendered: list[bool] = []
+    completed, to_schema = openapi.complete_document, OpenAPIConfig.to_openapi_schema
+
+    def slow(*args: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        rendered.append(go_on.wait(20))
+        return completed(*args)
+
+    def noting(self: OpenAPIConfig) -> Any:
+        threads.append(threading.current_thread())
+        return to_schema(self)
+
+    APPLICATIONS.forget()
+    monkeypatch.setattr(openapi, "completed", slow)
+    monkeypatch.setattr(OpenAPIConfig, "to_openapi_schema", noting)
+    async with running(sqlite_url, tmp_path) as server, server.browser() as client:
+        state = server.server.server_state
+        asked = [
+            asyncio.create_task(client.get(("/schema", "/schema/openapi.json")[number % 2]))
+            for number in range(AT_ONCE)
+        ]
+        while len(state.tasks) < AT_ONCE and not rendered:  # all requests wait for the document
+            await asyncio.sleep(0.01)
+        ok(await client.get("/health"))
+        assert not any(each.done() for each in asked)
+        go_on.set()
+        answers = await asyncio.gather(*asked)
+        answers.append(await client.get("/schema"))
+        missing = await client.get("/schema/nothing")
+    assert rendered == [True]
+    assert threading.main_thread() not in threads
+    assert len({answer.content for answer in answers}) == 1
+    assert ok(answers[0])["openapi"]
+    assert missing.status_code == 404

@@ -1,11 +1,12 @@
-"""For those who keep Talekeeper running: health, metrics, request ids, and errors."""
+"""Tests for operators: health, metrics, request ids, errors, and imports of a start."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import sqlite3
-from collections.abc import Generator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,17 @@ from backend import app
 from backend.jobs.service import JobService
 from backend.operations.doctor import Finding, examine
 from backend.turns.api.service import TurnService
-from tests.support.logs import Logged, caught_logs
+from tests.support.logs import Logged
 from tests.support.server import Account, Running, ok, problem, running, settings_of
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, until, until_true
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 CANARY = "the-canary-sings-in-the-cellar"
 
 
-@pytest.fixture
-def logged() -> Generator[Logged]:
-    with caught_logs() as logged:
-        yield logged
-
-
+@pytest.mark.every_database
 async def test_it_says_that_it_is_alive_and_ready_and_with_what(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -53,9 +49,7 @@ async def test_it_says_that_a_helper_process_does_not_start_and_serves_without(
     monkeypatch.setattr("backend.regex.process._PROGRAM", "backend.no_such_module")
     async with running(sqlite_url, tmp_path) as server, server.browser() as client:
         await asyncio.to_thread(server.parts.regexes.prepare)
-
         answer = ok(await client.get("/ready"))
-
     parts = {part["name"]: part for part in answer["parts"]}
     assert parts["patterns"] == {
         "name": "patterns",
@@ -94,7 +88,7 @@ async def test_without_its_database_it_is_alive_and_not_ready(
     async with running(postgres_url, tmp_path) as server, server.browser() as client:
         ok(await client.get("/ready"))
         answer = await client.get("/ready")
-        # A worker may be the first to find its connection closed, and open another one.
+        # A worker may replace its closed connection first.
         while answer.status_code != 503:
             async with admin.connect() as connection:
                 await connection.exec_driver_sql(
@@ -161,7 +155,7 @@ async def test_a_request_keeps_the_id_that_it_came_with_when_it_is_one(
     assert {line["path_template"] for line in finished} == {"/health", "unmatched"}
 
 
-async def test_who_hangs_up_in_the_middle_of_an_upload_is_no_crash(
+async def test_a_client_that_disconnects_during_an_upload_is_no_crash(
     server: Running, ada: Account, logged: Logged
 ) -> None:
     made = ok(await ada.client.post(f"{API}/api-keys", json={"label": "script"}), 201)
@@ -176,15 +170,13 @@ async def test_who_hangs_up_in_the_middle_of_an_upload_is_no_crash(
     await writer.drain()
     writer.close()
     await writer.wait_closed()
-    async with asyncio.timeout(PATIENCE):
-        while not logged.lines("request.abandoned"):
-            await asyncio.sleep(0.01)
+    await until_true(lambda: logged.lines("request.abandoned"))
     (line,) = logged.lines("request.abandoned")
     assert line["level"] == "info"
     assert logged.lines("request.crashed") == []
 
 
-async def test_a_crash_tells_the_client_an_id_and_the_log_where_it_was(
+async def test_a_crash_gives_the_client_an_id_and_the_log_a_place(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     def fail(text: str) -> None:
@@ -267,7 +259,7 @@ async def test_while_the_database_is_busy_nothing_is_half_done(
         refused = await ada.client.post(f"{API}/chats", json={})
         body = problem(refused, 503, "database-unavailable")
         assert "sqlite" not in str(body).lower()
-        # Who only reads is not in the way of who writes.
+        # Readers do not block writers.
         assert ok(await ada.client.get(f"{API}/chats"))["items"] == []
         other.execute("ROLLBACK")
         other.close()
@@ -281,7 +273,7 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(
     done, is_started = asyncio.Event(), False
 
     async def fail(*_: Any) -> None:
-        if is_started:  # in the sweep, not at the start
+        if is_started:  # during the sweep, not at the start
             raise RuntimeError(CANARY)
 
     async def clean(*_: Any, **__: Any) -> None:
@@ -301,3 +293,42 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(
     failed = logged.lines("server.sweep_failed")
     assert {line["chore"] for line in failed} == {"turns"}
     assert CANARY not in logged.text
+
+
+SERVE = """
+import sys
+from backend import cli
+from backend.server import Server
+
+serve = Server.serve
+
+async def serve_shortly(self, **options):
+    self.should_exit = True  # as soon as it has started
+    await serve(self, **options)
+
+Server.serve = serve_shortly
+failed = cli.main(["serve", "--port", "0", "--data-dir", sys.argv[1]])
+print("imported:", *sys.modules, sep="\\n")
+sys.exit(failed)
+"""
+
+LATER = {
+    *("alembic", "google.genai", "splintr", "tiktoken"),
+    *("fastembed", "huggingface_hub", "onnxruntime", "qdrant_client", "qdrant_edge"),
+    *("PIL", "httpx2", "markdown_it", "minify_html", "pygments", "rich", "segno"),
+    *("cryptography.x509", "psutil"),
+}
+
+
+def test_a_start_imports_nothing_that_can_wait(tmp_path: Path) -> None:
+    for _ in ("makes the tables", "finds them made"):
+        done = subprocess.run(
+            [sys.executable, "-c", SERVE, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.partition("imported:\n")[2].split())
+    assert "litestar" in imported
+    assert not imported & LATER

@@ -1,4 +1,4 @@
-"""The page's files as browsers get them."""
+"""Tests of the page's files, and of the local network."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from pathlib import Path
 import httpx
 import pytest
 
+from backend.lan import service
 from backend.web.controller import FOLDER, MEDIA_TYPES, PageFiles
-from tests.support.server import Running, problem, running
+from tests.support.server import Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
 
 LARGEST = 290_000
-"""Bytes of all scripts together, as they go out and before they are zipped."""
+"""Bytes of all scripts together, before compression."""
 
 FILES = sorted(
     path.relative_to(FOLDER).as_posix()
     for path in FOLDER.rglob("*")
     if path.is_file() and path.name != "index.html"
 )
+
 IMPORT = re.compile(
     r"(?:^import\b[^;\"]*|^export [*{][^;\"]*|\bimport\(\s*)\"([^\"\n]+)\"", re.MULTILINE
 )
+
 ASSET = re.compile(r"new URL\(\s*[\"'`]([^\"'`$]+)[\"'`]\s*,\s*import\.meta\.url")
 SHEET = re.compile(r"\bstyle\(\s*\"([\w-]+)\"")
 ICON = re.compile(r"\bicon\(\s*\"([\w-]+)\"")
@@ -47,12 +50,12 @@ def browser(server: Running) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=server.url, trust_env=False)
 
 
-def source(name: str) -> str:
+def read_source(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
 @cache
-def served(name: str) -> bytes:
+def read_served(name: str) -> bytes:
     files = PageFiles()
     found = files.find(files.version, name)
     assert found is not None
@@ -61,7 +64,6 @@ def served(name: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def base() -> str:
-    """The folder that this version's files are in."""
     return f"/page/{PageFiles().version}"
 
 
@@ -88,13 +90,10 @@ async def test_the_address_alone_gives_the_page(client: httpx.AsyncClient, base:
         assert (await client.get(link)).status_code == 200, link
 
 
-async def test_what_a_browser_has_already_does_not_come_again(
-    client: httpx.AsyncClient, base: str
-) -> None:
+async def test_cached_files_are_not_sent_again(client: httpx.AsyncClient, base: str) -> None:
     for path in ("/", f"{base}/main.js"):
         first = await client.get(path)
         tag = first.headers["etag"]
-
         for given in (tag, f'"other", {tag}', tag.removeprefix("W/"), "*"):
             again = await client.get(path, headers={"If-None-Match": given})
             assert again.status_code == 304
@@ -117,7 +116,7 @@ async def test_files_come_plain_or_zipped_and_are_kept_for_good(
         assert "content-encoding" not in plain.headers
         for answer in (zipped, plain):
             assert answer.status_code == 200
-            assert answer.content == served(name)
+            assert answer.content == read_served(name)
             media_type, _, charset = answer.headers["content-type"].partition("; ")
             assert media_type == MEDIA_TYPES[Path(name).suffix]
             assert charset == ("charset=utf-8" if media_type.startswith("text/") else "")
@@ -128,7 +127,7 @@ async def test_files_come_plain_or_zipped_and_are_kept_for_good(
 
 def test_files_lose_what_only_people_read_and_nothing_else() -> None:
     for name in FILES:
-        out, written = served(name).decode(), source(name)
+        out, written = read_served(name).decode(), read_source(name)
         bare = re.sub(r"/\*.*?\*/", "", written, flags=re.DOTALL)
         match Path(name).suffix:
             case ".js":
@@ -146,7 +145,7 @@ def test_files_lose_what_only_people_read_and_nothing_else() -> None:
                 assert out == written
 
 
-async def test_who_asks_for_the_head_alone_gets_it(client: httpx.AsyncClient, base: str) -> None:
+async def test_a_head_request_gets_headers_only(client: httpx.AsyncClient, base: str) -> None:
     for path in ("/", f"{base}/main.js"):
         head, whole = await client.head(path), await client.get(path)
         assert head.status_code == 200
@@ -184,7 +183,7 @@ async def test_nothing_else_is_given_out(client: httpx.AsyncClient, base: str) -
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])
 def test_whatever_a_module_refers_to_is_there(name: str) -> None:
-    text = source(name)
+    text = read_source(name)
     folder = posixpath.dirname(name)
     for target in IMPORT.findall(text):
         assert target.startswith(("./", "../")), target
@@ -192,13 +191,13 @@ def test_whatever_a_module_refers_to_is_there(name: str) -> None:
         assert posixpath.normpath(posixpath.join(folder, target)) in FILES, target
     for sheet in SHEET.findall(text):
         assert f"style/{sheet}.css" in FILES
-    icons = set(re.findall(r"<symbol[^>]* id=\"([\w-]+)\"", source("icons.svg")))
+    icons = set(re.findall(r"<symbol[^>]* id=\"([\w-]+)\"", read_source("icons.svg")))
     assert set(ICON.findall(text)) <= icons
 
 
 def test_nothing_of_the_page_comes_from_elsewhere() -> None:
     for name in ("index.html", *FILES):
-        text = source(name)
+        text = read_source(name)
         for target in (
             *IMPORT.findall(text),
             *LINK.findall(text),
@@ -208,5 +207,36 @@ def test_nothing_of_the_page_comes_from_elsewhere() -> None:
 
 
 def test_the_page_is_small() -> None:
-    sizes = {name: len(served(name)) for name in FILES if name.endswith(".js")}
+    sizes = {name: len(read_served(name)) for name in FILES if name.endswith(".js")}
     assert sum(sizes.values()) < LARGEST, sizes
+
+
+LAN = "/api/v1/admin/lan"
+CERTIFICATE = "/api/v1/lan/certificate"
+INSTANCE = "/api/v1/instance"
+HERE = {"Host": "den.local:8443"}
+
+
+async def test_in_the_local_network_the_machine_has_a_name_and_administrators_see_the_addresses(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "find_names", lambda: ("den.local", "den"))
+    async with running(sqlite_url, tmp_path, lan=True) as server:
+        server.parts.lan.open()
+        async with server.account("ada") as ada, server.account("ben") as ben:
+            view = ok(await ada.client.get(LAN))
+            urls = {view["page"]["url"], *view["others"]}
+            assert urls >= {"https://den.local:8443", "https://den:8443"}
+            problem(await ben.client.get(LAN), 403, "forbidden")
+            ok(await ben.client.get(INSTANCE, headers=HERE))
+
+
+async def test_without_it_there_is_no_certificate_and_no_name(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    async with running(sqlite_url, tmp_path) as server, server.account("ada") as ada:
+        view = ok(await ada.client.get(LAN))
+        assert (view["is_on"], view["page"], view["others"]) == (False, None, [])
+        problem(await ada.client.get(CERTIFICATE), 404, "not-found")
+        problem(await ada.client.get(INSTANCE, headers=HERE), 403, "unknown-host")
+    assert not (tmp_path / "lan").exists()

@@ -1,10 +1,15 @@
-"""Heartbeats of processes on PostgreSQL, and who is taken for lost."""
+"""Tests of several processes: heartbeats, lost processes, and two servers of one proxy."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,9 +23,12 @@ from backend.database.processes import Process, Processes
 from backend.jobs.models import JOB_LEASES, Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.vault.root import RootKeys
-from tests.support.waiting import until
+from tests.support.compose import door, free_port
+from tests.support.player import API, Player
+from tests.support.process import Served, serving
+from tests.support.waiting import PATIENCE, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
+pytestmark = [pytest.mark.postgres, pytest.mark.anyio]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +38,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncGenerator[Database]:
-    """One with two connections."""
     database = Database(postgres_url, pool_size=1)
     yield database
     await database.dispose()
@@ -38,7 +45,6 @@ async def database(postgres_url: str) -> AsyncGenerator[Database]:
 
 @pytest.fixture
 async def observer(postgres_url: str) -> AsyncGenerator[Database]:
-    """Another view of the same database."""
     observer = Database(postgres_url)
     yield observer
     await observer.dispose()
@@ -71,11 +77,11 @@ async def beat_again(database: Database, observer: Database) -> None:
 
 
 PUNCTUAL = 0.19
-"""Seconds between two heartbeats, of which none is late."""
+"""Seconds between two heartbeats that are not late."""
 
 
 class _Watch:
-    """A clock that goes on by `step` seconds from heartbeat to heartbeat."""
+    """A clock that advances by `step` seconds at each heartbeat."""
 
     def __init__(self, step: float) -> None:
         self.step = step
@@ -151,3 +157,61 @@ async def test_a_process_that_ends_in_order_gives_up_what_it_still_holds(
     assert await is_lease_over(observer, job_id)
     async with observer.read() as session:
         assert list(await session.scalars(select(Process))) == []
+
+
+ADDRESSES = ("127.0.0.2", "127.0.0.3")
+ROOT_KEY = "1:" + "cnJycnJycnJycnJycnJycnJycnJycnJycnJycnJycnI="
+NOBODY_THERE = "http://127.0.0.1:9"
+"""An index that does not answer. Turns continue without it."""
+
+REPLIES = 4
+"""The proxy sends two to each server."""
+
+
+def start(folder: Path, address: str, port: int, database_url: str, stack: ExitStack) -> Served:
+    """Start a server that runs until the stack is left."""
+    folder.mkdir()
+    server = serving(
+        folder,
+        port=port,
+        host=address,
+        database_url=database_url,
+        root_key=ROOT_KEY,
+        qdrant_url=NOBODY_THERE,
+        drain_seconds=3600,
+        demo_tokens_per_second=50,
+    )
+    return stack.enter_context(server)
+
+
+def write_until(player: Player, is_over: threading.Event) -> set[int]:
+    """Make chats until the event is set. Return the statuses of the answers."""
+    statuses: set[int] = set()
+    with player.client() as client:
+        while not is_over.is_set():
+            statuses.add(client.post(f"{API}/chats", json={}).status_code)
+    return statuses
+
+
+@pytest.mark.door
+def test_a_server_that_ends_costs_no_request_and_cuts_no_reply(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    port, is_over = free_port(ADDRESSES), threading.Event()
+    with ThreadPoolExecutor(REPLIES + 1) as threads, ExitStack() as stack:
+        ending, _ = (start(tmp_path / each, each, port, postgres_url, stack) for each in ADDRESSES)
+        player = Player(stack.enter_context(door(tmp_path, ADDRESSES, port)))
+        replies = [threads.submit(player.read_reply, "/demo long 120") for _ in range(REPLIES)]
+        statuses = threads.submit(write_until, player, is_over)
+        for _ in replies:
+            assert player.streaming.acquire(timeout=PATIENCE)
+
+        ending.process.send_signal(signal.SIGTERM)
+        assert ending.process.wait(PATIENCE) == 0
+        later = player.read_reply("/demo long 1")
+        is_over.set()
+
+        for events in [*(each.result(PATIENCE) for each in replies), later]:
+            assert "event: turn.completed" in events
+        assert statuses.result(PATIENCE) == {201}
+        assert "turn.finished" in ending.log.read_text()

@@ -1,4 +1,4 @@
-"""SQLite's connection: results of any length, transactions that begin with a statement."""
+"""Tests of SQLite connections."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from sqlalchemy import text
 from backend.database import sqlite_connection
 from backend.database.engine import Database
 from backend.database.sqlite_connection import FIRST_ROWS, MAX_BLOCKING_SECONDS, connect
+from tests.support.waiting import until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("moment")]
 
 
 @pytest.fixture(params=[0.0, 60.0], ids=["by the event loop", "in place"])
 def moment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements are waited for in one way, or in the other."""
+    """Wait for statements in one of two ways."""
     monkeypatch.setattr(sqlite_connection, "MAX_BLOCKING_SECONDS", request.param)
 
 
 COUNT = 3 * FIRST_ROWS + 1
+
 NUMBERS = text(
     f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {COUNT}) "
     "SELECT i FROM n"
@@ -124,7 +126,7 @@ async def test_a_transaction_that_could_not_begin_leaves_its_connection_usable(
     await connection.close()
 
 
-async def test_a_statement_that_waits_keeps_nobody_else_waiting(
+async def test_a_waiting_statement_does_not_block_others(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_connection, "MAX_BLOCKING_SECONDS", MAX_BLOCKING_SECONDS)
@@ -133,7 +135,7 @@ async def test_a_statement_that_waits_keeps_nobody_else_waiting(
         async with database.write() as session:
             await session.execute(text("INSERT INTO numbers VALUES (1)"))
 
-    await write()  # opens the database, for which nobody else may have it
+    await write()  # opens the database, which needs exclusive access
     other = sqlite3.connect(database.place, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     task = asyncio.create_task(write())
@@ -153,9 +155,7 @@ async def test_a_closed_connection_says_so(tmp_path: Path) -> None:
         await connection.cursor().execute("SELECT 1")
 
 
-async def test_who_stops_waiting_for_a_statement_leaves_no_transaction_behind(
-    database: Database,
-) -> None:
+async def test_a_cancelled_statement_leaves_no_open_transaction(database: Database) -> None:
     async def write() -> None:
         async with database.write() as session:
             await session.execute(text("INSERT INTO numbers VALUES (1)"))
@@ -177,8 +177,7 @@ def _list_connections() -> set[threading.Thread]:
 
 async def _wait_until_closed(before: set[threading.Thread]) -> None:
     async with asyncio.timeout(5):
-        while _list_connections() - before:
-            await asyncio.sleep(0.001)
+        await until_true(lambda: not _list_connections() - before)
 
 
 async def test_disposing_closes_connections_that_were_cancelled_while_they_opened(

@@ -18,7 +18,7 @@ from backend.jobs.models import Job
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import MODEL_ID, called, error, reply, usage
 from tests.fakes.scripted_server import Answer, Exchange, Request
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session
 from tests.support.memory import working
 from tests.support.server import Account, Running, ok, running
 from tests.support.waiting import until
@@ -207,18 +207,24 @@ class Evening:
         view: dict[str, Any] = ok(answer, 202)
         return view
 
+    async def compact_turn(self, text: str) -> str:
+        """Take a turn and compact; return the id of the reply."""
+        reply_id = await self.turn(text)
+        await self.compacted()
+        return reply_id
+
     async def compacted(self) -> None:
         """Compact by hand, and wait for it."""
         await self.compact()
         await self.at_rest()
 
-    async def entity(self, name: str) -> dict[str, Any] | None:
-        page = await self.table.get("/entities", q=name)
-        return next((each for each in page["items"] if each["name"] == name), None)
+    async def entity(self, name: str) -> dict[str, Any]:
+        """Return an entity, or an empty object if there is none of this name."""
+        items = await self.table.items("entities", q=name)
+        return next((each for each in items if each["name"] == name), dict[str, Any]())
 
     async def items(self, kind: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = (await self.table.get(f"/{kind}"))["items"]
-        return found
+        return await self.table.items(kind)
 
     async def changes(self, *, all_of_them: bool = False) -> list[dict[str, Any]]:
         """The valid changes of compactions, oldest first."""
@@ -249,13 +255,9 @@ class Evening:
 async def evening(server: Running, table: Table, **settings: Any) -> Evening:
     """A chat with Mara in it; without `compaction_interval` it is compacted by hand alone."""
     await table.change("", settings={"compaction_interval": 100, **settings})
-    character = await table.account.new_character(name="Mara", first_mes="")
-    chat = await table.account.new_chat(
-        campaign_id=table.campaign["id"], character_ids=[character["id"]]
-    )
-    path = f"{API}/chats/{chat['id']}/settings"
-    ok(await table.account.client.patch(path, json={"chronicle_enabled": True}))
-    return Evening(server, table, chat["id"])
+    chat = await new_session(table, first_mes="")
+    await table.account.patch(f"/chats/{chat}/settings", {"chronicle_enabled": True})
+    return Evening(server, table, chat)
 
 
 def npc(name: str, **fields: Any) -> Call:

@@ -161,3 +161,12 @@ async def sign_in(
     async with server.browser() as client:
         body = {"username": name, "password": PASSWORD, **extra}
         return await client.post(SESSIONS, json=body, headers=headers)
+
+
+async def recover(
+    server: Running, code: str, *, name: str = "Ada", password: str = "an even finer password"
+) -> httpx.Response:
+    """Set a new password with a recovery code, from a new browser."""
+    async with server.browser() as client:
+        body = {"username": name, "recovery_code": code, "new_password": password}
+        return await client.post("/api/v1/recoveries", json=body)

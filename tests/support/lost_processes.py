@@ -8,9 +8,12 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 from uuid import UUID
 
+from sqlalchemy import update
+
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.processes import Leases, Process, Processes
+from backend.jobs.models import Job
 from tests.support.waiting import PATIENCE
 
 
@@ -34,3 +37,13 @@ async def took_over(database: Database, *leases: Leases, lost: UUID) -> AsyncGen
         yield
     finally:
         await processes.aclose()
+
+
+async def lose_lease(database: Database, kind: str, chat_id: str) -> None:
+    """Give a running job of a chat to another worker, as if its lease had expired."""
+    async with database.write() as session:
+        await session.execute(
+            update(Job)
+            .where(Job.kind == kind, Job.payload.contains(chat_id))
+            .values(fence=Job.fence + 1, state="queued", lease_until=None)
+        )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
 from sqlalchemy import select, update
 
 from backend.accounts.auth.identity import Identity
@@ -24,12 +25,17 @@ from backend.memory.indexing.outbox import FORGET, RECONCILE
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.turns.seeding import identity_of, seed
+from tests.support.models import asking
 from tests.support.server import ROOT, Account, Running, ok, running
 from tests.support.waiting import until
 
 API = "/api/v1"
 DIMENSION = 256
 MODEL_FOLDER = Path(__file__).parents[2].parent / "shared" / "data" / "minilm-l6-v2-int8"
+
+
+Start = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
+"""Starts a Talekeeper with the given settings."""
 
 
 class Moody(OpenAIServer):
@@ -162,10 +168,9 @@ async def preview(
     return found
 
 
-async def context_of(account: Account, message_id: str) -> dict[str, Any]:
+async def context_of(account: Account, message_id: str, **query: str) -> dict[str, Any]:
     """The stored context of a reply."""
-    found: dict[str, Any] = ok(await account.client.get(f"{API}/messages/{message_id}/context"))
-    return found
+    return await account.get(f"/messages/{message_id}/context", **query)
 
 
 async def take_turn(account: Account, chat_id: str, **body: Any) -> str:
@@ -262,3 +267,16 @@ async def reconcile(server: Running) -> None:
             return await session.get(Job, first) is None
 
     await until(is_over)
+
+
+@pytest.fixture(scope="module")
+async def remembering_server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
+) -> AsyncGenerator[Running]:
+    """A server with the model of the module, and an embedder that compares words."""
+    settings, folder = asking(model), tmp_path_factory.mktemp("data")
+    async with (
+        OpenAIServer() as vectors,
+        remembering(shared_url, folder, **settings, **embedding(vectors)) as server,
+    ):
+        yield server

@@ -9,7 +9,7 @@ import gc
 import json
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -81,6 +81,36 @@ class Account:
         page = ok(await self.client.get(f"/api/v1/chats/{chat_id}/messages", params=query))
         items: list[dict[str, Any]] = page["items"]
         return items
+
+    # Paths of these methods begin after `/api/v1`. Answers with another status are failures.
+
+    async def get(self, path: str, **query: Any) -> dict[str, Any]:
+        return _object(await self.ask("GET", path, params=query or None))
+
+    async def post(
+        self, path: str, body: Any = None, status: int = 200, **query: Any
+    ) -> dict[str, Any]:
+        return _object(await self.ask("POST", path, json=body, params=query or None), status)
+
+    async def put(
+        self, path: str, body: Any = None, status: int = 200, **query: Any
+    ) -> dict[str, Any]:
+        return _object(await self.ask("PUT", path, json=body, params=query or None), status)
+
+    async def patch(self, path: str, body: Any) -> dict[str, Any]:
+        return _object(await self.ask("PATCH", path, json=body))
+
+    async def delete(self, path: str, status: int = 204, **query: Any) -> dict[str, Any]:
+        return _object(await self.ask("DELETE", path, params=query or None), status)
+
+    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request and return its answer, of any status."""
+        return await self.client.request(method, f"/api/v1{path}", **options)
+
+    def stream(
+        self, method: str, path: str, **options: Any
+    ) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
+        return self.client.stream(method, f"/api/v1{path}", **options)
 
 
 @dataclass
@@ -272,6 +302,12 @@ def ok(response: httpx.Response, status: int = 200) -> Any:
     return response.json() if response.content else None
 
 
+def _object(response: httpx.Response, status: int = 200) -> dict[str, Any]:
+    """Return the JSON object of a response, or an empty one if there is no content."""
+    found: dict[str, Any] | None = ok(response, status)
+    return found or {}
+
+
 def problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
     """Return the body of a response; fail unless it is this problem."""
     assert response.status_code == status, response.text
@@ -298,3 +334,41 @@ async def read_events(response: httpx.Response) -> AsyncGenerator[Event]:
 def text_of(events: list[Event]) -> str:
     """Return the reply that the deltas of a stream add up to."""
     return "".join(event.data["text"] for event in events if event.name == "text.delta")
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of an account. Keyword arguments are the query or the body."""
+
+    account: Account
+
+    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return await self.account.ask(method, path, **options)
+
+    async def get(self, path: str, **query: Any) -> dict[str, Any]:
+        return await self.account.get(path, **query)
+
+    async def post(self, path: str, **body: Any) -> dict[str, Any]:
+        return await self.account.post(path, body, 201)
+
+    async def patch(self, path: str, **body: Any) -> dict[str, Any]:
+        return await self.account.patch(path, body)
+
+    async def put(self, path: str, status: int = 204, **body: Any) -> dict[str, Any]:
+        return await self.account.put(path, body, status)
+
+    async def delete(self, path: str) -> None:
+        await self.account.delete(path)
+
+
+async def read_pages(
+    get: Callable[..., Awaitable[httpx.Response]], path: str, **query: Any
+) -> list[list[dict[str, Any]]]:
+    """Return the items of a list, page by page. `get` is the method of a client."""
+    pages: list[list[dict[str, Any]]] = []
+    while True:
+        page = ok(await get(path, params=query))
+        pages.append(page["items"])
+        if page["next"] is None:
+            return pages
+        query["after"] = page["next"]

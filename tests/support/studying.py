@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
 
+import pytest
 from sqlalchemy import delete, select
 
 from backend.campaigns.state.snapshot import SnapshotCache
@@ -390,3 +391,25 @@ def tools_of(requests: Iterable[Request]) -> int:
         for each in requests
         if each.body
     )
+
+
+@pytest.fixture(scope="module")
+async def model() -> AsyncGenerator[Vendor]:
+    """The model that the agent of `server` asks."""
+    async with vendor("openai") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Vendor
+) -> AsyncGenerator[Running]:
+    async with reading(shared_url, tmp_path_factory.mktemp("data"), model) as server:
+        yield server
+
+
+@pytest.fixture
+async def study(server: Running, model: Vendor) -> AsyncGenerator[Study]:
+    """A new account on the server of the module, with a chat that opted in."""
+    async with studying_on(server, model) as study:
+        yield study

@@ -16,3 +16,10 @@ async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = PATIENC
         while not (answer := await found()):
             await asyncio.sleep(0.02)
     return answer
+
+
+async def until_true(is_met: Callable[[], object], *, seconds: float = PATIENCE) -> None:
+    """Wait for a condition that needs no `await`."""
+    async with asyncio.timeout(seconds):
+        while not is_met():
+            await asyncio.sleep(0.01)

@@ -9,13 +9,13 @@ from uuid import uuid4
 
 import msgspec
 import pytest
-from backend.http.connections import DisconnectMiddleware, Drain
 from litestar import Litestar, Request, get, post
 from litestar.di import NamedDependency, Provide
 from litestar.params import JSONBody
 from litestar.testing import AsyncTestClient
 
 from backend.core.cpu_pool import CpuPool, WorkStoppedError, check_stopped
+from backend.http.connections import DisconnectMiddleware, Drain
 from backend.http.responses import EXCEPTION_HANDLERS
 from backend.http.schemas import ENDS_WITH_CLIENT, convert_list
 

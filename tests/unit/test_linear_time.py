@@ -28,7 +28,7 @@ from backend.generation.adapters.demo import choose_chronicle_calls
 from backend.generation.adapters.openai.mapping import CallFragments
 from backend.generation.failures.causes import RULES
 from backend.generation.model import Prompt, PromptMessage, Tool, ToolCall
-from backend.generation.thoughts import KNOWN_MARKS
+from backend.generation.thoughts import KNOWN_REPLY_TAGS
 from backend.generation.tools.calls import assign_distinct_ids, read_calls
 from backend.generation.tools.written_calls import CallReader, FencedReader, StructuredReader
 from backend.lorebooks.activation.compiled import split_decorators
@@ -51,7 +51,7 @@ PACKAGES = sorted(
     if path.suffix == ".py" or (path / "__init__.py").exists()
 )
 MADE_AT_RUN_TIME: Mapping[str, Sequence[re.Pattern[str]]] = {
-    "backend.generation.thoughts.__init__": [KNOWN_MARKS.text.any],
+    "backend.generation.thoughts.__init__": [KNOWN_REPLY_TAGS.text.any],
     "backend.memory.search.query.compile_name": [compile_name("Ann Bo")],
     "backend.generation.failures.causes._make_rule": [rule.words for rule in RULES],
     "backend.generation.failures.provider_faults.remove_keys": [

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import uvicorn
 import zxingcpp
-from backend.http.connections import Drain
 from uvicorn.server import ServerState
 
 from backend.generation.registry import ModelRegistry
+from backend.http.connections import Drain
 from backend.lan.service import LocalNetwork
 from backend.server import LanProtocol, Server, open_listener, render_greeting
 from tests.support.server import settings_of

@@ -53,12 +53,9 @@ from backend.accounts.schemas import (
 from backend.accounts.service import AccountService, SignUpState, UnlockedAccount
 from backend.database.base import now
 from backend.errors import BadRequestError, ValidationError
-from backend.http.schemas import EXAMPLE, RAISES, Page, PageSize
-
-AnyRequest = Request[Any, Any, Any]
+from backend.http.schemas import EXAMPLE, RAISES, AnyRequest, Page, PageSize
 
 SIGN_IN_ERRORS = (TooManyAttemptsError, InsecureTransportError, BusyError)
-"""Errors of all sign-in routes."""
 
 EXAMPLE_ACCOUNT = {"username": "Anna", "password": "a fine long password"}
 
@@ -76,8 +73,6 @@ class InstanceView(msgspec.Struct, kw_only=True):
 
 
 class InstanceController(Controller):
-    """This installation."""
-
     path = "/instance"
     tags = ("Accounts",)
 
@@ -99,8 +94,6 @@ class InstanceController(Controller):
 
 
 class SignInController(Controller):
-    """Sign-up, sign-in and recovery."""
-
     tags = ("Accounts",)
     # A small limit, because anyone can send these requests.
     request_max_body_size = 16_384
@@ -213,8 +206,6 @@ def _get_address(request: AnyRequest) -> str:
 
 
 class SessionController(Controller):
-    """The account's sessions."""
-
     path = "/sessions"
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration

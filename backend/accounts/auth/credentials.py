@@ -47,7 +47,7 @@ def normalise_password(password: str) -> str:
 
 
 def check_password(password: str, *, name: str) -> str:
-    """Return the password, normalised. Raises `WeakPasswordError` with advice."""
+    """Return the normalised password. Raises `WeakPasswordError` with advice."""
     password = normalise_password(password)
     if len(password) < MIN_PASSWORD_LENGTH:
         raise WeakPasswordError(f"Enter at least {MIN_PASSWORD_LENGTH} characters.")
@@ -80,7 +80,7 @@ class Stretcher:
         self._waiting = 0
 
     async def stretch(self, kdf: PasswordKdf, password: str) -> bytes:
-        """Return the stretched password (32 bytes), computed in a thread. Raises `BusyError`."""
+        """Stretch the password in a thread. Raises `BusyError`."""
         if self._waiting >= MAX_WAITING_PASSWORDS:
             raise BusyError(retry_after=RETRY_SECONDS)
         self._waiting += 1
@@ -102,13 +102,6 @@ class StretchedPassword(msgspec.Struct, frozen=True):
 
 
 class Credentials:
-    """Makes and opens the password slot and the recovery slot.
-
-    Args:
-        root: Wraps password slots once more.
-        kdf: The costs of Argon2id for new passwords.
-    """
-
     def __init__(self, root: RootKeys, kdf: PasswordKdf) -> None:
         self._root = root
         self._kdf = kdf
@@ -123,10 +116,7 @@ class Credentials:
     async def open_password(
         self, user: User, slot: KeySlot, password: str
     ) -> tuple[bytes, UnwrappedKey]:
-        """Return the slot's secret and its contents.
-
-        Raises `WrongCredentialsError`, `TamperedAccountError`, `BusyError`.
-        """
+        """Raises `WrongCredentialsError`, `TamperedAccountError`, `BusyError`."""
         try:
             kdf = msgspec.json.decode(slot.kdf or b"", type=PasswordKdf)
             secret = await self._stretcher.stretch(kdf, normalise_password(password))

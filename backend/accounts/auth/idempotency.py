@@ -40,7 +40,7 @@ from backend.database.engine import (
     OvertakenError,
 )
 from backend.errors import BadRequestError, ConflictError, TooLargeError, ValidationError
-from backend.http.schemas import find_max_body_bytes
+from backend.http.schemas import AnyRequest, find_max_body_bytes
 from backend.vault.sealing import digest
 
 log = get_logger(__name__)
@@ -87,7 +87,7 @@ class _RequestClaim:
         self.is_over = False
 
     async def note(self, session: AsyncSession) -> None:
-        """Mark the row. See `EFFECT_NOTE`. Tasks that continue after the response mark nothing."""
+        """Mark the row. Tasks that continue after the response mark nothing."""
         if not self.is_over:
             await self.mark(session, is_done=True)
 
@@ -121,8 +121,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
         self._database = database
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Send the stored response, or execute the request and store its response."""
-        request: Request[Any, Any, Any] = Request(scope, receive, send)
+        request: AnyRequest = Request(scope, receive, send)
         key = request.headers.get(HEADER)
         identity: Identity | None = scope["user"]
         shown_once = scope["route_handler"].opt.get(SHOWN_ONCE, False)
@@ -228,7 +227,6 @@ def _resume_claim(found: IdempotentRequest | None) -> _RequestClaim:
 
 
 async def delete_old_responses(database: Database, *, at: datetime) -> None:
-    """Delete responses that are older than `RESPONSE_RETENTION`."""
     async with database.write() as session:
         await session.execute(
             delete(IdempotentRequest).where(IdempotentRequest.created_at < at - RESPONSE_RETENTION)
@@ -265,7 +263,6 @@ class _ResponseRecorder:
         await self._send(message)
 
     async def end(self) -> None:
-        """Store the response. Idempotent."""
         if not self._is_over:
             self._is_over = True
             await self._store()
@@ -287,7 +284,7 @@ class _ResponseRecorder:
 
 
 async def _read_body(receive: Receive, *, largest: int) -> list[Message]:
-    """Return the messages of the request's body. Raises `TooLargeError`."""
+    """Raises `TooLargeError`."""
     messages: list[Message] = []
     size = 0
     while True:
@@ -300,9 +297,7 @@ async def _read_body(receive: Receive, *, largest: int) -> list[Message]:
             return messages
 
 
-def _make_fingerprint(
-    identity: Identity, request: Request[Any, Any, Any], messages: list[Message]
-) -> bytes:
+def _make_fingerprint(identity: Identity, request: AnyRequest, messages: list[Message]) -> bytes:
     """Return a digest that is equal for equal requests.
 
     It leaves out the boundary of a form, because clients make a new one for each request.

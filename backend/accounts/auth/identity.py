@@ -49,7 +49,6 @@ class Identity:
         return self.user.key_mode
 
     def may(self, scope: Scope) -> bool:
-        """True if the session or API key has the scope."""
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
     @property

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from litestar import Response
 from litestar.config.csrf import CSRFConfig
-from litestar.connection import ASGIConnection, Request
+from litestar.connection import Request
 from litestar.datastructures import Cookie
 from litestar.enums import ScopeType
 from litestar.exceptions import PermissionDeniedException
@@ -35,6 +35,7 @@ from backend.accounts.service import UnlockedAccount
 from backend.core.private_networks import Network, contains_address
 from backend.errors import UnauthenticatedError
 from backend.http.responses import requires_https
+from backend.http.schemas import AnyConnection, AnyRequest
 from backend.settings import Settings
 
 PLAIN_COOKIE = "talekeeper_session"
@@ -64,7 +65,6 @@ NEEDS = "needs"
 methods."""
 
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
-"""Headers that a proxy adds."""
 
 SHOWN_ONCE = "shown_once"
 """Route option: True if the response contains a secret. It is never stored."""
@@ -74,15 +74,13 @@ MAX_CONCURRENT_AUTHENTICATIONS = 4
 
 LOCALHOST = "localhost"
 
-Connection = ASGIConnection[Any, Any, Any, Any]
 
-
-def is_secure(connection: Connection) -> bool:
+def is_secure(connection: AnyConnection) -> bool:
     """True if the browser used https, according to `backend.http.responses.SchemeFinder`."""
     return connection.url.scheme == "https"
 
 
-def is_loopback(connection: Connection) -> bool:
+def is_loopback(connection: AnyConnection) -> bool:
     """True if the browser used a name or address that means only this machine."""
     host = connection.url.hostname or ""
     address = parse_address(host)
@@ -90,7 +88,11 @@ def is_loopback(connection: Connection) -> bool:
     return address.is_loopback if address else host == LOCALHOST
 
 
-def may_have_session(connection: Connection, plain_networks: Sequence[Network] = ()) -> bool:
+def has_proxy_headers(connection: AnyConnection) -> bool:
+    return any(name in connection.headers for name in PROXY_HEADERS)
+
+
+def may_have_session(connection: AnyConnection, plain_networks: Sequence[Network] = ()) -> bool:
     """True over https, on this machine, and for clients in `plain_networks`."""
     return (
         is_secure(connection)
@@ -102,28 +104,27 @@ def may_have_session(connection: Connection, plain_networks: Sequence[Network] =
     )
 
 
-def _find_client_address(connection: Connection) -> str:
+def _find_client_address(connection: AnyConnection) -> str:
     """Return the client's address; empty if the request came through an untrusted proxy."""
     client = connection.client.host if connection.client else ""
-    headers = connection.headers
-    if any(name in headers for name in PROXY_HEADERS):
-        forwarded = headers.get("x-forwarded-for", "").split(",")
+    if has_proxy_headers(connection):
+        forwarded = connection.headers.get("x-forwarded-for", "").split(",")
         return client if client in {each.strip() for each in forwarded} else ""
     return client
 
 
-def find_session_token(connection: Connection) -> str | None:
+def find_session_token(connection: AnyConnection) -> str | None:
     """Return the session's token, from the secure cookie over https, else from the plain one."""
     return connection.cookies.get(_get_cookie_name(connection))
 
 
-def find_bearer_token(connection: Connection) -> str | None:
+def find_bearer_token(connection: AnyConnection) -> str | None:
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
 
 def make_session_cookies(
-    connection: Connection,
+    connection: AnyConnection,
     token: str,
     *,
     seconds: int,
@@ -144,7 +145,7 @@ def make_session_cookies(
     ]
 
 
-def make_expired_cookies(connection: Connection) -> list[Cookie]:
+def make_expired_cookies(connection: AnyConnection) -> list[Cookie]:
     """Return cookies that delete the session in the browser."""
     return [
         _make_cookie(connection, key, "", seconds=0)
@@ -152,12 +153,12 @@ def make_expired_cookies(connection: Connection) -> list[Cookie]:
     ]
 
 
-def _get_cookie_name(connection: Connection) -> str:
+def _get_cookie_name(connection: AnyConnection) -> str:
     return SECURE_COOKIE if is_secure(connection) else PLAIN_COOKIE
 
 
 def _make_cookie(
-    connection: Connection, key: str, value: str, *, seconds: int, httponly: bool = False
+    connection: AnyConnection, key: str, value: str, *, seconds: int, httponly: bool = False
 ) -> Cookie:
     return Cookie(
         key=key,
@@ -208,8 +209,7 @@ class IdentityMiddleware(ASGIMiddleware):
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Identify the caller, or refuse a request that another site may have sent."""
-        connection: Connection = Request(scope, receive, send)
+        connection: AnyConnection = Request(scope, receive, send)
         if scope.get("path_template", "").startswith(API_PREFIX):
             self._check_host(connection)
             self._check_transport(connection)
@@ -238,22 +238,22 @@ class IdentityMiddleware(ASGIMiddleware):
         await next_app(scope, receive, send)
 
     async def _find_identity(self, token: str, kind: TokenKind) -> Identity | None:
-        """Return the identity of a token. Limits concurrent checks of the same token."""
+        """Limits concurrent checks of the same token."""
         turn = self._turns.setdefault(token, asyncio.Semaphore(MAX_CONCURRENT_AUTHENTICATIONS))
         async with turn:
             return await self._sessions.authenticate(token, kind)
 
-    def _check_host(self, connection: Connection) -> None:
+    def _check_host(self, connection: AnyConnection) -> None:
         host = connection.url.hostname or ""
         # No other site can own an address.
         if host not in self._hosts and parse_address(host) is None:
             raise UnknownHostError(HOST_ADVICE)
 
-    def _check_transport(self, connection: Connection) -> None:
+    def _check_transport(self, connection: AnyConnection) -> None:
         if self._requires_https and not is_secure(connection):
             raise InsecureTransportError(HTTPS_ADVICE)
 
-    def _check_same_site(self, connection: Connection) -> None:
+    def _check_same_site(self, connection: AnyConnection) -> None:
         site = connection.headers.get("sec-fetch-site")
         origin = connection.headers.get("origin")
         own = self._public_origin or f"{connection.url.scheme}://{connection.url.netloc}"
@@ -263,7 +263,7 @@ class IdentityMiddleware(ASGIMiddleware):
             raise CrossSiteError("Send the request from a page of this server, or with an API key.")
 
 
-async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
+async def guard(connection: AnyConnection, handler: BaseRouteHandler) -> None:
     """Check access. Every route is closed unless it is marked as public.
 
     It is async without awaiting, because Litestar would run a plain function in a thread. Raises
@@ -281,7 +281,6 @@ async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
 
 
 def provide_identity(request: Request[Identity, Any, Any]) -> Identity:
-    """Return the signed-in account, for handlers that the guard protects."""
     return request.user
 
 
@@ -290,7 +289,6 @@ def _get_method(scope: Scope) -> str:
 
 
 def parse_address(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the host's IP address; None if the host is a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -326,13 +324,13 @@ class SessionOpener:
         self._csrf = instance.csrf_secret
         self._plain_networks = settings.plain_http_networks
 
-    def check_transport(self, request: Request[Any, Any, Any]) -> None:
+    def check_transport(self, request: AnyRequest) -> None:
         """Raise `InsecureTransportError` before a password is checked in vain."""
         self._cookies(request, "")
 
     async def open(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         unlocked: UnlockedAccount,
         body: Any,
         *,
@@ -347,7 +345,7 @@ class SessionOpener:
         await self._activity.note_sign_in(request, unlocked, kind)
         return Response(body, status_code=201, cookies=self._cookies(request, token))
 
-    def _cookies(self, request: Request[Any, Any, Any], token: str) -> list[Cookie]:
+    def _cookies(self, request: AnyRequest, token: str) -> list[Cookie]:
         return make_session_cookies(
             request,
             token,

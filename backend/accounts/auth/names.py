@@ -42,11 +42,9 @@ class InstanceKeys:
         self.csrf_secret = derive(secret, "csrf").hex()
 
     def hash_name(self, name: str) -> bytes:
-        """Return the hash by which an account is found."""
         return digest(self._lookup, b"name", normalise_name(name).encode())
 
     def hash_throttle_key(self, kind: str, *values: str) -> bytes:
-        """Return the hash of a counter of failed sign-ins, or of a known address."""
         return digest(self._lookup, b"throttle", kind.encode(), *(each.encode() for each in values))
 
     def make_server_id(self, *parts: str) -> UUID:
@@ -89,8 +87,6 @@ async def has_root_key(database: Database) -> bool:
 
 
 async def _find_instance_key(database: Database) -> Wrapped | None:
-    """Return the installation's key as it is stored; None before the first start."""
-
     def has_table(connection: Connection) -> bool:
         return inspect(connection).has_table(InstanceKey.__tablename__)
 
@@ -113,7 +109,6 @@ async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys
 
 
 def open_instance_key(row: InstanceKey, root: RootKeys) -> bytes:
-    """Return the installation's key. Raises `RootKeyError`."""
     return root.unwrap(Wrapped(row.root_version, row.wrapped), context=INSTANCE_CONTEXT)
 
 

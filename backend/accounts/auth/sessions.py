@@ -44,7 +44,6 @@ log = get_logger(__name__)
 TOKEN_PREFIXES: dict[TokenKind, str] = {"session": "ts_", "api_key": "tk_"}
 TOUCH_INTERVAL = timedelta(minutes=1)
 CHECK_SECONDS = 2.0
-"""Interval of the checks for streams of ended sessions."""
 
 
 class SessionService:
@@ -95,8 +94,7 @@ class SessionService:
     ) -> tuple[str, KeySlot]:
         """Make an API key. Return the token, which is shown once and stored nowhere, and its slot.
 
-        Raises `ForbiddenError` if an API key asks: otherwise a leaked key could make others that
-        outlive it.
+        Raises `ForbiddenError` for an API key. Otherwise a leaked key could make others.
         """
         if identity.kind != "session":
             raise ForbiddenError("API keys cannot create API keys. Sign in to create one.")
@@ -128,10 +126,9 @@ class SessionService:
         return token, slot
 
     async def authenticate(self, token: str, kind: TokenKind) -> Identity | None:
-        """Return the identity of a token; None if the token opens nothing.
+        """Return the identity of a token; None for an invalid token. Raises `TamperedAccountError`.
 
-        For some minutes afterwards, the account's jobs can run with these keys. Raises
-        `TamperedAccountError`.
+        For some minutes afterwards, the account's jobs can run with these keys.
         """
         secret = parse_token(token, TOKEN_PREFIXES[kind])
         identity = None if secret is None else await self._authenticate(secret, kind=kind)
@@ -142,10 +139,7 @@ class SessionService:
     async def list_slots(
         self, identity: Identity, kind: TokenKind, *, after: UUID | None, limit: int
     ) -> tuple[list[KeySlot], str | None]:
-        """Return a page of the account's open sessions or API keys, newest first.
-
-        A page may be short, because ended sessions are left out after the query.
-        """
+        """Return a page of open sessions or API keys, newest first. It may be short."""
         async with self._database.read() as session:
             rows = await repository.list_slots(
                 session, identity.user_id, kind, after=after, limit=limit + 1
@@ -222,10 +216,9 @@ def read_scope(slot: KeySlot) -> Scope:
 
 
 class SessionWatch:
-    """Checks every two seconds which sessions with open streams have ended.
+    """Checks every two seconds if sessions with open streams have ended, with one query for all.
 
-    A stream outlives the request that opened it, but ends with its session. One query covers all
-    streams. There is no query if there are no streams.
+    A stream outlives the request that opened it, but ends with its session.
     """
 
     def __init__(self, sessions: SessionService) -> None:
@@ -233,6 +226,11 @@ class SessionWatch:
         self._streams: Counter[UUID] = Counter()
         self._ended: set[UUID] = set()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def stream_count(self) -> int:
+        """The number of open streams."""
+        return self._streams.total()
 
     @contextlib.contextmanager
     def watching(self, slot_id: UUID) -> Generator[None]:
@@ -248,7 +246,6 @@ class SessionWatch:
                 self._ended.discard(slot_id)
 
     def is_open(self, slot_id: UUID) -> bool:
-        """True if a watched session was open at the last check."""
         return slot_id not in self._ended
 
     async def close(self) -> None:

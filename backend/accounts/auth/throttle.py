@@ -24,7 +24,6 @@ from backend.database.base import now, upsert
 from backend.database.engine import Database
 
 MAX_DELAY_SECONDS = 900
-"""Seconds."""
 
 FAILURE_RETENTION = timedelta(days=1)
 """No counter takes longer to decay to zero."""
@@ -47,15 +46,11 @@ class Allowance:
     forgiven_every: int
 
     def delay_after(self, failures: float) -> int:
-        """Return the delay after that many failures: 0, then 1, 2, 4, ... at most 900 seconds."""
         over = ceil(failures) - self.free
         return 0 if over < 0 else min(1 << min(over, 30), MAX_DELAY_SECONDS)
 
     def count(self, failures: float, last_at: datetime, *, at: datetime) -> float:
-        """Return the failures including one more attempt, which counts as a failure for now.
-
-        Raises `TooManyAttemptsError` if the attempt comes too early.
-        """
+        """Return the failures with one more attempt. Raises `TooManyAttemptsError`."""
         delay = self.delay_after(failures)
         ready_at = last_at + timedelta(seconds=delay)
         # Without a delay no attempt waits, not even one that is dated before the last attempt.
@@ -83,10 +78,7 @@ counters."""
 
 @dataclass(frozen=True, slots=True)
 class SignInAttempt:
-    """An admitted attempt, and the counters that it was added to.
-
-    `own` is the counter under which only the account's owner can have succeeded.
-    """
+    """An admitted attempt and its counters. Only the owner can have succeeded under `own`."""
 
     counters: Mapping[bytes, Allowance]
     own: bytes | None = None
@@ -121,9 +113,9 @@ class Throttle:
         self._swept_at = datetime.min.replace(tzinfo=UTC)
 
     async def admit_sign_in(self, way: SignInMethod, name: str, *, address: str) -> SignInAttempt:
-        """Count an attempt to open the account with that name, whether it exists or not.
+        """Count an attempt to open an account, also for unknown names.
 
-        Raises `TooManyAttemptsError` while the user must wait.
+        Raises `TooManyAttemptsError`.
         """
         return await self._admit_from(address, way, name, ACCOUNT_ALLOWANCE)
 
@@ -146,15 +138,10 @@ class Throttle:
         return await self._admit(SignInAttempt({self._key("address", address): ADDRESS_ALLOWANCE}))
 
     async def admit_confirmation(self, user_id: UUID) -> SignInAttempt:
-        """Count an attempt of a signed-in user to confirm the password.
-
-        Raises `TooManyAttemptsError`.
-        """
         own = self._key("confirm", user_id.hex)
         return await self._admit(SignInAttempt({own: ADDRESS_ALLOWANCE}, own))
 
     async def admit_second_confirmation(self, user_id: UUID, *, guessable: bool) -> SignInAttempt:
-        """Count an attempt of a signed-in user to confirm the second factor."""
         own = self._key("confirm-factor" if guessable else "confirm-other", user_id.hex)
         return await self._admit(SignInAttempt({own: ADDRESS_ALLOWANCE}, own))
 
@@ -176,7 +163,6 @@ class Throttle:
                     )
 
     async def remember(self, user_id: UUID, name: str, *, address: str) -> None:
-        """Store that the account was signed in to from this address."""
         at, key = now(), self._known(name, address)
         fresh = {"key": key, "user_id": user_id, "last_at": at}
         newest = (

@@ -32,8 +32,6 @@ DEFAULT_KEY_MODE: KeyMode = "per_job"
 
 @dataclass(frozen=True, slots=True)
 class UserKey:
-    """A user key. `generation` counts the user keys of the account."""
-
     key: bytes = field(repr=False)
     generation: int
 
@@ -57,7 +55,7 @@ def wrap_data_key(row: DataKey, key: bytes, *, user_key: bytes) -> None:
 
 
 def open_data_keys(rows: Iterable[DataKey], *, user_key: bytes) -> dict[int, bytes]:
-    """Return an account's data keys by number. Raises `SealBrokenError` for a wrong user key."""
+    """Return the data keys by number. Raises `SealBrokenError`."""
     wrapping = derive(user_key, "data-keys")
     return {
         row.number: unseal_under(
@@ -68,14 +66,13 @@ def open_data_keys(rows: Iterable[DataKey], *, user_key: bytes) -> dict[int, byt
 
 
 def wrap_derivation_key(user: User, key: bytes, *, user_key: bytes) -> None:
-    """Wrap the key that other keys are derived from, and put it into its user's row."""
     user.wrapped_derivation_key = seal_under(
         derive(user_key, "derivation-key"), key, context=_make_derivation_context(user.id)
     )
 
 
 def open_derivation_key(user: User, *, user_key: bytes) -> bytes:
-    """Return the key that other keys are derived from. Raises `SealBrokenError`."""
+    """Raises `SealBrokenError`."""
     return unseal_under(
         derive(user_key, "derivation-key"),
         user.wrapped_derivation_key,
@@ -84,10 +81,7 @@ def open_derivation_key(user: User, *, user_key: bytes) -> bytes:
 
 
 def open_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes) -> Sealer:
-    """Return a user's sealer, opened with the user key.
-
-    Raises `SealBrokenError` if the key is wrong or the newest data key is missing.
-    """
+    """Raises `SealBrokenError` if the key is wrong or the newest data key is missing."""
     keys = open_data_keys((row for row in rows if row.user_id == user.id), user_key=user_key)
     if not keys or max(keys) < user.newest_data_key:
         raise SealBrokenError
@@ -135,7 +129,6 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def mac(self, user_key: bytes) -> bytes:
-        """Return its HMAC-SHA256 under a key that is derived from the user key."""
         parts: list[tuple[bytes, bytes]] = [
             (b"generation", self.generation.to_bytes(8, "big")),
             (b"key_mode", self.key_mode.encode()),
@@ -149,7 +142,6 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def protect(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
-    """Update the MAC in an account's row."""
     user.settings_mac = Protection.from_user(user, kdf=kdf).mac(user_key)
 
 

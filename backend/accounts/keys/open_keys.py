@@ -21,8 +21,6 @@ MAX_USERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class OpenKey:
-    """A user's open key, and the session or API key that opened it."""
-
     slot_id: UUID
     generation: int
     sealer: Sealer = field(repr=False)
@@ -30,12 +28,7 @@ class OpenKey:
 
 
 class OpenKeys:
-    """Sealers of recently active users, so that their jobs can run.
-
-    Args:
-        participants: Handlers of `UserSignedOut`.
-        clock: A monotonic clock, in seconds.
-    """
+    """Sealers of recently active users, so that their jobs can run. `clock` is monotonic."""
 
     def __init__(
         self,
@@ -85,7 +78,6 @@ class OpenKeys:
         return list(self._keys)
 
     def group_by_slot(self) -> dict[UUID, tuple[UUID, OpenKey]]:
-        """Return the open keys and their users, by the session or API key that opened them."""
         return {
             self._keys[user_id].slot_id: (user_id, self._keys[user_id]) for user_id in self.users()
         }

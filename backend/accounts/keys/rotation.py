@@ -95,7 +95,6 @@ MAX_DATA_KEYS = 100
 
 
 def make_provider_context(provider_id: UUID) -> bytes:
-    """Return the context that binds a provider's config to its row."""
     return b"installation-provider/" + provider_id.bytes
 
 
@@ -313,7 +312,6 @@ async def _rewrap_slots(session: AsyncSession, root: RootKeys, *, limit: int) ->
 
 
 async def _add_data_key(session: AsyncSession, user: User, user_key: bytes) -> list[DataKey]:
-    """Add the next data key of a locked account. Return all its keys."""
     rows = await repository.list_data_keys(session, user.id)
     # A key wrapped under a wrong user key would make every later text unreadable.
     newest = open_sealer(user, rows, user_key=user_key).current_key
@@ -346,9 +344,9 @@ async def delete_unused_keys(
 async def lock_account(
     session: AsyncSession, user_id: UUID, current: UserKey, *, root: RootKeys
 ) -> User:
-    """Lock an account before a change of its key protection.
+    """Lock an account before a change of its keys, which `renew_user_key` ends.
 
-    The change ends with `renew_user_key`. Raises the errors of `lock_user`.
+    Raises the errors of `lock_user`.
     """
     await refuse_older_root(session, root)
     return await lock_user(session, user_id, current)
@@ -420,7 +418,6 @@ def _replace_keys(
     new: UserKey,
     root: RootKeys,
 ) -> DataKey:
-    """Replace the user key in the given rows. Return the new data key."""
     derivation_key = open_derivation_key(user, user_key=old_key)
     keys = open_data_keys(data_keys, user_key=old_key)
     for row in data_keys:

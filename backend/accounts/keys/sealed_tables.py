@@ -44,14 +44,11 @@ ReportProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SealedTable:
-    """A table with sealed columns, and the expressions that a rotation needs."""
-
     table: Table
     columns: tuple[TableColumn[Any], ...]
 
     @property
     def id(self) -> TableColumn[Any]:
-        """The primary key, to which each sealed value is bound."""
         return self.table.c.id
 
     @property
@@ -76,12 +73,11 @@ class SealedTable:
         return or_(*(select_header(column) < newest for column in self.columns))
 
     def place(self, column: TableColumn[Any]) -> Column:
-        """Return the column's name in the context of its sealed values."""
         return Column(self.table.name, column.name)
 
 
 def select_header(column: TableColumn[Any]) -> ColumnElement[bytes]:
-    """Select the start of a sealed value, which names its data key. The rest is not read."""
+    """Select only the start of a sealed value, which names its data key."""
     return func.substr(column, 1, HEADER.size, type_=LargeBinary())
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 import msgspec
-from litestar.connection import ASGIConnection
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -19,10 +18,8 @@ from backend.accounts.models import ACTIVITY_ADDRESS, ACTIVITY_ENTRY, ActivityEn
 from backend.accounts.service import UnlockedAccount
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.http.schemas import Page, make_page
+from backend.http.schemas import AnyConnection, Page, make_page
 from backend.vault.sealing import Sealer
-
-Connection = ASGIConnection[Any, Any, Any, Any]
 
 _BROWSERS = (
     # The first match counts, because most browsers also name their ancestors.
@@ -108,14 +105,14 @@ class ActivityLog:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def note(self, request: Connection, kind: ActivityKind, *, detail: str = "") -> None:
+    async def note(self, request: AnyConnection, kind: ActivityKind, *, detail: str = "") -> None:
         identity: Identity = request.user
         entry = StoredEntry(kind, _describe_client(request), identity.kind, detail)
         async with self._database.write() as session:
             await _store(session, identity.sealer, entry, _get_peer(request))
 
     async def note_sign_in(
-        self, request: Connection, unlocked: UnlockedAccount, kind: ActivityKind
+        self, request: AnyConnection, unlocked: UnlockedAccount, kind: ActivityKind
     ) -> None:
         """Store an entry for a sign-in. The account's keys are open, but it has no session yet."""
         user_id = unlocked.user.id
@@ -145,7 +142,6 @@ class ActivityLog:
 
 
 async def delete_old_activity(database: Database) -> None:
-    """Delete addresses after 30 days, and entries after a year."""
     at = now()
     async with database.write() as session:
         await session.execute(
@@ -174,11 +170,11 @@ def describe_client(user_agent: str) -> str:
     return browser or system or (product[0] if product else "")
 
 
-def _describe_client(request: Connection) -> str:
+def _describe_client(request: AnyConnection) -> str:
     return describe_client(request.headers.get("user-agent", ""))
 
 
-def _get_peer(request: Connection) -> str:
+def _get_peer(request: AnyConnection) -> str:
     return request.client.host if request.client else ""
 
 

@@ -1,12 +1,10 @@
 """Accounts and invitations, for administrators: `/admin`."""
 
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import msgspec
 from litestar import Controller, delete, get, patch, post
-from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -28,7 +26,7 @@ from backend.accounts.service import INVITATION_PREFIX
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError
-from backend.http.schemas import RAISES, Page, PageSize, make_page
+from backend.http.schemas import RAISES, AnyConnection, Page, PageSize, make_page
 from backend.vault.slots import hash_for_lookup, make_token
 
 
@@ -38,7 +36,6 @@ class AdministrationService:
         self._instance = instance
 
     async def list_users(self, *, after: UUID | None, limit: int) -> Page[UserView]:
-        """Return a page of all accounts, oldest first."""
         query = select(User).order_by(User.id).limit(limit + 1)
         if after is not None:
             query = query.where(User.id > after)
@@ -75,7 +72,6 @@ class AdministrationService:
         return _make_invitation_view(invitation, code=code)
 
     async def list_invitations(self, *, after: UUID | None, limit: int) -> Page[InvitationView]:
-        """Return a page of all invitations, newest first."""
         query = select(Invitation).order_by(Invitation.id.desc()).limit(limit + 1)
         if after is not None:
             query = query.where(Invitation.id < after)
@@ -84,7 +80,7 @@ class AdministrationService:
         return Page(items=[_make_invitation_view(row) for row in rows], next=following)
 
     async def withdraw_invitation(self, invitation_id: UUID) -> None:
-        """Delete an invitation. Raises `InvitationNotFoundError`."""
+        """Raises `InvitationNotFoundError`."""
         query = delete_rows(Invitation).where(Invitation.id == invitation_id)
         async with self._database.write() as session:
             if await session.scalar(query.returning(Invitation.id)) is None:
@@ -104,17 +100,13 @@ def _make_invitation_view(row: Invitation, *, code: str | None = None) -> Invita
     )
 
 
-def require_administrator(
-    connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
-) -> None:
+def require_administrator(connection: AnyConnection, _: BaseRouteHandler) -> None:
     identity: Identity | None = connection.scope["user"]
     if identity is None or not identity.user.is_administrator:
         raise ForbiddenError("Only an administrator may do this.")
 
 
 class AdministrationController(Controller):
-    """Accounts and invitations, for administrators. Administrators cannot read users' texts."""
-
     path = "/admin"
     tags = ("Administration",)
     guards = (require_administrator,)

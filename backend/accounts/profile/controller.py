@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, JSONBody
 
@@ -32,17 +32,21 @@ from backend.accounts.service import AccountService
 from backend.errors import ForbiddenError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.http.schemas import EXAMPLE, PATCHES, RAISES, Page, PageSize, make_etag
-
-AnyRequest = Request[Any, Any, Any]
+from backend.http.schemas import (
+    EXAMPLE,
+    PATCHES,
+    RAISES,
+    AnyRequest,
+    IfMatch,
+    Page,
+    PageSize,
+    tag_body,
+)
 
 CONFIRMATION_ERRORS = (WrongCredentialsError, TooManyAttemptsError, BusyError)
-"""Errors of routes that ask for the password."""
 
 
 class MeController(Controller):
-    """The account that asks."""
-
     path = "/me"
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
@@ -159,9 +163,7 @@ class MeController(Controller):
     @get("/settings", opt={NEEDS: "read"}, summary="Read settings")
     async def get_settings(self, identity: NamedDependency[Identity]) -> Response[UserSettings]:
         """The default settings of the account's chats."""
-        return Response(
-            identity.settings, headers={"ETag": make_etag(identity.user.settings_revision)}
-        )
+        return tag_body(identity.settings, identity.user.settings_revision)
 
     @patch(
         "/settings",
@@ -174,21 +176,17 @@ class MeController(Controller):
     )
     async def patch_settings(
         self,
-        request: AnyRequest,
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         profile: NamedDependency[ProfileService],
+        if_match: IfMatch = None,
     ) -> Response[UserSettings]:
         """Merge a patch into the settings. Absent fields stay, and null restores the default."""
-        settings, revision = await profile.patch_settings(
-            identity, data, if_match=request.headers.get("if-match")
-        )
-        return Response(settings, headers={"ETag": make_etag(revision)})
+        settings, revision = await profile.patch_settings(identity, data, if_match=if_match)
+        return tag_body(settings, revision)
 
 
 class ActivityController(Controller):
-    """The recent activity of the signed-in account."""
-
     path = "/me/activity"
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration

@@ -29,17 +29,17 @@ from backend.vault.sealing import Sealer
 class FindOwned(Protocol):
     """Raises a not-found error if a row is absent or belongs to someone else."""
 
-    async def __call__(self, session: AsyncSession, row_id: UUID, /, *, owner_id: UUID) -> object:
-        """Return the row."""
-        ...
+    async def __call__(
+        self, session: AsyncSession, row_id: UUID, /, *, owner_id: UUID
+    ) -> object: ...
 
 
 class FindModels(Protocol):
     """Loads the models that a user can use."""
 
-    async def __call__(self, session: AsyncSession, user: User, sealer: Sealer, /) -> ModelRegistry:
-        """Return the user's models."""
-        ...
+    async def __call__(
+        self, session: AsyncSession, user: User, sealer: Sealer, /
+    ) -> ModelRegistry: ...
 
 
 class EmbeddingChanged(Protocol):
@@ -160,4 +160,4 @@ def _check_models(models: ModelRegistry, settings: UserSettings, before: UserSet
         models.spec(model_id)
     embedding = settings.task_models.embedding
     if embedding is not None and embedding != before.task_models.embedding:
-        models.embedding_server(embedding)
+        models.find_embedding(embedding)

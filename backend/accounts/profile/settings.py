@@ -239,7 +239,6 @@ def _get_maxima(settings: Settings) -> dict[str, int]:
 
 
 def find_first_set(chain: Sequence[msgspec.Struct], name: str, default: ValueT) -> ValueT:
-    """Return the first value of a setting that is not None."""
     for settings in chain:
         value: ValueT | None = getattr(settings, name)
         if value is not None:

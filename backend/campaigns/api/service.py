@@ -40,15 +40,12 @@ MAX_CAMPAIGNS = 200
 
 
 class CampaignService:
-    """Creates and edits campaigns for their user."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[CampaignView]:
-        """Return campaigns, newest first."""
         query = select(Campaign).where(Campaign.user_id == identity.user_id)
         if after is not None:
             query = query.where(Campaign.id < after)
@@ -119,9 +116,7 @@ class CampaignService:
         return view
 
     async def delete(self, identity: Identity, campaign_id: UUID, *, if_match: str | None) -> None:
-        """Delete a campaign with its items and its ledger.
-
-        Its chats and its chronicle are kept.
+        """Delete a campaign, but neither its chats nor its chronicle.
 
         Raises `CampaignNotFoundError`, `PreconditionFailedError`.
         """
@@ -144,10 +139,7 @@ class CampaignService:
 
 
 async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampaign) -> Campaign:
-    """Create a campaign without items, and a chronicle with the same name.
-
-    Raises `CampaignFullError`, `ChronicleFullError`.
-    """
+    """Create a campaign and its chronicle. Raises `CampaignFullError`, `ChronicleFullError`."""
     await check_room(session, identity)
     chronicle = await make_chronicle(session, identity, ChronicleFields(name=new.name))
     campaign = Campaign(

@@ -1,4 +1,4 @@
-"""Reads the zip of JSON files that `archive` writes: a campaign under new ids. CPU-bound."""
+"""Writes a campaign as a zip of JSON files, and reads it under new ids. CPU-bound."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 
 
 class CampaignRecord(CampaignFields, kw_only=True):
-    """`campaign_data.json`. `world` is the state of the campaign's day, time and flags."""
+    """`campaign_data.json`. `world` has the day, the time and the flags."""
 
     format: Literal["talekeeper-campaign"]
     file_version: Literal[1]
@@ -72,7 +72,7 @@ class CampaignRecord(CampaignFields, kw_only=True):
 
 
 class CompactionRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`compaction_state.json`: what counts up in a campaign."""
+    """`compaction_state.json`: the counters of a campaign."""
 
     version: Number = 0
     edits: Number = 0
@@ -80,14 +80,12 @@ class CompactionRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class SourceRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A message that made a change."""
-
     chat_id: UUID
     message_id: UUID
 
 
 class ChangeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A line of `ledger.json`. It counts while it is on the path and not undone."""
+    """A change in `ledger.json`. It is active if it is on the path and not undone."""
 
     seq: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
     version: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
@@ -106,7 +104,7 @@ class ChangeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCampaign:
-    """A campaign with all that belongs to it, unsealed: what files are written of."""
+    """An unsealed campaign with all data of an export."""
 
     id: UUID
     fields: CampaignFields
@@ -120,9 +118,9 @@ class OpenCampaign:
 
 
 def write_archive(campaign: OpenCampaign) -> dict[str, bytes]:
-    """The files of a campaign's zip, by path."""
+    """Return the files of a zip by path."""
     world: State = {}
-    held: dict[str, list[dict[str, Any]]] = {
+    lists: dict[str, list[dict[str, Any]]] = {
         name: [] for name in (*ENTITY_FILES.values(), *ITEM_FILES.values())
     }
     for item_id, kind, state in campaign.items:
@@ -132,7 +130,7 @@ def write_archive(campaign: OpenCampaign) -> dict[str, bytes]:
         elif exists(state):
             name = ENTITY_FILES[state["kind"]] if kind == "entity" else ITEM_FILES[kind]
             counted = {"uses": campaign.uses[item_id]} if kind == "term" else {}
-            held[name].append({"id": item_id, **fields, **counted})
+            lists[name].append({"id": item_id, **fields, **counted})
     record = CampaignRecord(
         format="talekeeper-campaign",
         file_version=1,
@@ -140,7 +138,7 @@ def write_archive(campaign: OpenCampaign) -> dict[str, bytes]:
         world=world,
         **msgspec.structs.asdict(campaign.fields),
     )
-    files: dict[str, Any] = {MAIN: record, **held, "compaction_state.json": campaign.counters}
+    files: dict[str, Any] = {MAIN: record, **lists, "compaction_state.json": campaign.counters}
     written = {name: _format_json(value) for name, value in files.items()}
     written["narratives.json"] = write_file(campaign.chronicle, campaign.events)
     written["ledger.json"] = msgspec.json.encode(campaign.changes)
@@ -159,7 +157,7 @@ T = TypeVar("T")
 
 
 class ItemRecord(NamedTuple):
-    """An item of a file, and which it is there: `npcs.json[3]`."""
+    """An item of a file, and its place there: `npcs.json[3]`."""
 
     where: str
     item_id: UUID
@@ -168,12 +166,9 @@ class ItemRecord(NamedTuple):
 
 
 def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
-    """Read the files of a zip that somebody sends.
-
-    Raises `CampaignFileError`, which names file and place.
-    """
+    """Read the files of a zip. Raises `CampaignFileError`, which names file and place."""
     main = _read(files, MAIN, CampaignRecord)
-    assert main is not None  # noqa: S101  # it is what the zip was recognised by
+    assert main is not None  # noqa: S101  # the caller has checked that the file exists
     counters = _read(files, "compaction_state.json", CompactionRecord) or CompactionRecord()
     changes = _read_list(files, "ledger.json", ChangeRecord)
     items = _read_items(files)
@@ -199,8 +194,8 @@ def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
     check_items(draft)
     draft.chats, message_ids = _read_chats(files)
     draft.ids = {**renumbered.ids, **message_ids}
-    told = {each for log in draft.chats for each in log.path()}
-    draft.lines = [_read_change(renumbered, change, message_ids, told) for change in changes]
+    on_path = {each for log in draft.chats for each in log.find_path()}
+    draft.lines = [_read_change(renumbered, change, message_ids, on_path) for change in changes]
     check_work(draft.lines)
     draft.events = _read_events(files)
     return draft
@@ -209,7 +204,7 @@ def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
 def _find_kinds(
     main: CampaignRecord, changes: Sequence[ChangeRecord], items: Sequence[ItemRecord]
 ) -> dict[UUID, Kind]:
-    """The kind of every item. Raises `CampaignFileError` where the ledger can't be one."""
+    """Return the kind of every item. Raises `CampaignFileError` if the ledger is inconsistent."""
     if len(changes) > MAX_CHANGES:
         raise CampaignFileError(f"ledger.json has more than {MAX_CHANGES:,} changes.")
     for before, after in pairwise(changes):
@@ -230,15 +225,18 @@ def _find_kinds(
 
 
 def list_covered_items(files: Mapping[str, bytes], draft: CampaignDraft) -> list[UUID]:
-    """Items of the ledger whose kind has a file: those that are not in it were taken out."""
-    there: set[Kind] = {kind for kind, name in ITEM_FILES.items() if name in files}
+    """Return the items of kinds that have a file.
+
+    Items of the ledger that are missing in these files were removed by hand.
+    """
+    covered: set[Kind] = {kind for kind, name in ITEM_FILES.items() if name in files}
     if files.keys() >= set(ENTITY_FILES.values()):
-        there.add("entity")
-    return [item_id for item_id, kind in draft.kinds.items() if kind in there]
+        covered.add("entity")
+    return [item_id for item_id, kind in draft.kinds.items() if kind in covered]
 
 
 class IdMap:
-    """New ids for old ones. Ids sort by time, and the new ones sort as the old ones do."""
+    """New ids by old ids, in the same order, because ids sort by time."""
 
     def __init__(self, old: Mapping[UUID, Kind]) -> None:
         self.ids = {each: new_id() for each in sorted(old)}
@@ -246,7 +244,7 @@ class IdMap:
         self._known = frozenset({*self._texts, "gm", "public"})
 
     def value(self, value: Any) -> Any:
-        """A value of JSON in which every old id is its new one."""
+        """Return a JSON value with new ids."""
         if isinstance(value, str):
             return self._texts.get(value, value)
         if isinstance(value, list):
@@ -257,7 +255,7 @@ class IdMap:
         return value
 
     def members(self, fields: dict[str, Any], where: str) -> dict[str, Any]:
-        """Fields of an item, renumbered. Raises `CampaignFileError` for an id of no item."""
+        """Return an item's fields with new ids. Raises `CampaignFileError` for unknown ids."""
         for key in fields.keys() & {*REFERENCES, *REFERENCE_LISTS}:
             value = fields[key]
             for one in cast("Any", value) if isinstance(value, list) else [value]:
@@ -287,9 +285,9 @@ def _read_change(
     renumbered: IdMap,
     change: ChangeRecord,
     message_ids: Mapping[UUID, UUID],
-    told: Collection[UUID],
+    on_path: Collection[UUID],
 ) -> LedgerLine:
-    """A change under new ids. It counts as its messages say, where any of them came along."""
+    """Return a change with new ids. The imported messages decide if it is on the path."""
     check_stopped()
     sources = {each.message_id for each in change.sources} & message_ids.keys()
     where = f"ledger.json, change {change.seq}"
@@ -309,14 +307,13 @@ def _read_change(
         version=change.version,
         actor=change.actor,
         is_undone=change.undone,
-        is_on_path=not sources.isdisjoint(told) if sources else change.on_path,
+        is_on_path=not sources.isdisjoint(on_path) if sources else change.on_path,
         messages=[message_ids[each] for each in sources],
         created_at=change.created_at.astimezone(UTC),
     )
 
 
 def _read_items(files: Mapping[str, bytes]) -> list[ItemRecord]:
-    """What the files of items hold."""
     found: list[ItemRecord] = []
     named: list[tuple[Kind, str]] = [("entity", name) for name in ENTITY_FILES.values()]
     seen: set[UUID] = set()
@@ -336,7 +333,7 @@ def _read_items(files: Mapping[str, bytes]) -> list[ItemRecord]:
 
 
 def _read_chats(files: Mapping[str, bytes]) -> tuple[list[ChatLog], dict[UUID, UUID]]:
-    """The sessions, and a new id for each of their messages."""
+    """Return the chats, and the new ids of their messages."""
     names = sorted(each for each in files if each.startswith(CHATS) and each.endswith(".jsonl"))
     if len(names) > MAX_CHATS:
         raise CampaignFileError(f"The file has more than {MAX_CHATS:,} chats.")
@@ -355,7 +352,6 @@ def _read_chats(files: Mapping[str, bytes]) -> tuple[list[ChatLog], dict[UUID, U
 
 
 def _read_events(files: Mapping[str, bytes]) -> list[EventRecord]:
-    """What happened, in story order."""
     if "narratives.json" not in files:
         return []
     try:
@@ -372,14 +368,14 @@ def _check_rules(draft: CampaignDraft) -> None:
 
 
 def _read(files: Mapping[str, bytes], name: str, kind: type[T]) -> T | None:
-    """One file as what it is to hold; None where there is none."""
+    """Read one file; return None if it is missing."""
     if name not in files:
         return None
     return _convert(files, name, lambda value: msgspec.convert(value, kind, strict=True))
 
 
 def _read_list(files: Mapping[str, bytes], name: str, kind: type[T]) -> list[T]:
-    """The entries of one file; none if there is no such file."""
+    """Read the entries of one file; return none if it is missing."""
     if name not in files:
         return []
     return _convert(files, name, lambda value: convert_list(value, kind))

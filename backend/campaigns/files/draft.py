@@ -1,17 +1,19 @@
-"""A campaign out of a file, before it is stored: its items under new ids, its ledger, its chats."""
+"""A campaign from a file before it is stored: items under new ids, ledger and chats."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
 
 from backend.campaigns.api.schemas import CampaignFields
 from backend.campaigns.errors import CampaignFileError
+from backend.campaigns.files.markdown import get_link_target
 from backend.campaigns.ledger.changes import (
     DELETION,
     Operations,
@@ -24,34 +26,41 @@ from backend.campaigns.ledger.changes import (
     fold,
 )
 from backend.campaigns.ledger.item_service import MAX_ITEMS
-from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.items import Fact, Item, Kind
 from backend.campaigns.ledger.records import find_references
 from backend.campaigns.models import Actor
+from backend.campaigns.names.roster import make_slug
 from backend.campaigns.rules.protocol import find_rules
 from backend.characters.cards.model import Limit
 from backend.chats.transfer import ChatLog
 from backend.chronicles.transfer import EventRecord
-from backend.core.audience import GM, decode_audience, encode_audience
+from backend.core.audience import GM, Audience, decode_audience, encode_audience
 from backend.core.cpu_pool import check_stopped
-from backend.database.base import now
+from backend.database.base import new_id, now
 from backend.errors import ValidationError
 
 ZIP_ENTRIES = Limit("archive_entries", 5_000, "archive entries")
 MAX_FILES = 4_900
-"""Files of entities in a vault: with its lists, it can be imported again."""
-
+"""Maximum number of entity files in a vault. With its lists, it is within `ZIP_ENTRIES`."""
 
 MAX_WARNINGS = 200
+MAX_KNOWING = 50
+"""Maximum number of entities in one audience."""
+
+MAX_NOTES = 1_000
+"""Maximum number of facts of texts that have no other place."""
+
+_FACT = 2_000
 MAX_CHANGES = 200_000
-"""Changes in one ledger."""
+"""Maximum number of changes in one ledger."""
 
 MAX_FOLD = 2_000_000_000
-"""Of each item its changes times their bytes, and all of these together: a second of folding."""
+"""Maximum sum over all items of changes times bytes, which takes a second to fold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
-    """A change. `messages` are the messages that made it, by their ids in the file."""
+    """A change. `messages` has the new ids of the messages that made it."""
 
     item_id: UUID
     operations: Operations
@@ -66,11 +75,10 @@ class LedgerLine:
 
 @dataclass(slots=True, kw_only=True)
 class CampaignDraft:
-    """A campaign that was read.
+    """A campaign from a file.
 
-    `kinds` has every item, `states` those that exist, and `lines` the ledger, in order; the world's
-    id is the campaign's own. `uses` counts the replies that said a term. `ids` leads from the ids
-    of the file to those here.
+    `kinds` has all items, also deleted ones; `states` has those that exist. The world has the
+    campaign's id. `lines` is the ledger, in order. `ids` has new ids by the ids of the file.
     """
 
     id: UUID
@@ -88,7 +96,7 @@ class CampaignDraft:
     warnings: list[str] = field(default_factory=list[str])
 
     def warn(self, text: str) -> None:
-        """Add a warning to the answer of the import, up to `MAX_WARNINGS`."""
+        """Add a warning to the response of the import, up to `MAX_WARNINGS`."""
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(text)
         elif len(self.warnings) == MAX_WARNINGS:
@@ -100,7 +108,7 @@ class CampaignDraft:
             raise CampaignFileError(f"The file has more than {MAX_ITEMS:,} items.")
 
     def audience(self, column: str) -> str:
-        """An audience of the file as it is stored here; who is not known here may know nothing."""
+        """Translate a stored audience of the file. Unknown entities are removed."""
         audience = decode_audience(column)
         if isinstance(audience, str):
             return audience
@@ -108,14 +116,85 @@ class CampaignDraft:
         return encode_audience(found) if found else GM
 
 
-def settle_ledger(
-    draft: CampaignDraft, *, told: Iterable[UUID] = ()
-) -> dict[UUID, tuple[State, int]]:
-    """Let the ledger lead to the states: for each item its state, and its last change that counts.
+@dataclass(slots=True, kw_only=True)
+class VaultDraft(CampaignDraft):
+    """A campaign from a vault, with its entities by name.
 
-    Where it does not lead there, the file was changed by hand, or has no ledger: the states hold,
-    and a change is added that leads to them. Of `told`, items that exist by the ledger alone are
-    deleted.
+    `names` has entities by file, by name and by alias, in this order of precedence; for each name,
+    the first entity of each kind. `notes` counts the facts of texts that have no other place.
+    """
+
+    names: tuple[dict[str, dict[str, UUID]], ...] = field(default_factory=lambda: ({}, {}, {}))
+    notes: int = 0
+
+    def add_entity(self, entity_id: UUID, kind: str, *spellings: Iterable[str]) -> None:
+        """Make an entity available to `find` by its file, its name and its aliases."""
+        self.kinds[entity_id] = "entity"
+        for names, known in zip(spellings, self.names, strict=True):
+            for name in dict.fromkeys(each.casefold() for each in names):
+                known.setdefault(name, {}).setdefault(kind, entity_id)
+
+    def find(self, name: str, kind: str = "") -> UUID | None:
+        """Return the entity that a link or a name means, preferably of a kind."""
+        said = name.rpartition("/")[2].strip().casefold()
+        matches = (names.get(each) for names in self.names for each in (said, make_slug(name)))
+        found = next(filter(None, matches), None)
+        if found is None:
+            return None
+        return found.get(kind) or next(iter(found.values()))
+
+    def follow(self, target: str) -> None:
+        """Warn if a link has no target."""
+        if target and self.find(target) is None:
+            self.warn(f"[[{target[:200]}]] names nothing in the vault")
+
+    def read_audience(self, value: Any, where: str) -> Audience:
+        """Return the audience that a value names; warn and return `gm` if it is unclear."""
+        names: list[Any] = cast("Any", value) if isinstance(value, list) else [value]
+        if names in (["public"], ["gm"]):
+            return cast("Audience", names[0])
+        found = [self.find(get_link_target(str(each))) for each in names]
+        if not found or None in found or len(found) > MAX_KNOWING:
+            self.warn(f"{where}: `audience` is not clear: the game master alone knows it")
+            return "gm"
+        return [each for each in found if each is not None]
+
+    def add(self, kind: Kind, item: Item, item_id: UUID | None = None) -> UUID:
+        """Add an item. Raises `CampaignFileError` if there are too many."""
+        check_stopped()
+        item_id = item_id or new_id()
+        self.kinds[item_id] = kind
+        self.check_count()
+        self.states[item_id] = build_creation(item).set
+        return item_id
+
+    def add_facts(self, text: str, about: UUID, audience: Audience) -> None:
+        """Add a text as one or several facts about an entity."""
+        for part in _split_text(text):
+            self.add("fact", Fact(text=part, about_id=about, audience=audience))
+
+    def note(self, text: str, about: UUID | None) -> None:
+        """Keep a text as facts that only the game master knows."""
+        for part in filter(None, map(str.strip, _split_text(text))):
+            self.notes += 1
+            if self.notes > MAX_NOTES:
+                self.warn(f"Of what was not understood, {MAX_NOTES:,} facts stay")
+                return
+            self.add("fact", Fact(text=part, about_id=about, audience="gm"))
+
+
+def _split_text(text: str) -> Iterator[str]:
+    """Yield parts of a text that fit into facts."""
+    return (text[start : start + _FACT] for start in range(0, len(text), _FACT))
+
+
+def settle_ledger(
+    draft: CampaignDraft, *, covered: Iterable[UUID] = ()
+) -> dict[UUID, tuple[State, int]]:
+    """Make the ledger agree with the states; return each item's state and its last active change.
+
+    If the file has no ledger or was edited by hand, changes are added that lead to its states. An
+    item of `covered` that exists only in the ledger is deleted.
     """
     settled: dict[UUID, tuple[State, int]] = {}
     changes = _group_active_lines(draft.lines)
@@ -129,7 +208,7 @@ def settle_ledger(
             operations = _compare_with_file(kind, state, draft.states[item_id])
             if operations.list_fields() or not exists(state):
                 needed[item_id] = operations
-    for item_id in told:
+    for item_id in covered:
         if item_id not in draft.states and exists(settled[item_id][0]):
             needed[item_id] = DELETION
     last = draft.lines[-1].seq if draft.lines else 0
@@ -147,7 +226,7 @@ def settle_ledger(
 
 
 def _compare_with_file(kind: Kind, folded: State, state: State) -> Operations:
-    """The change that leads from what the ledger says to what a file says; an empty one if none."""
+    """Return the change from the state of the ledger to the state of the file; it can be empty."""
     if folded == state:
         return Operations()
     item = build_item(kind, state)
@@ -155,7 +234,7 @@ def _compare_with_file(kind: Kind, folded: State, state: State) -> Operations:
 
 
 def check_items(draft: CampaignDraft) -> None:
-    """Raise `CampaignFileError` where an item is not what its kind and the rules let it be."""
+    """Raise `CampaignFileError` if an item is invalid for its kind or for the rules."""
     rules = find_rules(draft.fields.rules)
     for item_id, state in draft.states.items():
         check_stopped()
@@ -174,7 +253,7 @@ def check_items(draft: CampaignDraft) -> None:
 
 
 def check_work(lines: Sequence[LedgerLine]) -> None:
-    """Raise `CampaignFileError` where a ledger would take too long to fold."""
+    """Raise `CampaignFileError` if a ledger would take too long to fold."""
     count: defaultdict[UUID, int] = defaultdict(int)
     size: defaultdict[UUID, int] = defaultdict(int)
     for line in lines:
@@ -185,7 +264,7 @@ def check_work(lines: Sequence[LedgerLine]) -> None:
 
 
 def _group_active_lines(lines: Iterable[LedgerLine]) -> defaultdict[UUID, list[LedgerLine]]:
-    """The changes of each item that count."""
+    """Return the active changes of each item."""
     found: defaultdict[UUID, list[LedgerLine]] = defaultdict(list)
     for line in lines:
         if line.is_on_path and not line.is_undone:

@@ -1,7 +1,7 @@
-"""Markdown as people keep a world in: front matter, sections, lists and tables under headings.
+"""Reads and writes Markdown with front matter: sections, lists and tables under headings.
 
-Only blocks are read. The text of a line stays as it was written, except for `[[links]]`, which
-`unlinked` removes. A text that a list cannot show as it is becomes a JSON string there.
+Only blocks are parsed. The text of a line is unchanged, except that `remove_links` replaces
+`[[links]]`. In a list, a text that Markdown would change becomes a JSON string.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from backend.campaigns.files.vault import LINKED, UNTITLED
 from backend.characters.cards.text import parse_yaml
 from backend.characters.errors import CardError
 
@@ -27,13 +26,16 @@ if TYPE_CHECKING:
 _FENCE = "---"
 _BLOCKS = ("heading", "lheading", "list", "fence", "hr")
 MAX_CELLS = 100_000
-"""Cells in one text. With more, its tables stay paragraphs: a cell takes 2 KB of memory."""
+"""Maximum number of cells in one text, because a cell takes 2 KB of memory.
+
+With more, its tables are read as paragraphs.
+"""
 
 MAX_HEADING = 500
-"""Characters of a heading. A longer one is a paragraph: each entry under it would repeat it."""
+"""Maximum length of a heading. A longer one is a paragraph, because entries repeat headings."""
 
 _LEVELS = 2
-"""Levels of headings that split a text in any case."""
+"""Levels of headings that always begin a section."""
 
 NEXT_STEP = re.compile(r"(?:\s(?:→|->)\s|(?<=[.!?;])\s)(?=\*{0,2}next(?: steps?)?:)", re.IGNORECASE)
 """The gap before a next step that is on the same line as its thread."""
@@ -46,7 +48,7 @@ _NUMBER_LIKE = re.compile(r"[-+.0-9]")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file: its front matter, and what follows. `broken` says why the former can't be read."""
+    """A file: its front matter and its body. `broken` is the error of invalid front matter."""
 
     meta: dict[str, Any]
     body: str
@@ -55,7 +57,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, and the text up to the next one, as it is written. The level of none is 0."""
+    """A heading and the text up to the next one. Text without a heading has level 0."""
 
     title: str
     level: int
@@ -63,15 +65,12 @@ class Section:
 
 
 Cells = Sequence[tuple[str, str]]
-"""A row of a table: each cell that says something, after the header of its column."""
+"""A row of a table: pairs of a header and a cell that is not empty."""
 
 
 @dataclass(slots=True)
 class Bullet:
-    """An entry of a list with the entries in it, a paragraph, or a row of a table.
-
-    The text of a row has all its cells.
-    """
+    """An entry of a list with its inner entries, a paragraph, or a row of a table."""
 
     text: str
     details: list[str] = field(default_factory=list[str])
@@ -81,16 +80,16 @@ class Bullet:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The lists, paragraphs and rows under a heading. `headings` are it and those around it."""
+    """The lists, paragraphs and rows under a heading, the last of `headings`."""
 
     headings: tuple[str, ...]
     bullets: list[Bullet] = field(default_factory=list[Bullet])
 
 
 def read_document(text: str) -> Document:
-    """A file's text as front matter and body. Raises `CardLimitError` for YAML beyond its limits.
+    """Split a text into front matter and body. Raises `CardLimitError` if the YAML is too large.
 
-    Front matter that can't be read is part of the body.
+    Invalid front matter is part of the body.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
@@ -113,7 +112,7 @@ def read_document(text: str) -> Document:
     return Document(cast("dict[str, Any]", meta), body)
 
 
-def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
+def split_sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
     """Split a body at headings of the first two levels, and at headings that name a field.
 
     The text before the first heading comes first. A field ends at the next heading of its level.
@@ -121,7 +120,7 @@ def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
     lines = body.split("\n")
     found: list[Section] = []
     title, level, start = "", 0, 0
-    for heading, content in _headings(body):
+    for heading, content in _list_headings(body):
         if heading.map is None or heading.level:
             continue
         depth = int(heading.tag[1])
@@ -133,22 +132,22 @@ def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
     return found
 
 
-def groups(body: str) -> list[Group]:
-    """Return all lists, paragraphs and tables of a body by their headings, also of empty ones."""
-    found: list[tuple[tuple[str, ...], list[_OpenBullet]]] = [((), [])]
+def read_groups(body: str) -> list[Group]:
+    """Return the lists, paragraphs and tables of a body by heading, also for empty headings."""
+    found: list[tuple[tuple[str, ...], list[_BulletDraft]]] = [((), [])]
     path: list[tuple[int, str]] = []
     depth = at = 0
-    tokens = _tokens(body)
+    tokens = _parse(body)
     while at < len(tokens):
         token, blocks = tokens[at], found[-1][1]
         if token.type == "table_open":
-            rows, at = _table(tokens, at)
+            rows, at = _read_table(tokens, at)
             for cells in rows:
-                _add(blocks, _row_text(cells), depth, cells)
+                _add_text(blocks, _render_row(cells), depth, cells)
         elif token.type == "list_item_open":
             depth += 1
             if depth == 1:
-                blocks.append(_OpenBullet())
+                blocks.append(_BulletDraft())
         elif token.type == "list_item_close":
             depth -= 1
         elif token.type == "heading_open" and not depth and _is_heading(tokens[at + 1]):
@@ -157,7 +156,7 @@ def groups(body: str) -> list[Group]:
             found.append((tuple(title for _, title in path), []))
             at += 1
         elif token.type in {"inline", "fence"}:
-            _add(blocks, token.content.strip(), depth)
+            _add_text(blocks, token.content.strip(), depth)
         at += 1
     return [
         Group(headings, [block.finish() for block in blocks if block.texts or block.details])
@@ -166,7 +165,7 @@ def groups(body: str) -> list[Group]:
 
 
 @dataclass(slots=True)
-class _OpenBullet:
+class _BulletDraft:
     """A bullet that is being read."""
 
     texts: list[str] = field(default_factory=list[str])
@@ -181,19 +180,19 @@ class _OpenBullet:
         return Bullet("\n".join(texts), details, self.is_listed, self.cells)
 
 
-def _add(blocks: list[_OpenBullet], text: str, depth: int, cells: Cells = ()) -> None:
+def _add_text(blocks: list[_BulletDraft], text: str, depth: int, cells: Cells = ()) -> None:
     """Add a text, which is part of the last entry if it is inside a list."""
     if not text:
         return
     if not depth:
-        blocks.append(_OpenBullet([text], is_listed=bool(cells), cells=cells))
+        blocks.append(_BulletDraft([text], is_listed=bool(cells), cells=cells))
     elif depth == 1 and not blocks[-1].details:
         blocks[-1].texts.append(text)
     else:
         blocks[-1].details.append(text)
 
 
-def _table(tokens: Sequence[Token], at: int) -> tuple[list[Cells], int]:
+def _read_table(tokens: Sequence[Token], at: int) -> tuple[list[Cells], int]:
     """Return the rows of the table that begins at a token, and where it ends.
 
     A table without rows is a row of its header.
@@ -218,38 +217,37 @@ def _table(tokens: Sequence[Token], at: int) -> tuple[list[Cells], int]:
     return [[(name, cell) for name, cell in row if cell] for row in found], at
 
 
-def _row_text(cells: Cells) -> str:
+def _render_row(cells: Cells) -> str:
     return "; ".join(f"{name}: {cell}" if name else cell for name, cell in cells)
 
 
-def unlinked(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
-    """A text in which every `[[target|words]]` is its words; `follow` is told the targets."""
+def remove_links(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
+    """Replace every `[[target|words]]` by its words. `follow` receives the targets."""
 
     def words(link: re.Match[str]) -> str:
-        target, _, said = link[1].partition("|")
-        follow(_target(target))
-        return (said or target).strip()
+        target, _, label = link[1].partition("|")
+        follow(_clean_target(target))
+        return (label or target).strip()
 
     return _LINK.sub(words, text)
 
 
-def link_targets(text: str) -> list[str]:
-    """What the links of a text name, in order."""
-    return [_target(link[1]) for link in _LINK.finditer(text)]
+def list_link_targets(text: str) -> list[str]:
+    return [_clean_target(link[1]) for link in _LINK.finditer(text)]
 
 
-def link_target(text: str) -> str:
-    """What a reference names, whether it is written as a link or as a name."""
+def get_link_target(text: str) -> str:
+    """Return the target of a text that is a link, or else a name."""
     link = _LINK.search(text)
-    return _target(link[1] if link else text)
+    return _clean_target(link[1] if link else text)
 
 
-def _target(link: str) -> str:
+def _clean_target(link: str) -> str:
     return link.partition("|")[0].partition("#")[0].strip()
 
 
-def decoded(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
-    """A text out of a list: a JSON string as what it says, else without links."""
+def decode_text(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
+    """Return the text of a list entry: the value of a JSON string, or the text without links."""
     if text.startswith('"') and text.endswith('"'):
         try:
             value: Any = json.loads(text)
@@ -258,15 +256,15 @@ def decoded(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
         else:
             if isinstance(value, str):
                 return value
-    return unlinked(text, follow)
+    return remove_links(text, follow)
 
 
-def encoded(text: str) -> str:
-    """A text so that a list can hold it on one line, and `decoded` gives it back."""
-    return text if _is_plain(text) else json.dumps(text, ensure_ascii=not text.isprintable())
+def encode_text(text: str) -> str:
+    """Return a text on one line of a list, which `decode_text` can read."""
+    return text if is_plain(text) else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
-def _is_plain(text: str) -> bool:
+def is_plain(text: str) -> bool:
     return (
         text == " ".join(text.split())
         and text.isprintable()
@@ -277,8 +275,8 @@ def _is_plain(text: str) -> bool:
     )
 
 
-def titled(text: str) -> tuple[str, str]:
-    """An entry as its title and what it says: `**Title**: text`, else `Title: text`."""
+def split_title(text: str) -> tuple[str, str]:
+    """Return the title and the text of `**Title**: text` or `Title: text`."""
     if text.startswith("**"):
         title, _, rest = text[2:].partition("**")
         title, rest = title.strip(), rest.strip()
@@ -287,37 +285,13 @@ def titled(text: str) -> tuple[str, str]:
     return (title.strip(), rest.strip()) if colon else (text.strip(), "")
 
 
-def entry(title: str, text: str, details: Iterable[tuple[str, str]]) -> list[str]:
-    """The lines of an entry with a title, which `titled` and `decoded` read back."""
-    more = list(details)
-    if not _is_plain(title) or "*" in title or title.endswith(":") or title == UNTITLED:
-        more[:0] = [("title", title)] if title else []
-        title = UNTITLED
-    if text and not _is_plain(text):
-        more.insert(0, ("text", text))
-        text = ""
-    return [f"- **{title}**: {text}" if text else f"- **{title}**", *detail_lines(more)]
-
-
-def plain_entry(text: str, details: Iterable[tuple[str, str]]) -> list[str]:
-    """The lines of an entry without a title."""
-    return [f"- {encoded(text)}", *detail_lines(details)]
-
-
-def detail_lines(details: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The lines of an entry's details: name and value."""
-    for name, value in details:
-        yield f"  - {name}: {value if name in LINKED else encoded(value)}"
-
-
-def document(meta: dict[str, Any], body: str) -> bytes:
-    """A file of front matter and body."""
+def render_document(meta: dict[str, Any], body: str) -> bytes:
     head = yaml.dump(meta, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=1_000_000_000)
     return (f"{_FENCE}\n{head}{_FENCE}\n" + (f"{body}\n" if body else "")).encode()
 
 
-def outline(title: str, groups: Iterable[tuple[str, Sequence[str]]]) -> bytes:
-    """A file of lists, each under its heading; one without a heading comes first."""
+def render_outline(title: str, groups: Iterable[tuple[str, Sequence[str]]]) -> bytes:
+    """Return a file of lists with their headings. An empty heading is omitted."""
     lines = [f"# {title}"]
     for group, entries in groups:
         lines += ["", f"## {group}", *entries] if group else ["", *entries]
@@ -325,7 +299,7 @@ def outline(title: str, groups: Iterable[tuple[str, Sequence[str]]]) -> bytes:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML 1.1 that means the same in version 1.2."""
+    """Writes YAML that has the same meaning in versions 1.1 and 1.2."""
 
 
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -336,12 +310,12 @@ def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _write_text)
 
 
-def _tokens(body: str) -> list[Token]:
-    return _parser(has_tables=_count_cells(body) <= MAX_CELLS).parse(body)
+def _parse(body: str) -> list[Token]:
+    return _make_parser(has_tables=_count_cells(body) <= MAX_CELLS).parse(body)
 
 
-@cache  # takes longer to make than a short file to read
-def _parser(*, has_tables: bool) -> MarkdownIt:
+@cache  # because making a parser takes longer than reading a short file
+def _make_parser(*, has_tables: bool) -> MarkdownIt:
     from markdown_it import MarkdownIt  # noqa: PLC0415 - seldom needed, and slow to import
 
     parser = MarkdownIt("zero").enable(list(_BLOCKS))
@@ -351,8 +325,8 @@ def _parser(*, has_tables: bool) -> MarkdownIt:
     return parser
 
 
-def _headings(body: str) -> Iterator[tuple[Token, str]]:
-    tokens = _tokens(body)
+def _list_headings(body: str) -> Iterator[tuple[Token, str]]:
+    tokens = _parse(body)
     for token, following in pairwise(tokens):
         if token.type == "heading_open" and _is_heading(following):
             yield token, following.content

@@ -1,9 +1,11 @@
-"""Campaigns out into files, and in out of them."""
+"""Exports campaigns to files, and imports them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
 from functools import partial
 from typing import Any, Literal
 from uuid import UUID
@@ -15,57 +17,307 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import CampaignView
 from backend.campaigns.api.service import check_room
+from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files.archive import (
+    MAIN,
+    ChangeRecord,
     CompactionRecord,
     OpenCampaign,
     SourceRecord,
+    list_covered_items,
+    read_archive,
     write_archive,
 )
-from backend.campaigns.files.draft import CampaignDraft, settle_ledger
+from backend.campaigns.files.draft import ZIP_ENTRIES, CampaignDraft, settle_ledger
+from backend.campaigns.files.vault import FOLDER_KINDS
+from backend.campaigns.files.vault_reader import is_vault, read_vault
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.ledger.records import build_campaign_views, open_campaign, open_reading
-from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import State, exists
+from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.records import (
+    build_campaign_views,
+    keep_references,
+    open_campaign,
+    open_reading,
+    seal_campaign,
+)
+from backend.campaigns.ledger.store import build_item_row, read_state
+from backend.campaigns.models import (
+    OPERATIONS,
+    Campaign,
+    CampaignChange,
+    CampaignItem,
+    ChangeSource,
+)
 from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
 from backend.characters.card_rows import FileDownload
-from backend.characters.cards.charx import pack
+from backend.characters.cards.charx import is_archive, pack, unpack
+from backend.characters.cards.model import check_file_size
+from backend.characters.errors import CardError, CardLimitError
 from backend.characters.models import Character, Persona
-from backend.chats.models import Chat, ChatCharacter, Message
-from backend.chats.repository import character_ids
+from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
+from backend.chats.repository import list_character_ids
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
-from backend.chats.transfer import write_log
+from backend.chats.transfer import ChatLog, build_message_rows, write_log
 from backend.chronicles.event_search import load_all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
-from backend.chronicles.repository import StoryEvent, make_chronicle
-from backend.chronicles.transfer import write_events
+from backend.chronicles.repository import SourceMessage, StoryEvent, make_chronicle
+from backend.chronicles.transfer import IncomingEvent, incoming_event, write_events
 from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
-from backend.core.cpu_pool import CpuPool
-from backend.database.base import split_chunks, stream_rows
+from backend.core.cpu_pool import CpuPool, check_stopped
+from backend.database.base import new_id, split_chunks, stream_rows
 from backend.database.engine import Database
 from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
+from backend.vault.sealing import Sealer
 
 ExportFormat = Literal["json", "vault"]
 
 INSERT_BATCH_ROWS = 500
-"""Rows that are written in one statement."""
+"""Maximum number of rows in one statement."""
+
+OWN_FOLDERS = frozenset({"canon", "chats", *FOLDER_KINDS})
+MAX_FOLDERS = 3
+"""Maximum number of outer folders that are removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRows:
+    """The rows of a chat with its characters and messages."""
+
+    chat: dict[str, Any]
+    character_ids: Sequence[UUID]
+    messages: Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignRows:
+    """The rows of a campaign with its items, its ledger and the events of its chronicle.
+
+    `messages` are the messages of its chats by their ids in the file.
+    """
+
+    campaign: Campaign
+    items: Sequence[dict[str, Any]]
+    changes: Sequence[dict[str, Any]]
+    sources: Sequence[dict[str, Any]]
+    events: Sequence[IncomingEvent]
+    messages: Mapping[UUID, SourceMessage]
+
+
+def make_chat_rows(
+    sealer: Sealer, draft: CampaignDraft, log: ChatLog, *, unit: CountUnit, people: Collection[UUID]
+) -> ChatRows:
+    """Return the rows of a chat. `people` are the owner's characters and personas."""
+    chat_id, head = new_id(), log.head
+    rows = build_message_rows(
+        sealer,
+        log,
+        chat_id=chat_id,
+        unit=unit,
+        ids=draft.ids,
+        audience=draft.audience,
+        people=people,
+    )
+    chat = {
+        "id": chat_id,
+        "user_id": sealer.user_id,
+        "sealed_title": sealer.seal(CHAT_TITLE, chat_id, head.title),
+        "persona_id": head.persona_id if head.persona_id in people else None,
+        "campaign_id": draft.id,
+        "leaf_id": draft.ids[head.leaf_id] if head.leaf_id else None,
+        "count_unit": str(unit),
+        "created_at": head.created_at.astimezone(UTC),
+        "updated_at": head.created_at.astimezone(UTC),
+    }
+    members = [each for each in dict.fromkeys(head.character_ids) if each in people]
+    return ChatRows(chat=chat, character_ids=members, messages=rows)
+
+
+def make_campaign_rows(
+    sealer: Sealer,
+    draft: CampaignDraft,
+    settled: Mapping[UUID, tuple[State, int]],
+    chats: Iterable[ChatRows],
+) -> CampaignRows:
+    """Return the rows of a campaign. `settled` has each item's state and last active change."""
+    campaign = Campaign(
+        id=draft.id,
+        user_id=sealer.user_id,
+        version=max(draft.version, 1),
+        last_seq=draft.lines[-1].seq if draft.lines else 0,
+        edits=draft.edits,
+        compactions=draft.compactions,
+    )
+    seal_campaign(sealer, campaign, draft.fields)
+    messages = {
+        row["id"]: SourceMessage(id=row["id"], chat_id=row["chat_id"], position=row["position"])
+        for chat in chats
+        for row in chat.messages
+    }
+    items = [
+        {
+            **build_item_row(sealer, campaign, item_id, draft.kinds[item_id], state, seq),
+            "uses": draft.uses.get(item_id, 0),
+        }
+        for item_id, (state, seq) in settled.items()
+    ]
+    changes: list[dict[str, Any]] = []
+    sources: list[dict[str, Any]] = []
+    for line in draft.lines:
+        check_stopped()
+        change_id = new_id()
+        changes.append(
+            {
+                "id": change_id,
+                "user_id": sealer.user_id,
+                "campaign_id": draft.id,
+                "item_id": line.item_id,
+                "seq": line.seq,
+                "version": line.version,
+                "actor": line.actor,
+                "is_on_path": line.is_on_path,
+                "is_undone": line.is_undone,
+                "sealed_operations": sealer.seal_bytes(
+                    OPERATIONS, change_id, msgspec.json.encode(line.operations)
+                ),
+                "created_at": line.created_at,
+            }
+        )
+        sources += [
+            {
+                "change_id": change_id,
+                "message_id": each,
+                "chat_id": messages[each].chat_id,
+                "position": messages[each].position,
+            }
+            for each in line.messages
+        ]
+    return CampaignRows(
+        campaign=campaign,
+        items=items,
+        changes=changes,
+        sources=sources,
+        events=[
+            incoming_event(sealer, record, audience=draft.audience(record.audience))
+            for record in draft.events
+        ],
+        messages={old: messages[new] for old, new in draft.ids.items() if new in messages},
+    )
+
+
+def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, State]]:
+    """Unseal items from rows of `id`, `kind` and `sealed_state`."""
+    return [(row.id, row.kind, read_state(sealer, row.id, row.sealed_state)) for row in rows]
+
+
+def filter_existing_items(
+    items: Iterable[tuple[UUID, Kind, State]],
+) -> list[tuple[UUID, Kind, State]]:
+    """Return the items that exist, without references to other items."""
+    known = [each for each in items if exists(each[2])]
+    found = {str(item_id) for item_id, *_ in known}
+    kept: list[tuple[UUID, Kind, State]] = []
+    for item_id, kind, state in known:
+        if kind != "relation" or {state["from_id"], state["to_id"]} <= found:
+            kept.append((item_id, kind, keep_references(state, found)))
+    return kept
+
+
+def open_changes(
+    sealer: Sealer, rows: Iterable[Any], sources: Mapping[UUID, list[SourceRecord]]
+) -> list[ChangeRecord]:
+    """Unseal changes from rows, which include the `kind` of the item."""
+    records: list[ChangeRecord] = []
+    for row in rows:
+        check_stopped()
+        operations = ledger_store.read_operations(sealer, row.id, row.sealed_operations)
+        records.append(
+            ChangeRecord(
+                seq=row.seq,
+                version=row.version,
+                actor=row.actor,
+                kind=row.kind,
+                item_id=row.item_id,
+                created_at=row.created_at,
+                set=operations.set,
+                add=operations.add,
+                remove=operations.remove,
+                because=operations.because,
+                on_path=row.is_on_path,
+                undone=row.is_undone,
+                sources=sources.get(row.id, []),
+            )
+        )
+    return records
+
+
+def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUID]]:
+    """Read a zip. Return its campaign, and the items of kinds that its files list completely.
+
+    `name` is used if neither the files nor a folder around them name the campaign. Raises
+    `CampaignFileError`, `TooLargeError`.
+    """
+    check_file_size(len(data))
+    if not is_archive(data):
+        raise CampaignFileError("This is not a zip file.")
+    try:
+        files, folder = _remove_folders(unpack(data, label="zip file", entries=ZIP_ENTRIES))
+    except CardLimitError as error:
+        limit = {"limit": error.limit, "allowed": error.allowed, "found": error.found}
+        raise CampaignFileError(error.detail, extra=limit) from error
+    except CardError as error:
+        raise CampaignFileError(error.detail) from error
+    if MAIN in files:
+        draft = read_archive(files)
+        return draft, list_covered_items(files, draft)
+    if is_vault(files):
+        return read_vault(files, folder.strip() or name), ()
+    raise CampaignFileError(
+        f"The zip file contains no campaign: neither `{MAIN}` nor a vault with `campaign.md` or "
+        "a folder `canon`."
+    )
+
+
+def _remove_folders(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
+    """Remove hidden files and folders that contain all others; return the innermost name, too."""
+    kept = {path: data for path, data in files.items() if not _is_hidden(path)}
+    folder = ""
+    for _ in range(MAX_FOLDERS):
+        tops = {path.partition("/")[0] for path in kept}
+        if (
+            len(tops) != 1
+            or {*map(str.casefold, tops)} <= OWN_FOLDERS
+            or any("/" not in path for path in kept)
+        ):
+            break
+        [folder] = tops
+        kept = {path.partition("/")[2]: data for path, data in kept.items()}
+    return kept, folder
+
+
+def _is_hidden(path: str) -> bool:
+    """True for files of other programs: `.obsidian/`, `__MACOSX/`, `.DS_Store`."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
 
 class ImportedCampaign(CampaignView, kw_only=True):
-    """A campaign that was made of a file. `warnings` say what of the file was not understood."""
+    """A campaign from a file. `warnings` name the parts that were not understood."""
 
     warnings: list[str]
 
 
 class CampaignTransfer:
-    """Exports campaigns, and imports what was exported, or what people keep as Markdown.
+    """Exports campaigns, and imports exported ones and vaults of Markdown.
 
     Args:
-        checks_added: Refuse an import after which its account holds more than it may.
+        checks_added: Quotas that can refuse an import.
     """
 
     def __init__(
@@ -91,11 +343,10 @@ class CampaignTransfer:
         *,
         viewpoint: Viewpoint = GM,
     ) -> FileDownload:
-        """A zip of a campaign, or of its texts that prompts of a player can contain.
+        """Return a zip of a campaign, or of its texts that prompts of a player can contain.
 
-        A player's zip has no ledger, and only events and lines that count now.
-
-        Raises `CampaignNotFoundError`, `ValidationError`.
+        A player's zip has no ledger, and only current events and messages. Raises
+        `CampaignNotFoundError`, `ValidationError`.
         """
         sealer = identity.sealer
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
@@ -141,18 +392,18 @@ class CampaignTransfer:
         return FileDownload(data, "application/zip", fields.name, "zip")
 
     async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedCampaign:
-        """Make a campaign of a zip, with all that is in it or not at all.
+        """Store the campaign of a zip in one transaction.
 
-        `name` is what it is called where the file does not say. Raises `CampaignFileError`,
+        `name` is used if the file names no campaign. Raises `CampaignFileError`,
         `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`, `TooLargeError`.
         """
         sealer = identity.sealer
-        draft, told = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))
+        draft, covered = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))
         draft.check_count()
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
-            return make_campaign_rows(sealer, draft, settle_ledger(draft, told=told), chats)
+            return make_campaign_rows(sealer, draft, settle_ledger(draft, covered=covered), chats)
 
         rows = await self._pool.run(sealer.user_id, make)
         async with self._database.write() as session:
@@ -245,7 +496,7 @@ def _hide_keywords(event: StoryEvent) -> StoryEvent:
 async def _load_changes(
     session: AsyncSession, campaign: Campaign
 ) -> tuple[Sequence[Any], dict[UUID, list[SourceRecord]]]:
-    """The ledger in order, and the messages that made its changes."""
+    """Return the ledger in order, and the messages that made its changes."""
     mine = CampaignChange.campaign_id == campaign.id, CampaignChange.user_id == campaign.user_id
     query = select(
         *(column for column in CampaignChange.__table__.c if column.key != "user_id"),
@@ -267,10 +518,10 @@ async def _load_changes(
 async def _load_chats(
     session: AsyncSession, campaign: Campaign
 ) -> list[tuple[Chat, list[UUID], Sequence[Any]]]:
-    """The sessions, oldest first: (chat, its characters, its messages)."""
+    """Return the chats, oldest first: (chat, characters, messages)."""
     query = select(Chat).where(Chat.campaign_id == campaign.id, Chat.user_id == campaign.user_id)
     chats = (await session.scalars(query.order_by(Chat.id))).all()
-    members = await character_ids(session, [chat.id for chat in chats])
+    members = await list_character_ids(session, [chat.id for chat in chats])
     found: list[tuple[Chat, list[UUID], Sequence[Any]]] = []
     for chat in chats:
         messages = select(Message.__table__).where(Message.chat_id == chat.id)
@@ -283,7 +534,7 @@ async def _load_chats(
 async def _load_people(
     session: AsyncSession, identity: Identity, draft: CampaignDraft
 ) -> set[UUID]:
-    """Of the characters and personas that the chats name, those that are the user's."""
+    """Return the user's characters and personas among those of the imported chats."""
     named: set[UUID | None] = set()
     for log in draft.chats:
         named |= {*log.head.character_ids, log.head.persona_id}

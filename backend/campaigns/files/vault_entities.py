@@ -10,18 +10,18 @@ from backend.campaigns.files.markdown import (
     Bullet,
     Document,
     Section,
-    document,
-    groups,
-    link_target,
-    link_targets,
+    get_link_target,
+    list_link_targets,
     read_document,
-    sections,
-    unlinked,
+    read_groups,
+    remove_links,
+    render_document,
+    split_sections,
 )
-from backend.campaigns.files.vault import ATTRIBUTES, EntityKind
+from backend.campaigns.files.vault import EntityKind
 from backend.campaigns.ledger.items import Entity
 
-_HELD = frozenset(
+_FRONT_MATTER = frozenset(
     {
         "name", "aliases", "status", "role", "disposition", "location", "description",
         "personality", "voice", "wants", "audience", "secret", "secrets", "locked", "attributes",
@@ -29,47 +29,36 @@ _HELD = frozenset(
 )  # fmt: skip
 """Front matter that is not an attribute."""
 
-_OTHER_HELD = {"alias": "aliases", "goal": "wants", "goals": "wants"}
-"""Other names of front matter, in the spelling of `_plain`."""
+_OTHER_NAMES = {"alias": "aliases", "goal": "wants", "goals": "wants"}
+"""Front matter by other names for it, in the spelling of `_normalize`."""
+
+_ATTRIBUTES = frozenset(
+    {
+        "class", "level", "race", "species", "background", "hp", "hp_max", "ac", "gold",
+        "conditions", "inventory", "abilities", "speed", "xp", "stress", "trauma", "heat", "wanted",
+    }
+)  # fmt: skip
+"""Front matter that becomes an attribute without a warning."""
 
 _OTHER_ATTRIBUTES = {
-    "hp_current": "hp",
-    "current_hp": "hp",
-    "hit_points": "hp",
-    "max_hp": "hp_max",
-    "hp_maximum": "hp_max",
-    "maximum_hp": "hp_max",
-    "max_hit_points": "hp_max",
-    "armor_class": "ac",
-    "armour_class": "ac",
+    **dict.fromkeys(("hp_current", "current_hp", "hit_points"), "hp"),
+    **dict.fromkeys(("max_hp", "hp_maximum", "maximum_hp", "max_hit_points"), "hp_max"),
+    **dict.fromkeys(("armor_class", "armour_class"), "ac"),
     "gp": "gold",
 }
 _CURRENT_HP = frozenset({"hp_current", "current_hp"})
 _MAX_HP = frozenset(each for each, name in _OTHER_ATTRIBUTES.items() if name == "hp_max")
 _MEASURES = frozenset({"hp", "stress"})
-"""Attributes that may be an object of a current value and a maximum."""
+"""Attributes that can be an object with a current value and a maximum."""
 
 _FIELDS = {
-    "personality": "personality",
-    "personality traits": "personality",
-    "traits": "personality",
-    "voice": "voice",
-    "speech": "voice",
-    "speech pattern": "voice",
-    "speech patterns": "voice",
-    "mannerisms": "voice",
-    "voice and mannerisms": "voice",
-    "voice and speech": "voice",
-    "wants": "wants",
-    "goals": "wants",
-    "secret": "secret",
-    "secrets": "secret",
-    "gm notes": "secret",
-    "gm only": "secret",
-    "dm notes": "secret",
-    "dm only": "secret",
+    **dict.fromkeys(("personality", "personality traits", "traits"), "personality"),
+    **dict.fromkeys(("voice", "speech", "speech pattern", "speech patterns"), "voice"),
+    **dict.fromkeys(("mannerisms", "voice and mannerisms", "voice and speech"), "voice"),
+    **dict.fromkeys(("wants", "goals"), "wants"),
+    **dict.fromkeys(("secret", "secrets", "gm notes", "gm only", "dm notes", "dm only"), "secret"),
 }
-"""Headings of a body, and the fields that their texts become."""
+"""Fields by the headings of their texts."""
 
 _IN_BRACKETS = re.compile(r"\[([^\[\]\n]{1,1000})\]")
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s")
@@ -79,15 +68,14 @@ _POINTS = re.compile(r"\s{0,5}(-?[0-9]{1,9})\s{0,5}(?:/\s{0,5}([0-9]{1,9}))?(?![
 NAME, LINE, TEXT = 200, 1_000, 20_000
 MAX_LINES = 200
 MAX_LINKS = 1_000
-"""Names that the text of one entity links to. Others make no relations."""
+"""Maximum number of links in the text of one entity that become relations."""
 _SHOWN_LINKS = 3
 
 
 class EntityFile:
     """The entity of one file, with references by name.
 
-    `leftover` contains the texts that no field takes, and `warnings` the messages about the file.
-    `links` has the first sentence that links to each name.
+    `leftover` has texts that fit in no field, `links` the first sentence with each link.
     """
 
     def __init__(self, kind: EntityKind, stem: str, source: Document) -> None:
@@ -99,14 +87,14 @@ class EntityFile:
         self._meta = meta = self._normalise_names(source.meta)
         if source.broken:
             self.warnings.append(f"the front matter can't be read: {source.broken}")
-        parts = sections(source.body, lambda title: _field(title) is not None)
+        parts = split_sections(source.body, lambda title: _find_field(title) is not None)
         heading = parts[1].title if len(parts) > 1 and not parts[0].text else ""
         is_name = bool(heading) and parts[1].level == 1
         name = self._short(meta.get("name"), NAME, "name")
-        self.name = name or (heading[:NAME] if is_name else "") or _spelled(stem)
+        self.name = name or (heading[:NAME] if is_name else "") or _make_name(stem)
         if is_name and heading.casefold() == self.name.casefold():
             parts = [Section("", 0, parts[1].text), *parts[2:]]
-        self.location = link_target(_to_text(meta.get("location")))
+        self.location = get_link_target(_to_text(meta.get("location")))
         self.audience = meta.get("audience", "public")
         self.secrets = _to_texts(meta.get("secret")) + _to_texts(meta.get("secrets"))
         self.fields: dict[str, Any] = {
@@ -124,11 +112,11 @@ class EntityFile:
         self._read_body(parts)
 
     def _normalise_names(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Return front matter with the names of `_HELD` in their own spelling."""
+        """Return front matter with the names of `_FRONT_MATTER` in their own spelling."""
         found: dict[str, Any] = {}
         for key, value in meta.items():
-            plain = _plain(key)
-            name = _OTHER_HELD.get(plain, plain if plain in _HELD else key)
+            plain = _normalize(key)
+            name = _OTHER_NAMES.get(plain, plain if plain in _FRONT_MATTER else key)
             if name not in found:
                 found[name] = value
             elif found[name] != value:
@@ -141,7 +129,7 @@ class EntityFile:
 
     def _read_body(self, parts: Iterable[Section]) -> None:
         """Read sections by their headings. Sections inside a secret are secret."""
-        told = {
+        texts = {
             name: [text] if (text := _to_text(self._meta.get(name))) else []
             for name in ("description", "personality")
         }
@@ -149,13 +137,13 @@ class EntityFile:
         secret_level = 0
         described: list[str] = []
         for part in parts:
-            field = _field(part.title)
+            field = _find_field(part.title)
             if secret_level and part.level > secret_level:
                 self.secrets += _read_lines(f"# {part.title}\n{part.text}")
                 continue
             secret_level = part.level if field == "secret" else 0
             if field == "personality":
-                self._read_personality(part.text, told["personality"], voice)
+                self._read_personality(part.text, texts["personality"], voice)
             elif field == "voice":
                 voice += _read_lines(part.text)
             elif field == "secret":
@@ -168,16 +156,16 @@ class EntityFile:
                 described.append(part.text)
         text = "\n\n".join(filter(None, described))
         self._read_links(text)
-        told["description"].append(unlinked(text))
-        for name, texts in told.items():
-            self.fields[name] = self._cut("\n\n".join(filter(None, texts)), TEXT, name)
+        texts["description"].append(remove_links(text))
+        for name, found in texts.items():
+            self.fields[name] = self._cut("\n\n".join(filter(None, found)), TEXT, name)
         self.fields["voice"] = self._lines(voice)
 
     def _read_links(self, text: str) -> None:
         found: dict[str, str] = {}
         for sentence in _SENTENCE_END.split(text):
-            if targets := link_targets(sentence):
-                note = unlinked(sentence).strip()[:LINE]
+            if targets := list_link_targets(sentence):
+                note = remove_links(sentence).strip()[:LINE]
                 for target in targets:
                     found.setdefault(target, note)
         names = list(found)
@@ -190,23 +178,23 @@ class EntityFile:
                 f"relations: {shown}{more}"
             )
 
-    def _read_personality(self, text: str, told: list[str], voice: list[str]) -> None:
+    def _read_personality(self, text: str, personality: list[str], voice: list[str]) -> None:
         """List entries, rows and text in brackets become the voice, other text the personality."""
-        for group in groups(text):
-            told += [unlinked(each) for each in group.headings[-1:]]
+        for group in read_groups(text):
+            personality += [remove_links(each) for each in group.headings[-1:]]
             for bullet in group.bullets:
                 if bullet.is_listed:
-                    voice += _said([bullet])
+                    voice += _list_lines([bullet])
                     continue
-                said = unlinked(bullet.text)
+                said = remove_links(bullet.text)
                 for bracket in _IN_BRACKETS.finditer(said):
                     voice += [each.strip() for each in bracket[1].split(";") if each.strip()]
-                told.append(_IN_BRACKETS.sub("", said).strip())
+                personality.append(_IN_BRACKETS.sub("", said).strip())
 
     def _attributes(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, name in self._attribute_names().items():
-            value = _unwrapped(self._meta[key])
+            value = _strip_links(self._meta[key])
             if not 0 < len(name) <= NAME:
                 self._keep_fact(key[:NAME], value, f"its name has 0 or more than {NAME} characters")
             elif name in found and found[name] != value:
@@ -216,7 +204,7 @@ class EntityFile:
         for key in _MEASURES & found.keys():
             self._read_measure(found, key)
         self.warnings += [
-            f"`{key}` is kept among the attributes" for key in found if key not in ATTRIBUTES
+            f"`{key}` is kept among the attributes" for key in found if key not in _ATTRIBUTES
         ]
         self._read_values(found)
         kept = self._meta.get("attributes")
@@ -228,7 +216,7 @@ class EntityFile:
         return found
 
     def _read_values(self, found: dict[str, Any]) -> None:
-        """Make lists and numbers of texts."""
+        """Convert texts to lists and numbers."""
         for key in ("conditions", "inventory"):
             if isinstance(found.get(key), str):
                 found[key] = [each.strip() for each in found[key].split(",") if each.strip()]
@@ -237,26 +225,26 @@ class EntityFile:
                 self._read_number(found, key)
 
     def _attribute_names(self) -> dict[str, str]:
-        """Return the attributes that front matter becomes, by its own names."""
-        plain_keys = {key: _plain(key) for key in self._meta if key not in _HELD}
+        """Return the names of attributes by the keys of the front matter."""
+        plain_keys = {key: _normalize(key) for key in self._meta if key not in _FRONT_MATTER}
         plains = set(plain_keys.values())
         names = dict(_OTHER_ATTRIBUTES)
         if plains & _CURRENT_HP and not plains & {"hp_max", *_MAX_HP}:
             # With a current value in another member, `hp` is the maximum.
             names["hp"] = "hp_max"
         return {
-            key: names.get(plain, plain if plain in ATTRIBUTES else key)
+            key: names.get(plain, plain if plain in _ATTRIBUTES else key)
             for key, plain in plain_keys.items()
         }
 
     def _read_measure(self, found: dict[str, Any], key: str) -> None:
-        """Make two attributes of `{current: 9, max: 13}`. Its other members are attributes, too."""
+        """Convert `{current: 9, max: 13}` to two attributes, and other members to further ones."""
         value = found[key]
         if not isinstance(value, dict):
             return
         del found[key]
         for member, each in cast("dict[str, Any]", value).items():
-            part = _plain(member)
+            part = _normalize(member)
             name = key if part in {"current", "now", "value"} else f"{key}_{part}"
             name = f"{key}_max" if part in {"max", "maximum", "total"} else name
             if name in found and found[name] != each:
@@ -265,7 +253,7 @@ class EntityFile:
                 found[name] = each
 
     def _read_number(self, found: dict[str, Any], key: str) -> None:
-        """Make a number of `13/13` or `15 gp`, else a fact."""
+        """Convert `13/13` or `15 gp` to a number, and other texts to facts."""
         points = _POINTS.match(found[key])
         if points is None:
             self.leftover.append(f"{key}: {found.pop(key)}")
@@ -280,7 +268,7 @@ class EntityFile:
             self._keep_fact(key, whole, f"as a number it is {found[key]:,}")
 
     def _short(self, value: Any, limit: int, where: str) -> str:
-        return self._cut(unlinked(_to_text(value)).strip(), limit, where)
+        return self._cut(remove_links(_to_text(value)).strip(), limit, where)
 
     def _cut(self, text: str, limit: int, where: str) -> str:
         if len(text) > limit:
@@ -299,15 +287,11 @@ class EntityFile:
 
 
 def write_entity(entity: Entity, *, location: str, secrets: list[str], audience: Any) -> bytes:
-    """The file of an entity: text in the body, and in the front matter what Markdown would change.
+    """Return the file of an entity. Texts that Markdown would change are in the front matter.
 
-    Args:
-        entity: Of whom.
-        location: The link to where it is, if that is anywhere.
-        secrets: What only the game master knows of it.
-        audience: Who may know of it, as front matter.
+    `location` is the name of a file, or "". `secrets` are facts for the game master.
     """
-    attributes = {k: v for k, v in entity.attributes.items() if k not in _HELD and k != ""}
+    attributes = {k: v for k, v in entity.attributes.items() if k not in _FRONT_MATTER and k != ""}
     meta: dict[str, Any] = {
         "name": entity.name,
         "aliases": entity.aliases,
@@ -330,8 +314,8 @@ def write_entity(entity: Entity, *, location: str, secrets: list[str], audience:
     body = entity.description
     if entity.personality or entity.voice:
         voice = [f"- {line}" for line in entity.voice]
-        told = "\n\n".join(filter(None, [entity.personality, "\n".join(voice)]))
-        body = f"{body}\n\n## Personality\n{told}".strip()
+        section = "\n\n".join(filter(None, [entity.personality, "\n".join(voice)]))
+        body = f"{body}\n\n## Personality\n{section}".strip()
     if not _is_read_back(entity, meta, body, ("attributes",)):
         for key in attributes:
             del meta[key]
@@ -343,12 +327,12 @@ def write_entity(entity: Entity, *, location: str, secrets: list[str], audience:
             "voice": entity.voice,
         }
         body = ""
-    return document(meta, body)
+    return render_document(meta, body)
 
 
 def _is_read_back(entity: Entity, meta: Mapping[str, Any], body: str, names: Iterable[str]) -> bool:
-    """Whether a file with this front matter and body gives the entity's fields again."""
-    text = document(dict(meta), body).decode()
+    """True if reading this front matter and body returns the same fields."""
+    text = render_document(dict(meta), body).decode()
     read = EntityFile(entity.kind, "", read_document(text)).fields
     return all(
         read.get(name, type(value)()) == value
@@ -358,23 +342,22 @@ def _is_read_back(entity: Entity, meta: Mapping[str, Any], body: str, names: Ite
 
 
 def _read_lines(text: str) -> list[str]:
-    """Return the entries, paragraphs and rows of a text, after the heading that they are under."""
+    """Return the entries, paragraphs and rows of a text with their headings as prefixes."""
     found: list[str] = []
-    for group in groups(text):
-        heading = "".join(map(unlinked, group.headings[-1:]))
-        lines = _said(group.bullets)
+    for group in read_groups(text):
+        heading = "".join(map(remove_links, group.headings[-1:]))
+        lines = _list_lines(group.bullets)
         found += [f"{heading}: {line}" for line in lines] if heading else lines
         if heading and not lines:
             found.append(heading)
     return found
 
 
-def _field(title: str) -> str | None:
-    """Return the field that a heading names."""
+def _find_field(title: str) -> str | None:
     return _FIELDS.get(title.casefold().replace("&", "and").strip(" *_:"))
 
 
-def _plain(key: str) -> str:
+def _normalize(key: str) -> str:
     """Return a name of front matter in one spelling."""
     return "_".join(key.casefold().replace("-", " ").replace("_", " ").split())
 
@@ -386,26 +369,26 @@ def _list_values(value: Any) -> list[Any]:
     return [] if value is None or value == "" else [value]
 
 
-def _said(found: Iterable[Bullet]) -> list[str]:
-    """Entries and what stands in them, each on its own."""
-    return [unlinked(line) for bullet in found for line in (bullet.text, *bullet.details)]
+def _list_lines(found: Iterable[Bullet]) -> list[str]:
+    """Return the lines of entries and of their inner entries."""
+    return [remove_links(line) for bullet in found for line in (bullet.text, *bullet.details)]
 
 
-def _unwrapped(value: Any) -> Any:
-    """`[[Name]]` without quotes is a list in a list to YAML."""
+def _strip_links(value: Any) -> Any:
+    """Return a value without links. In YAML, `[[Name]]` without quotes is a list in a list."""
     match value:
         case [[str() as name]]:
             return name
         case str():
-            return unlinked(value)
+            return remove_links(value)
         case list():
-            return [_unwrapped(each) for each in cast("Any", value)]
+            return [_strip_links(each) for each in cast("Any", value)]
         case _:
             return value
 
 
 def _to_text(value: Any) -> str:
-    plain: Any = value if isinstance(value, str) else _unwrapped(value)
+    plain: Any = value if isinstance(value, str) else _strip_links(value)
     if isinstance(plain, list):
         return ", ".join(map(_to_text, cast("Any", plain)))
     if isinstance(plain, dict):
@@ -415,13 +398,13 @@ def _to_text(value: Any) -> str:
 
 
 def _to_texts(value: Any) -> list[str]:
-    """A list of texts, be it one, several, or none."""
-    plain: Any = value if isinstance(value, str) else _unwrapped(value)
+    """Return the texts of a value that is a list, a single text or None."""
+    plain: Any = value if isinstance(value, str) else _strip_links(value)
     many: list[Any] = cast("Any", plain) if isinstance(plain, list) else [plain]
     return [text for each in many if (text := _to_text(each).strip())]
 
 
-def _spelled(stem: str) -> str:
-    """A file's name as a person's or place's: `the-salty-sigil` is The Salty Sigil."""
+def _make_name(stem: str) -> str:
+    """Return a file's name as a proper name: `the-salty-sigil` becomes The Salty Sigil."""
     words = stem.replace("_", " ").replace("-", " ").split()
     return " ".join(word[:1].upper() + word[1:] for word in words)[:NAME] or "Unnamed"

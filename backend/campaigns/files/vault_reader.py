@@ -1,6 +1,6 @@
-"""A vault of Markdown, as people keep a campaign in, into a campaign. CPU-bound.
+"""Reads a vault of Markdown as a campaign. CPU-bound.
 
-It takes what it understands, keeps the rest as facts that only the game master knows, and says so.
+Unknown texts are kept as facts that only the game master knows, with a warning.
 """
 
 from __future__ import annotations
@@ -15,43 +15,36 @@ import msgspec
 from backend.campaigns.api.schemas import Brief, CampaignFields, CampaignSettings
 from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files import vault
-from backend.campaigns.files.draft import CampaignDraft, check_items
+from backend.campaigns.files.draft import CampaignDraft, VaultDraft, check_items
 from backend.campaigns.files.markdown import (
     Document,
-    groups,
-    link_target,
     read_document,
-    unlinked,
+    read_groups,
+    remove_links,
 )
 from backend.campaigns.files.vault_entities import EntityFile
 from backend.campaigns.files.vault_lists import ListReader
 from backend.campaigns.ledger.changes import State, build_creation, build_item
-from backend.campaigns.ledger.items import MAX_DAY, MAX_MEMBERS, Fact, Item, Kind, Relation, World
+from backend.campaigns.ledger.items import MAX_DAY, MAX_MEMBERS, Relation, World
 from backend.campaigns.names.roster import make_slug
 from backend.campaigns.rules.protocol import DEFAULT_RULES, find_rules, load_rules
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
-from backend.core.audience import Audience
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
 
 MAX_BYTES = 8_000_000
 MAX_LINES = 100_000
-"""Of all Markdown: what is read in some ten seconds."""
-MAX_KNOWING = 50
-"""Entities that one audience names."""
-MAX_NOTES = 1_000
-"""Facts that are made of what was not understood."""
+"""Maximum number of lines of all files, which take about ten seconds to read."""
 
-_NOTE = 2_000
 _BRIEF = ("setting", "hook", "roster", "city")
 _WORLD = ("flags", "attributes", "locked")
 _CAMPAIGN = frozenset({"name", "rules", "settings", *_WORLD, *_BRIEF})
 
 
 def is_vault(files: Mapping[str, bytes]) -> bool:
-    """Whether files are those of a vault."""
+    """True if the files are a vault."""
     paths = [path.casefold() for path in files]
     return any(
         path in {vault.MAIN, vault.INDEX}
@@ -63,12 +56,12 @@ def is_vault(files: Mapping[str, bytes]) -> bool:
 
 
 def read_vault(files: Mapping[str, bytes], name: str) -> CampaignDraft:
-    """Read a vault. `name` is what the campaign is called where the vault does not say.
+    """Read a vault. `name` is used if the vault has no name of the campaign.
 
-    Raises `CampaignFileError` for what is too large, or not what its limits let it be.
+    Raises `CampaignFileError` if the vault or an item is too large or invalid.
     """
     reader = VaultReader(name)
-    texts = {path: reader.text(path, files[path]) for path in sorted(files) if _is_told(path)}
+    texts = {path: reader.decode(path, files[path]) for path in sorted(files) if _is_markdown(path)}
     if sum(map(len, texts.values())) > MAX_BYTES:
         raise CampaignFileError(f"The vault has more than {MAX_BYTES:,} characters of text.")
     if sum(text.count("\n") for text in texts.values()) > MAX_LINES:
@@ -91,20 +84,16 @@ def read_vault(files: Mapping[str, bytes], name: str) -> CampaignDraft:
 
 
 class VaultReader:
-    """Puts together what a vault's files say."""
+    """Combines the files of a vault in a draft."""
 
     def __init__(self, name: str) -> None:
         fields = CampaignFields(name=name.strip()[:200] or "Campaign")
-        self.draft = CampaignDraft(id=new_id(), fields=fields)
+        self.draft = VaultDraft(id=new_id(), fields=fields)
         self._world = World()
         self._files: dict[UUID, EntityFile] = {}
-        # What a file is called comes before a name, and that before an alias.
-        # For each name, the first entity of each kind.
-        self._names: tuple[dict[str, dict[str, UUID]], ...] = ({}, {}, {})
-        self._notes = 0
 
-    def text(self, path: str, data: bytes) -> str:
-        """A file's text. What is not UTF-8 is taken for what Windows writes."""
+    def decode(self, path: str, data: bytes) -> str:
+        """Decode a file as UTF-8, else as cp1252, which Windows writes."""
         try:
             return data.decode("utf-8-sig").replace("\0", "")
         except UnicodeDecodeError:
@@ -112,7 +101,7 @@ class VaultReader:
             return data.decode("cp1252", errors="replace").replace("\0", "")
 
     def read(self, documents: Mapping[str, Document]) -> None:
-        """Read all Markdown: entities first, which the rest refers to."""
+        """Read all Markdown: entities first, because the other files refer to them."""
         lists: list[tuple[str, str, Document]] = []
         others: list[tuple[str, Document]] = []
         for path, document in documents.items():
@@ -128,8 +117,8 @@ class VaultReader:
                 others.append((path, document))
         for entity_id, file in self._files.items():
             self._finish_entity(entity_id, file)
-        reader = ListReader(self)
-        lists.sort(key=lambda each: vault.OUTLINES.index(each[0]))
+        reader = ListReader(self.draft)
+        lists.sort(key=lambda each: list(vault.OUTLINES).index(each[0]))
         for outline, path, document in lists:
             reader.read(outline, path, document)
         reader.connect()
@@ -138,7 +127,7 @@ class VaultReader:
             self._keep_text(path, document)
 
     def read_index(self, path: str, data: bytes) -> None:
-        """The story's day and time."""
+        """Read the day and time of the story."""
         try:
             index: Any = parse_json(data)
         except CardError as error:
@@ -153,63 +142,14 @@ class VaultReader:
             self.draft.warn(f"{path}: `current_day` is no day of the story")
         self._world.time_of_day = str(members.get("current_time") or "")[:1_000]
         for key in members.keys() - {"current_day", "current_time"}:
-            self.note(f"{path}: {key}: {members[key]}", None)
+            self.draft.note(f"{path}: {key}: {members[key]}", None)
             self.draft.warn(f"{path}: `{key[:200]}` is kept as a fact")
 
     def finish(self) -> None:
-        """Take in the world, and check everything."""
+        """Add the world, and check all items."""
         self.draft.kinds = {self.draft.id: "world", **self.draft.kinds}
         self.draft.states[self.draft.id] = build_creation(self._world).set
         check_items(self.draft)
-
-    def find(self, name: str, kind: str = "") -> UUID | None:
-        """The entity that a link or a name means: by its file, its name or an alias.
-
-        Of several, one of that `kind` comes first.
-        """
-        said = name.rpartition("/")[2].strip().casefold()
-        spelled = (names.get(each) for names in self._names for each in (said, make_slug(name)))
-        found = next(filter(None, spelled), None)
-        if found is None:
-            return None
-        return found.get(kind) or next(iter(found.values()))
-
-    def follow(self, target: str) -> None:
-        """Say so where a link leads nowhere."""
-        if target and self.find(target) is None:
-            self.draft.warn(f"[[{target[:200]}]] names nothing in the vault")
-
-    def audience(self, value: Any, where: str) -> Audience:
-        """Who may know something; for what can't be told, the game master alone."""
-        names: list[Any] = cast("Any", value) if isinstance(value, list) else [value]
-        if names in (["public"], ["gm"]):
-            return cast("Audience", names[0])
-        found = [self.find(link_target(str(each))) for each in names]
-        if not found or None in found or len(found) > MAX_KNOWING:
-            self.draft.warn(f"{where}: `audience` is not clear: the game master alone knows it")
-            return "gm"
-        return [each for each in found if each is not None]
-
-    def add(self, kind: Kind, item: Item, item_id: UUID | None = None) -> UUID:
-        """Take in an item. Raises `CampaignFileError` if there are too many."""
-        check_stopped()
-        item_id = item_id or new_id()
-        self.draft.kinds[item_id] = kind
-        self.draft.check_count()
-        self.draft.states[item_id] = build_creation(item).set
-        return item_id
-
-    def note(self, text: str, about: UUID | None) -> None:
-        """Keep what has no other place, as facts that only the game master knows."""
-        for start in range(0, len(text), _NOTE):
-            part = text[start : start + _NOTE].strip()
-            if not part:
-                continue
-            self._notes += 1
-            if self._notes > MAX_NOTES:
-                self.draft.warn(f"Of what was not understood, {MAX_NOTES:,} facts stay")
-                return
-            self.add("fact", Fact(text=part, about_id=about, audience="gm"))
 
     def _read_campaign(self, path: str, document: Document) -> None:
         plain = {key: key.strip().casefold() for key in document.meta}
@@ -228,7 +168,7 @@ class VaultReader:
             rules = DEFAULT_RULES
         fields.rules = rules
         brief = {key: str(meta[key]) for key in _BRIEF if meta.get(key) is not None}
-        brief.setdefault("setting", unlinked(document.body))
+        brief.setdefault("setting", remove_links(document.body))
         try:
             fields.brief = msgspec.convert(brief, Brief)
             fields.settings = msgspec.convert(meta.get("settings") or {}, CampaignSettings)
@@ -238,61 +178,56 @@ class VaultReader:
             raise CampaignFileError(f"{path}: {error}.") from error
         for key in meta.keys() - _CAMPAIGN:
             self.draft.warn(f"{path}: `{key[:200]}` is kept as a fact")
-            self.note(f"{key}: {meta[key]}", None)
+            self.draft.note(f"{key}: {meta[key]}", None)
 
     def _add_entity(self, path: str, file: EntityFile) -> None:
         entity_id = new_id()
         self._files[entity_id] = file
-        self.draft.kinds[entity_id] = "entity"
-        spelled = [file.stem], [file.name, make_slug(file.name)], file.fields["aliases"]
-        for names, known in zip(spelled, self._names, strict=True):
-            for name in dict.fromkeys(each.casefold() for each in names):
-                known.setdefault(name, {}).setdefault(file.kind, entity_id)
+        names = [file.name, make_slug(file.name)]
+        self.draft.add_entity(entity_id, file.kind, [file.stem], names, file.fields["aliases"])
         for warning in file.warnings:
             self.draft.warn(f"{path}: {warning}")
 
     def _finish_entity(self, entity_id: UUID, file: EntityFile) -> None:
         fields, attributes = dict(file.fields), dict(file.fields["attributes"])
         if file.location:
-            place = self.find(file.location, "location")
+            place = self.draft.find(file.location, "location")
             if place is None:
                 attributes["location"] = file.location
                 self.draft.warn(f"{file.name}: `location` names no place of the vault")
             fields["location_id"] = place
-        audience = self.audience(file.audience, file.name)
-        # Beside a secret it says who knows that, as people write it.
+        audience = self.draft.read_audience(file.audience, file.name)
+        # If a file has a secret, `audience` is that of the secret.
         secret_to = audience if file.secrets and audience != "public" else "gm"
         fields["audience"] = "public" if file.secrets else audience
-        fields["attributes"] = self._allowed(file, {**fields, "attributes": {}}, attributes)
+        fields["attributes"] = self._keep_valid(file, {**fields, "attributes": {}}, attributes)
         try:
             item = build_item("entity", msgspec.to_builtins(fields))
         except ValidationError as error:
             raise CampaignFileError(f"{file.name}: {error.detail}") from error
-        self.add("entity", item, entity_id)
+        self.draft.add("entity", item, entity_id)
         for secret in file.secrets:
-            for start in range(0, len(secret), _NOTE):
-                part = secret[start : start + _NOTE]
-                self.add("fact", Fact(text=part, about_id=entity_id, audience=secret_to))
+            self.draft.add_facts(secret, entity_id, secret_to)
         for text in file.leftover:
-            self.note(text, entity_id)
+            self.draft.note(text, entity_id)
         self._relate(entity_id, file)
 
-    def _allowed(
+    def _keep_valid(
         self, file: EntityFile, fields: State, attributes: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Those attributes that an entity may have; the others become facts."""
+        """Return the valid attributes of an entity; the others become facts."""
         kept: dict[str, Any] = {}
         for key, value in attributes.items():
-            refused = self._refused({**fields, "attributes": {**kept, key: value}})
-            if refused:
+            error = self._find_error({**fields, "attributes": {**kept, key: value}})
+            if error:
                 file.leftover.append(f"{key}: {value}")
-                self.draft.warn(f"{file.name}: `{key}` is kept as a fact: {refused}")
+                self.draft.warn(f"{file.name}: `{key}` is kept as a fact: {error}")
             else:
                 kept[key] = value
         return kept
 
-    def _refused(self, fields: State) -> str:
-        """Why an entity can't be as these fields say; nothing if it can."""
+    def _find_error(self, fields: State) -> str:
+        """Return the reason why an entity with these fields is invalid, or ""."""
         if len(fields["attributes"]) > MAX_MEMBERS:
             return f"there are more than {MAX_MEMBERS}"
         try:
@@ -303,32 +238,32 @@ class VaultReader:
         return ""
 
     def _relate(self, entity_id: UUID, file: EntityFile) -> None:
-        """A link to somebody in an entity's text is a relation; the sentence is its note."""
+        """Add a relation for each link to a person or faction, with the sentence as its note."""
         related: set[UUID] = set()
         for target, note in file.links.items():
             check_stopped()
-            self.follow(target)
-            found = self.find(target)
+            self.draft.follow(target)
+            found = self.draft.find(target)
             if found is None or found == entity_id or found in related:
                 continue
             if {file.kind, self._files[found].kind} <= {"pc", "npc", "faction"}:
                 related.add(found)
-                self.add("relation", Relation(from_id=entity_id, to_id=found, note=note))
+                self.draft.add("relation", Relation(from_id=entity_id, to_id=found, note=note))
 
     def _keep_text(self, path: str, document: Document) -> None:
         if document.broken:
             self.draft.warn(f"{path}: the front matter can't be read: {document.broken}")
         for key, value in document.meta.items():
-            self.note(f"{path}: {key}: {value}", None)
-        for group in groups(document.body):
-            heading = "".join(map(unlinked, group.headings[-1:]))
+            self.draft.note(f"{path}: {key}: {value}", None)
+        for group in read_groups(document.body):
+            heading = "".join(map(remove_links, group.headings[-1:]))
             if not group.bullets:
-                self.note(heading, None)
+                self.draft.note(heading, None)
             for bullet in group.bullets:
                 check_stopped()
-                said = unlinked("\n".join([bullet.text, *bullet.details]))
-                self.note(": ".join(filter(None, [heading, said])), None)
+                said = remove_links("\n".join([bullet.text, *bullet.details]))
+                self.draft.note(": ".join(filter(None, [heading, said])), None)
 
 
-def _is_told(path: str) -> bool:
+def _is_markdown(path: str) -> bool:
     return path.casefold().endswith(".md")

@@ -1,8 +1,8 @@
-"""Terms that a story coins, found by rules: names, CamelCase, ALL_CAPS, compounds, quotations.
+"""Finds terms that a story coins: names, CamelCase, ALL_CAPS, compounds, quotations.
 
-Capitals show names only inside of a sentence, only in scripts that have them, and hardly in German,
-which capitalises all nouns: `hides_names` says where a model is to name what rules can't see. All
-of it is linear in the text.
+Capitals reveal names only inside a sentence and only in scripts that have capitals. German
+capitalises all nouns. If `hides_names` is True, a model should read the text, too. The cost is
+linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -37,34 +37,32 @@ from backend.campaigns.names.words import (
 
 _CAMEL = re.compile(r"[^\W\d_A-Z][A-Z]")
 _FAMILY = ("Mc", "Mac", "De", "Di", "La", "Le", "Van", "Fitz")
-"""Capitals after these are no sign of a coined word."""
+"""Prefixes of family names. A capital letter after one does not mark a coined word."""
 
 _MAX_NAME_WORDS = 5
 _MAX_JOINTS = 2
 _JOINED = frozenset((" ", ". ", "' "))
-"""Between words of one name, where no sentence ends: Dr. Vex, the Thieves' Court."""
+"""Gaps inside a name, where no sentence ends: Dr. Vex, the Thieves' Court."""
 
 
 def find_capitalised_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
-    """Terms with their places in a `to_plain` text, the same one as often as it comes up."""
+    """Yield terms and their positions in a plain text. A term is repeated for each occurrence."""
     words = list(split_words(text))
-    reading = _CapitalScan(text, words, vocabulary)
+    scan = _CapitalScan(text, words, vocabulary)
     for number, word in enumerate(words):
-        if reading.is_coined_form(number):
+        if scan.is_coined_form(number):
             yield word.bare, word.at
     for before, run in _find_runs(words):
-        if term := reading.name(before, run):
+        if term := scan.find_name(before, run):
             yield term, run[0].at
 
 
 @dataclass
 class _CapitalScan:
-    """A text with how it spells its words.
+    """A text and its spellings of words.
 
-    Attributes:
-        lower: The words that it spells without capitals.
-        inside: How often a word has a capital that no sentence gives it.
-        compounds: How often it says each word with a hyphen.
+    `lower` has words without capitals, `inside` counts capitals inside sentences, and `compounds`
+    counts words with a hyphen.
     """
 
     text: str
@@ -84,7 +82,7 @@ class _CapitalScan:
         self.is_german = is_german(self.text)
 
     def is_coined_form(self, number: int) -> bool:
-        """Whether the form of a word alone shows that it was coined."""
+        """True if the form of a word alone shows that it was coined."""
         word = self.words[number].bare
         if "-" in word:
             return self._is_compound(self.words[number])
@@ -95,7 +93,7 @@ class _CapitalScan:
         return _is_camel(word) and not self.vocabulary.is_common(word)
 
     def _is_sign(self, number: int) -> bool:
-        """Whether a word in capitals is a name, not shouted and no common abbreviation."""
+        """True if a word in capitals is a name: not shouted, and no common abbreviation."""
         word = self.words[number].bare
         if "_" in word or any(map(str.isdigit, word)):
             return True
@@ -113,13 +111,13 @@ class _CapitalScan:
         )
 
     def _is_compound(self, word: Word) -> bool:
-        """Whether a word with a hyphen is a name, or a new word that comes up twice."""
+        """True if a word with a hyphen is a name, or a new word that is used twice."""
         parts = word.bare.split("-")
         if any(char.isdigit() for char in word.bare):
             return word.is_capitalised and word.bare.upper() == word.bare
-        if any(len(part) == 1 or part.casefold() in CAPITALISED for part in parts):  # W-what
+        if any(len(part) == 1 or part.casefold() in CAPITALISED for part in parts):  # B-but
             return False
-        if parts[1].casefold().startswith(parts[0].casefold()):  # Wh-what
+        if parts[1].casefold().startswith(parts[0].casefold()):  # Bu-but
             return False
         capitals = [part for part in parts if part[0].isupper()]
         if word.is_capitalised and (len(capitals) > 1 or not word.starts):
@@ -131,8 +129,8 @@ class _CapitalScan:
             and not all(map(self.vocabulary.is_everyday, parts))
         )
 
-    def name(self, before: Word | None, run: Sequence[Word]) -> str:
-        """The name that a run of words is, or nothing. `before` is the word in front of it."""
+    def find_name(self, before: Word | None, run: Sequence[Word]) -> str:
+        """Return the name in a run of words, or "". `before` is the word in front of the run."""
         words = list(run)
         if words[0].starts and not self.inside[words[0].folded] and not _begins_name(words):
             before = words.pop(0)
@@ -149,22 +147,19 @@ class _CapitalScan:
         return self.text[words[0].at : words[-1].at + len(words[-1].bare)] if is_name else ""
 
     def _is_coined_name(self, before: Word | None, word: Word) -> bool:
-        """Whether a capitalised word inside of a sentence is a name that was made up."""
+        """True if a capitalised word inside a sentence is an invented name."""
         if len(word.bare) < MIN_LETTERS or word.folded in self.lower or _is_camel(word.bare):
             return False
         if not self.vocabulary.is_common(word.bare):
             return True
-        # A common noun as a name: the Hollow.
+        # Common nouns can be names: the Hollow.
         is_named = before is not None and before.folded in ARTICLES
         is_named = is_named or self.inside[word.folded] > 1
         return is_named and self.vocabulary.is_common(word.folded)
 
 
 def _find_runs(words: Sequence[Word]) -> Iterator[tuple[Word | None, list[Word]]]:
-    """Words in a row that may be one name, capitalised ones and what joins them.
-
-    Each with the word in front of it.
-    """
+    """Yield runs of capitalised and joining words that may be a name, after the word before."""
     run: list[Word] = []
     joints: list[Word] = []
     before_run = before = None
@@ -190,7 +185,7 @@ def _find_runs(words: Sequence[Word]) -> Iterator[tuple[Word | None, list[Word]]
 
 
 def _begins_name(words: Sequence[Word]) -> bool:
-    """Whether a name may begin with a sentence's first word: Order of the Ash, Captain Vex."""
+    """True if a name may include the first word of a sentence: Order of the Ash, Captain Vex."""
     first = words[0].folded
     if len(words) == 1 or first in QUANTITIES or first in CAPITALISED:
         return False
@@ -206,7 +201,7 @@ def _is_camel(word: str) -> bool:
 
 
 def _is_german_name(words: Sequence[Word]) -> bool:
-    """A capitalised adjective makes a name of its noun: die Silberne Wacht."""
+    """True for a capitalised adjective and its noun: die Silberne Wacht."""
     first, *others = words
     return (
         len(others) == 1
@@ -230,14 +225,14 @@ _EMPHASIS = re.compile(r"(?<=\w )(\*{1,2})(\w[^*\n]{1,38}\w)\1(?!\w)")
 _MAX_QUOTED = 40
 _MAX_QUOTED_WORDS = 4
 _MAX_UNSPACED = 12
-"""Characters of a term in a script that puts no spaces between words."""
+"""Maximum length of a term in a script without spaces."""
 
 _NAMING_CHARACTERS = 40
-"""Characters before a quotation that may say that it is a name."""
+"""Number of characters before a quotation in which a word like "called" marks a name."""
 
 
 def find_quoted_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
-    """Terms with their places in a `to_plain` text, the same one as often as it is quoted."""
+    """Yield quoted terms and their positions in a plain text."""
     at = 0
     unclosed: set[str] = set()
     while (opening := _OPENING.search(text, at)) is not None:
@@ -247,7 +242,7 @@ def find_quoted_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, 
             if mark not in unclosed and (end := text.find(mark, at)) >= 0:
                 ends.append(end)
             else:
-                unclosed.add(mark)  # nor is there one further on
+                unclosed.add(mark)  # not searched again, so that the cost stays linear
         end = min(ends, default=-1)
         if end < 0 or (opening[0] == "'" and end - at > _MAX_QUOTED):
             continue
@@ -258,7 +253,7 @@ def find_quoted_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, 
 
 
 def find_emphasised_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
-    """The same of names that are set in italics or bold: the *Meridian*."""
+    """Yield names in italics or bold and their positions: the *Meridian*."""
     for match in _EMPHASIS.finditer(text):
         said = match[2]
         is_title = all(word[0].isupper() for word in said.split() if word not in CONNECTORS)
@@ -291,7 +286,7 @@ def _is_term(text: str, at: int, said: str, vocabulary: Vocabulary) -> bool:
 
 
 def _is_inside(before: str) -> bool:
-    """Whether a word stands right before a quotation, and no mark that introduces speech."""
+    """True if a quotation follows a word, not a mark that introduces speech."""
     return bool(before) and (before[-1].isalnum() or unicodedata.category(before[-1])[0] == "M")
 
 
@@ -302,33 +297,29 @@ def _is_short(said: str) -> bool:
 
 
 MAX_COINED = 8
-"""Terms that one text may give."""
+"""Maximum number of terms of one text."""
 
 MAX_TERM = 60
 MAX_SNIPPET = 300
 
 _MAX_CANDIDATES = 100
-"""Candidates that are compared with what is familiar, the most frequent first."""
+"""Maximum number of candidates that are checked, the most frequent first."""
 
 _ENDS = ".!?…。！？\n"  # noqa: RUF001  # sentences end so in Chinese
 _SUFFIXES = ("ing", "ed", "es", "er", "ly", "s", "d")
 
 
 class Coinage(NamedTuple):
-    """A term as the text spells it, and the sentence that it is in."""
+    """A term in the spelling of the text, and its sentence."""
 
     term: str
     snippet: str
 
 
 class Familiar:
-    """What is no coinage: names of the story, terms that are known, words of its cards.
+    """Words that are not coinages: names of the story, known terms, words of its cards.
 
-    Args:
-        names: Of entities, personas and speakers.
-        terms: Known ones, whatever their status.
-        texts: Texts that the story was made from.
-        is_common: Whether a word, spelled as it is, belongs to everyday language.
+    `is_common` returns True if the exact spelling of a word is everyday language.
     """
 
     def __init__(
@@ -348,7 +339,7 @@ class Familiar:
         self._words = {_stem(match[0]) for match in WORD.finditer(self._text)}
 
     def has(self, term: str) -> bool:
-        """Whether a term is one of these, or made of nothing else."""
+        """True if a term is familiar, or consists only of familiar words."""
         key, words = make_term_key(term), _split_term(term)
         if key in self._whole or all(word in CAPITALISED or word in TITLES for word in words):
             return True
@@ -359,11 +350,11 @@ class Familiar:
             return True
         if not any(word in self._names and not self.is_common(word) for word in words):
             return False
-        # Beside a name a word makes a fuller name, unless something joins them: Oath of Marlena.
+        # Another word only extends a name, unless a joining word makes a term: Oath of Marlena.
         return not ("'s " in key or "-" in key or any(f" {each} " in key for each in CONNECTORS))
 
     def is_everyday(self, word: str) -> bool:
-        """Whether a word, or what it is a form of, belongs to everyday language."""
+        """True if a word or its base form is everyday language."""
         word = word.casefold()
         if word in CAPITALISED or word in TITLES or self.is_common(word):
             return True
@@ -376,10 +367,7 @@ class Familiar:
 
 
 def find_coined(text: str, familiar: Familiar, *, most: int = MAX_COINED) -> list[Coinage]:
-    """The terms that `text` coins, in the order in which they come up.
-
-    Where there are more than `most`, the ones that it says most often.
-    """
+    """Return the `most` most frequent terms that a text coins, in order of appearance."""
     text = to_plain(text[:MAX_TEXT])
     found: dict[str, tuple[int, str]] = {}
     counts: Counter[str] = Counter()
@@ -399,13 +387,13 @@ def find_coined(text: str, familiar: Familiar, *, most: int = MAX_COINED) -> lis
 
 
 def hides_names(text: str) -> bool:
-    """Whether capitals don't show the names of a text: its script has none, or it is German."""
+    """True if capitals do not reveal names: the script has none, or the text is German."""
     text = text[:MAX_TEXT]
     return not has_capitals(text) or is_german(text)
 
 
 def get_sentence(text: str, at: int) -> str:
-    """The sentence around a place of a text, of at most `MAX_SNIPPET` characters."""
+    """Return the sentence around a position, at most `MAX_SNIPPET` characters long."""
     first = max(0, at - MAX_SNIPPET // 2)
     begin = max(text.rfind(mark, first, at) for mark in _ENDS) + 1 or first
     last = begin + MAX_SNIPPET
@@ -414,18 +402,18 @@ def get_sentence(text: str, at: int) -> str:
 
 
 def make_term_key(term: str) -> str:
-    """A term in the form in which two spellings of it are compared."""
+    """Return the form of a term by which spellings are compared."""
     words = to_plain(term).casefold().split()
     return " ".join(words[1:] if len(words) > 1 and words[0] in ARTICLES else words)
 
 
 def _stem(word: str) -> str:
-    """A word without a possessive, and without the plural of many languages."""
+    """Remove a possessive ending and a plural s, which many languages use."""
     word = word.removesuffix("'s")
     return word.removesuffix("s") if len(word) > MIN_LETTERS else word
 
 
 def _split_term(term: str) -> list[str]:
-    """The words of a term that say something, each in the form in which it is compared."""
+    """Return the stems of a term's words without articles and joining words."""
     words = [_stem(word) for word in WORD.findall(to_plain(term).casefold())]
     return [word for word in words if word not in CONNECTORS and word not in ARTICLES]

@@ -1,9 +1,8 @@
-"""Tags of a reply: that it brings somebody new, an item, another place, or a decision.
+"""Finds tags of a reply: a new person, an acquired item, another place, a decision.
 
-They are found by rules, in English and in German, and mean that the world may have changed by more
-than its state says. Most rules are a verb beside the one to whom the story happens: the reader, or
-a player's character. What is asked, denied or only possible is no tag. All of it is linear in the
-text.
+A tag means that the world may have changed although its state has not. Rules find tags in English
+and German. Most rules combine a verb with the protagonist: the reader or a player's character.
+Questions, denials and possibilities have no tags. The cost is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ Tag = Literal["NEW_NPC", "ITEM_ACQUIRED", "LOCATION_CHANGE", "DECISION_MADE"]
 TAGS: Sequence[Tag] = get_args(Tag)
 
 _MAX_SENTENCES = 3
-"""Of each tag: the first one that the rules see may be none."""
+"""Maximum number of sentences for each tag, because the first match may be wrong."""
 
 _MAX_WORDS = 100
-"""Words of a sentence that are read."""
+"""Maximum number of words of a sentence that are read."""
 
 _MAX_EXCLUDED_DISTANCE = 5
-"""Words after a verb that may say that it means something else."""
+"""Number of words after a verb in which an excluded word cancels a rule."""
 
 _QUOTES = '"“”„«»'  # as they are printed
 _SENTENCE = re.compile(rf"[^.!?;:\u2026\n{_QUOTES}]+[.!?;:\u2026\n]*|[{_QUOTES}]")
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _MAX_FOLLOWING_WORDS = 12
 _CAPITAL = "^"
-"""Among words that may come: any that has a capital."""
+"""In `TagRule.then`, any capitalised word."""
 
 _NAME = r"(?P<name>[^\W\d_a-zäöüß][\w'-]+)"
 _CALLED = re.compile(
@@ -53,7 +52,7 @@ _TITLED = re.compile(rf"\b(?P<title>[^\W\d_]+)\.?\s{_NAME}")
 
 
 class TagMatch(NamedTuple):
-    """A tag, and a sentence that may have it."""
+    """A tag and a sentence that probably has it."""
 
     tag: Tag
     snippet: str
@@ -66,13 +65,13 @@ class _Word(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TagRule:
-    """A verb with what may stand beside it.
+    """A verb and the words around it that make a tag.
 
     Attributes:
-        is_mine: The one to whom the story happens does it; else it is done to them, by `within`
-            words after it.
-        then: One of these comes by `then_within` words after it, where there are any.
-        never: None of these comes right after it.
+        is_mine: True if the protagonist acts. Otherwise the protagonist must follow the verb
+            `within` so many words.
+        then: Words of which one must follow `then_within` so many words, if there are any.
+        never: Words of which none may follow.
     """
 
     tag: Tag
@@ -124,12 +123,9 @@ _STORY, _SPEECH = _index_phrases(_DATA["phrases"]), _index_phrases(_DATA["speech
 
 
 def find_tags(text: str, names: Iterable[str] = (), players: Iterable[str] = ()) -> list[TagMatch]:
-    """The tags of a text in the order of `TAGS`, each with the first sentences that have it.
+    """Return the tags of a text in the order of `TAGS`, each with its first sentences.
 
-    Args:
-        text: A reply. Of a long one `MAX_TEXT` characters are read.
-        names: Of those who are known already.
-        players: Of players' characters, of whom a story may tell by name.
+    `names` are those of known entities, `players` those of players' characters.
     """
     text = to_plain(text[:MAX_TEXT])
     known = _split_names(names)
@@ -139,7 +135,7 @@ def find_tags(text: str, names: Iterable[str] = (), players: Iterable[str] = ())
         for tag in _find_sentence_tags(sentence, known, mine, is_speech=is_speech):
             if len(found[tag]) < _MAX_SENTENCES and (snippet := get_sentence(text, at)):
                 found[tag].append(snippet)
-    return [TagMatch(tag, told) for tag in TAGS for told in dict.fromkeys(found[tag])]
+    return [TagMatch(tag, snippet) for tag in TAGS for snippet in dict.fromkeys(found[tag])]
 
 
 def _split_names(names: Iterable[str]) -> set[str]:
@@ -147,7 +143,7 @@ def _split_names(names: Iterable[str]) -> set[str]:
 
 
 def _split_sentences(text: str) -> Iterator[tuple[str, int, bool]]:
-    """Parts of sentences that are no questions, their places, and whether somebody says them."""
+    """Yield sentence parts except questions: text, position, and True inside quotation marks."""
     is_speech = False
     for match in _SENTENCE.finditer(text):
         if match[0] in _QUOTES:
@@ -165,7 +161,9 @@ def _find_sentence_tags(
         _Word(fold_word(match[0].removesuffix("'s")), match[0][0].isupper())
         for match, _ in zip(_WORD.finditer(sentence), range(_MAX_WORDS), strict=False)
     ]
-    if _names_newcomer(sentence, known) or (not is_speech and _describes_newcomer(words, known)):
+    if _has_named_newcomer(sentence, known) or (
+        not is_speech and _has_described_newcomer(words, known)
+    ):
         yield "NEW_NPC"
     unreal = (at for at, word in enumerate(words) if _is_unreal(word.text))
     words = words[: next(unreal, len(words))]
@@ -208,8 +206,8 @@ def _applies(
     )
 
 
-def _describes_newcomer(words: Sequence[_Word], known: Collection[str]) -> bool:
-    """Whether a sentence introduces a person without a name: a woman in a cloak."""
+def _has_described_newcomer(words: Sequence[_Word], known: Collection[str]) -> bool:
+    """True if a sentence introduces a person without a name: a woman in a cloak."""
     for at, word in enumerate(words):
         if word.text not in _PERSONS or word.text in known:
             continue
@@ -221,8 +219,8 @@ def _describes_newcomer(words: Sequence[_Word], known: Collection[str]) -> bool:
     return False
 
 
-def _names_newcomer(sentence: str, known: Collection[str]) -> bool:
-    """Whether a sentence gives the name of somebody who is not known."""
+def _has_named_newcomer(sentence: str, known: Collection[str]) -> bool:
+    """True if a sentence contains the name of an unknown person."""
     if any(_is_new(match["name"], known) for match in _CALLED.finditer(sentence)):
         return True
     return any(

@@ -1,7 +1,7 @@
-"""The glossary of a campaign: proposing terms, counting their uses, and its part of a prompt.
+"""The glossary of a campaign: propose terms, count their uses, and render them for prompts.
 
 A term is `proposed`, `approved` (every prompt explains it), `raw` (every prompt has the bare word)
-or `rejected` (it is never proposed again). Nothing here commits.
+or `rejected` (it is never proposed again). The functions do not commit.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from backend.database.base import UNSYNCHRONIZED, new_id, split_chunks
 from backend.vault.sealing import Sealer
 
 MAX_PROPOSED = 200
-"""Proposals that wait for their user. With so many, no more are made."""
+"""Maximum number of open proposals. With more, no new ones are made."""
 
 MAX_DEFINITION = 300
 
 _MAX_SHOWN = 200
 _MAX_REFUSED = 5
 _MIN_LINE_TOKENS = 4
-"""What a line of a glossary costs at least."""
+"""Minimum cost of a line of a glossary."""
 
 
 class KnownTerm(NamedTuple):
-    """A term of a campaign, whatever its status."""
+    """A term of a campaign, of any status."""
 
     id: UUID
     term: str
@@ -47,7 +47,7 @@ class KnownTerm(NamedTuple):
 
 
 class Definition(NamedTuple):
-    """A term that a story coins, and what it means there, in one sentence."""
+    """A coined term and its meaning in one sentence."""
 
     term: str
     text: str
@@ -70,7 +70,7 @@ async def load_entity_names(session: AsyncSession, sealer: Sealer, campaign_id: 
 async def load_terms(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, after: int = -1
 ) -> list[KnownTerm]:
-    """All terms of a campaign, or those that changed after a version of it."""
+    """Return the terms of a campaign that changed after a version; by default, all."""
     query = select(CampaignItem.id, CampaignItem.subkind, CampaignItem.sealed_state).where(
         CampaignItem.campaign_id == campaign_id,
         CampaignItem.kind == "term",
@@ -94,18 +94,10 @@ async def propose_terms(
     *,
     known_at: int,
 ) -> list[str]:
-    """Write terms down as a change of the message that coined them: those that are new.
+    """Add new terms as a change of the message that coined them, and return them.
 
-    The campaign is locked. Who may know the message may know its terms. They are approved at once
-    where the campaign says so.
-
-    Args:
-        session: Within the caller's transaction.
-        sealer: The owner's.
-        campaign: Whose terms they are.
-        message: On its chat's active path.
-        definitions: What was coined there, none of it known at version `known_at`.
-        known_at: Terms that others added since are left out.
+    The terms have the audience of the message. They are approved if the campaign's settings say
+    so. `definitions` were unknown at the version `known_at`. The caller has locked the campaign.
     """
     since = await load_terms(session, sealer, campaign.id, after=known_at)
     taken = {make_term_key(known.term) for known in since}
@@ -137,7 +129,7 @@ async def propose_terms(
 
 
 async def count_uses(session: AsyncSession, ids: Collection[UUID]) -> None:
-    """Note that one more reply uses these terms."""
+    """Add one use to each of these terms."""
     for part in split_chunks(sorted(ids)):
         await session.execute(
             update(CampaignItem)
@@ -148,7 +140,7 @@ async def count_uses(session: AsyncSession, ids: Collection[UUID]) -> None:
 
 
 def get_max_terms(budget: int) -> int:
-    """How many terms at most fit into so many tokens: no more have to be read."""
+    """Return the maximum number of terms that fit into a token budget."""
     return min(_MAX_SHOWN, budget // _MIN_LINE_TOKENS)
 
 
@@ -159,14 +151,10 @@ def render_glossary(
     budget: int,
     marks: AudienceMarks = NAMELESS_MARKS,
 ) -> list[str]:
-    """The lines of a prompt's glossary, by term, so that they change only as the terms do.
+    """Return the glossary lines of a prompt, sorted by term so that they seldom change.
 
-    Args:
-        terms: Approved and raw ones, the most used first.
-        count: Counts the tokens of a text.
-        budget: Tokens for all lines. A term that does not fit is left out, and one of the next
-            that does may take its place.
-        marks: Says who knows a term that is not for everyone.
+    `terms` begin with the most used. One that exceeds the token `budget` is skipped in favour of
+    later ones.
     """
     lines: list[tuple[str, str]] = []
     refused = 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -44,10 +44,7 @@ MAX_COMPARED = 500
 
 
 class ChangeLogService:
-    """Shows the ledger, and undoes changes.
-
-    No prompt of a player contains the ledger, so it is empty from a player's viewpoint.
-    """
+    """Shows the ledger, which is empty from a player's viewpoint, and undoes changes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -65,10 +62,7 @@ class ChangeLogService:
         query = (
             select(CampaignChange, CampaignItem)
             .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-            .where(
-                CampaignChange.campaign_id == campaign_id,
-                CampaignChange.user_id == identity.user_id,
-            )
+            .where(*_match_own(identity, campaign_id))
             .order_by(CampaignChange.seq.desc())
             .limit(limit + 1)
         )
@@ -95,9 +89,7 @@ class ChangeLogService:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             change = await session.scalar(
                 select(CampaignChange).where(
-                    CampaignChange.id == change_id,
-                    CampaignChange.campaign_id == campaign_id,
-                    CampaignChange.user_id == identity.user_id,
+                    CampaignChange.id == change_id, *_match_own(identity, campaign_id)
                 )
             )
             if change is None:
@@ -128,10 +120,7 @@ class ChangeLogService:
                 func.count(),
                 func.min(CampaignChange.created_at),
             )
-            .where(
-                CampaignChange.campaign_id == campaign_id,
-                CampaignChange.user_id == identity.user_id,
-            )
+            .where(*_match_own(identity, campaign_id))
             .group_by(CampaignChange.version)
             .order_by(CampaignChange.version.desc())
             .limit(limit + 1)
@@ -198,6 +187,11 @@ class ChangeLogService:
             await session.flush()
             [view] = await build_campaign_views(session, sealer, [campaign])
         return view
+
+
+def _match_own(identity: Identity, campaign_id: UUID) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for changes of one of the user's campaigns."""
+    return CampaignChange.campaign_id == campaign_id, CampaignChange.user_id == identity.user_id
 
 
 async def build_change_views(

@@ -83,11 +83,7 @@ def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None)
 
 
 def apply_operations(kind: Kind, state: State, change: Operations) -> State:
-    """Return `state` after a change, without modifying `state`.
-
-    Raises:
-        ValidationError: A field or value is not valid for the kind of item.
-    """
+    """Return `state` after a change, without modifying it. Raises `ValidationError`."""
     after = dict(state)
     for key, value in change.set.items():
         _put(after, key, value)
@@ -123,11 +119,7 @@ def get_value(state: State, key: str) -> Any:
 
 
 def build_item(kind: Kind, state: State) -> Item:
-    """Return the struct of a state.
-
-    Raises:
-        ValidationError: The fields are not valid for the kind of item.
-    """
+    """Return the struct of a state. Raises `ValidationError`."""
     fields = {key: value for key, value in state.items() if key != EXISTS}
     try:
         return msgspec.convert(fields, STRUCTS[kind], strict=True)

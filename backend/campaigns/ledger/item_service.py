@@ -62,8 +62,6 @@ class ItemFilter(NamedTuple):
 
 
 class ItemService:
-    """Creates and edits the items of campaigns for their user."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -116,10 +114,8 @@ class ItemService:
     ) -> msgspec.Struct:
         """Create an item. With `message_id` it exists while that message is on the active path.
 
-        If it is an open scene, the players' characters move to its place.
-
-        Raises `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`,
-        `ValidationError`.
+        If it is an open scene, the players' characters move to its place. Raises `ValidationError`,
+        `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`.
         """
         item = build_item(kind, fields)
         async with self._database.write() as session:
@@ -198,7 +194,6 @@ async def has_item_room(session: AsyncSession, campaign_id: UUID, *, more: int =
 
 
 async def check_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> None:
-    """Raise `CampaignFullError` if a campaign has no room for `more` items."""
     if not await has_item_room(session, campaign_id, more=more):
         raise CampaignFullError(
             f"A campaign can have {MAX_ITEMS:,} items, including deleted ones.",

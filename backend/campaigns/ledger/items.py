@@ -70,7 +70,6 @@ class World(Item, kw_only=True):
     attributes: Attributes = {}
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` if the attributes are too large in total."""
         _check_size(self.attributes)
 
 
@@ -92,7 +91,6 @@ class Entity(Item, kw_only=True):
     audience: Audience = "public"
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` if the attributes are too large in total."""
         _check_size(self.attributes)
 
 

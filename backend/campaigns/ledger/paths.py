@@ -57,11 +57,8 @@ async def follow_path(
 async def _resume_folds(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[State, int]]:
     """Return states that are folded from their rows instead of from the first change.
 
-    This is possible if only changes become active that come after all active ones.
-
-    Args:
-        sealer: The owner's sealer.
-        rows: The rows of `_TOGGLED`, in the order of the ledger.
+    This is possible if only changes become active that come after all active ones. `rows` are those
+    of `_TOGGLED`, in the order of the ledger.
     """
     toggled: dict[UUID, list[Any]] = {}
     for row in rows:
@@ -272,10 +269,7 @@ class UnreadStart(NamedTuple):
 
 
 async def find_first_unread(session: AsyncSession, leaf: Message, *, after: int) -> UnreadStart:
-    """Return the first unread message after position `after`, up to `leaf`.
-
-    If all are read, return the position after `leaf`.
-    """
+    """Return the first unread message from `after` to `leaf`, else the position after `leaf`."""
     place = {"chat": leaf.chat_id, "leaf": leaf.position}
     row = (
         await session.execute(
@@ -288,10 +282,7 @@ async def find_first_unread(session: AsyncSession, leaf: Message, *, after: int)
 
 
 async def count_unread_rounds(session: AsyncSession, chat: Chat, leaf: Message) -> int:
-    """Return the number of the user's messages up to `leaf` since the last read one.
-
-    Messages from before the owner's opt-in are not counted.
-    """
+    """Return the number of the user's unread messages up to `leaf`, since the owner's opt-in."""
     query = _UNREAD_ROUNDS
     if chat.chronicle_since is not None:
         query = query.where(Message.created_at >= chat.chronicle_since)
@@ -300,11 +291,9 @@ async def count_unread_rounds(session: AsyncSession, chat: Chat, leaf: Message) 
 
 
 async def clear_marks(session: AsyncSession, sealer: Sealer | None, message_id: UUID) -> None:
-    """Mark a message as unread after its text or audience has changed, and detach its changes.
+    """Mark a message and later ones of its compaction as unread, and detach its changes.
 
-    The messages that were read together with it and come later are unread, too, because their
-    changes belong to the last one. Without a sealer, the next request that reads the campaign folds
-    it.
+    Call it after its text or audience has changed. Without a sealer, the next request folds.
     """
     first = await session.get(CampaignMark, message_id)
     if first is None:

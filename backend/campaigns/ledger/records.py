@@ -69,8 +69,6 @@ LOCKED = _CAMPAIGN.with_for_update()
 
 
 class ItemKey(NamedTuple):
-    """The campaign, kind and id of an item."""
-
     campaign_id: UUID
     kind: Kind
     item_id: UUID
@@ -104,10 +102,7 @@ async def get_campaign(
 async def open_reading(
     database: Database, identity: Identity, campaign_id: UUID
 ) -> AsyncGenerator[tuple[AsyncSession, Campaign]]:
-    """Yield a session to read a campaign whose items are all folded.
-
-    Raises `CampaignNotFoundError`.
-    """
+    """Yield a session to read a folded campaign. Raises `CampaignNotFoundError`."""
     async with database.read() as session:
         campaign = await get_campaign(session, identity, campaign_id)
         if not campaign.is_stale:
@@ -131,7 +126,6 @@ def seal_campaign(sealer: Sealer, campaign: Campaign, fields: CampaignFields) ->
 async def build_campaign_views(
     session: AsyncSession, sealer: Sealer, campaigns: Sequence[Campaign]
 ) -> list[CampaignView]:
-    """Return campaigns in the API's format."""
     ids = [campaign.id for campaign in campaigns]
     worlds = {
         row.id: row.sealed_state
@@ -170,7 +164,6 @@ async def build_campaign_views(
 
 
 def build_item_view(row: CampaignItem, item: Item) -> msgspec.Struct:
-    """Return an item in the API's format."""
     more: dict[str, Any] = {}
     if isinstance(item, Relation):
         more["label"] = label_relation(item.score)
@@ -262,10 +255,7 @@ async def edit_item(
     *,
     cause: Message | None = None,
 ) -> None:
-    """Append a merge patch of an item as one change by the user.
-
-    If a scene opens or moves, the players' characters move with it.
-    """
+    """Append a merge patch as one change by the user. Players' characters move with their scene."""
     struct = STRUCTS[key.kind]
     reject_unknown(patch, struct)
     blob = await session.scalar(
@@ -309,7 +299,6 @@ def find_references(item: Item) -> dict[str, list[UUID]]:
 
 
 def keep_references(state: State, known: Collection[str]) -> State:
-    """Return a state without references to unknown items."""
     lost = {name for name in REFERENCES if state.get(name) and state[name] not in known}
     left = {name: value for name, value in state.items() if name not in lost}
     for name in REFERENCE_LISTS:
@@ -319,7 +308,6 @@ def keep_references(state: State, known: Collection[str]) -> State:
 
 
 def list_references(operations: Operations) -> list[UUID]:
-    """Return the ids of the items that a change refers to."""
     found: list[UUID] = []
     for fields in (operations.set, operations.add):
         found += [UUID(str(fields[name])) for name in REFERENCES if fields.get(name)]

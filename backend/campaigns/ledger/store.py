@@ -58,10 +58,7 @@ def read_state(sealer: Sealer, item_id: UUID, blob: bytes) -> State:
 
 
 def get_audience(state: State) -> str:
-    """Return the audience of a state, in the format of its column.
-
-    Only the game master knows a clock that is not visible.
-    """
+    """Return a state's audience as its column. Only the game master knows a hidden clock."""
     if state.get("visible") is False:
         return GM
     listeners: Audience = msgspec.convert(state.get("audience", PUBLIC), Audience)
@@ -98,7 +95,6 @@ def build_item_row(
 
 
 def _build_columns(item: Item) -> dict[str, Any]:
-    """Return the unsealed columns of an item, for queries."""
     columns: dict[str, Any] = {"is_live": True}
     match item:
         case Entity():
@@ -144,13 +140,10 @@ async def append_changes(
     sources: Sequence[Message] = (),
     turn_id: UUID | None = None,
 ) -> list[UUID]:
-    """Append changes to the ledger as one version, and return their ids.
+    """Append changes as one version, and return their ids. Raises `ValidationError`.
 
     They are active while `message` is on its chat's active path, or each change while its own
     message of `sources` is. Without messages they are always active.
-
-    Raises:
-        ValidationError: The result is not valid for the kind of item or the campaign's rules.
     """
     campaign.version += 1
     campaign.updated_at = now()
@@ -231,10 +224,7 @@ async def refold(
     kinds: Mapping[UUID, Kind],
     known: Mapping[UUID, tuple[State, int]] = MappingProxyType({}),
 ) -> None:
-    """Fold items again from their active changes.
-
-    `known` are results of `fold_items` that the caller has already.
-    """
+    """Fold items again from their active changes. `known` are results of `fold_items`."""
     # All writers lock the rows in one order, to avoid deadlocks.
     for part in split_chunks(sorted(kinds), BATCH_ROWS):
         unknown: dict[UUID, Kind] = {each: kinds[each] for each in part if each not in known}

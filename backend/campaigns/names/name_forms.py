@@ -1,28 +1,30 @@
-"""The words of a name in the forms in which two spellings of it are compared.
+"""Forms of the words of a name, by which two spellings are compared.
 
-What is no name (articles, titles, forms of address, words for somebody's age or for another one)
-is in `name_words.txt`, for English, German, French, Russian and Japanese.
+`name_words.txt` lists words that are no names (articles, titles, forms of address, "young",
+"another") in English, German, French, Russian and Japanese.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+
+from anyascii import anyascii
 
 from backend.campaigns.names.words import GERMAN_ENDINGS, WORD, to_plain
 from backend.core.text_forms import normalize
 from backend.memory.search.terms import ELISIONS
 
 MAX_NAME = 200
-"""Characters of a name that are read."""
+"""Maximum number of characters of a name that are read."""
 
 MAX_WORDS = 20
-"""Words of it. A campaign whose names share all their words is looked through for each."""
+"""Maximum number of words of a name, because each can match every name of a campaign."""
 
 _MAX_WORD_LENGTH = 30
 _VOWELS = frozenset("aeiou")
@@ -31,20 +33,18 @@ _CYRILLIC = re.compile(r"[\u0400-\u04ff]+")
 _UNSPACED = re.compile(r"[\u3041-\u30fa\u30fc\u3400-\u9fff\uac00-\ud7a3]+")
 _HAN = re.compile(r"[\u3400-\u9fff]+")
 
-_SYLLABLES = ("KATAKANA LETTER ", "HIRAGANA LETTER ", "HANGUL SYLLABLE ")
-
 _SOUNDS = (
     ("dzh", "j"), ("zh", "j"), ("kh", "h"), ("tch", "tsh"), ("sch", "sh"), ("ch", "k"),
     ("ph", "f"), ("ck", "k"), ("x", "ks"), ("q", "k"), ("c", "k"), ("z", "s"), ("w", "v"),
     ("y", "i"), ("j", "i"),
 )  # fmt: skip
-"""Spellings of one sound, in English, German and French, and where Cyrillic is transcribed."""
+"""Spellings of the same sound in English, German, French and transliterated Cyrillic."""
 
 
 class Title(NamedTuple):
-    """What a word says of somebody: what they are, and `m` or `f` where it says that too.
+    """A role or a form of address. `gender` is `m`, `f` or empty.
 
-    `is_inflected`: it does not stand in the nominative, nor does the name with it.
+    An inflected title is not in the nominative case, and neither is its name.
     """
 
     role: str
@@ -53,7 +53,7 @@ class Title(NamedTuple):
 
 
 class NameWord(NamedTuple):
-    """A word of a name, `fold_word`. `owns` is a possessive, `is_small` one without a capital."""
+    """A folded word of a name. `owns` marks a possessive, `is_small` a word without capitals."""
 
     text: str
     owns: bool
@@ -61,7 +61,7 @@ class NameWord(NamedTuple):
 
 
 def read_words(name: str) -> list[NameWord]:
-    """The first words of a name or a mention."""
+    """Return the first `MAX_WORDS` words of a name or a mention."""
     words: list[NameWord] = []
     for match in islice(WORD.finditer(to_plain(normalize("NFKC", name[:MAX_NAME]))), MAX_WORDS):
         word = match[0].replace("_", "-")
@@ -76,7 +76,7 @@ def read_words(name: str) -> list[NameWord]:
 
 
 def fold_word(word: str) -> str:
-    """A word without case, and without the accents of Latin letters."""
+    """Return a word in lower case. Cyrillic and unspaced scripts stay, others become Latin."""
     word = word.casefold()
     if word.isascii():
         return word
@@ -86,29 +86,23 @@ def fold_word(word: str) -> str:
 
 
 def transliterate(word: str) -> str:
-    """A folded word in Latin letters without accents, as far as its script says how it sounds."""
+    """Return a folded word in Latin letters without accents."""
     return word if word.isascii() else "".join(map(_transliterate, word))
 
 
+@cache
 def _transliterate(char: str) -> str:
-    if char.isascii():
-        return char
-    base = unicodedata.normalize("NFD", char)[0]
-    name = unicodedata.name(char, "")
-    if found := _LETTERS.get(char) or _LETTERS.get(base):
-        return found
-    if name.startswith(_SYLLABLES):  # KATAKANA LETTER SMALL YA, HANGUL SYLLABLE GIM
-        return "" if name.endswith("SMALL TU") else name.rpartition(" ")[2].casefold()
-    return base if base.isascii() else ""
+    """Transliterate one character; return "" for marks, such as the Russian soft sign."""
+    return char if char.isascii() else "".join(filter(str.isalnum, anyascii(char))).casefold()
 
 
 def is_unspaced(word: str) -> bool:
-    """Whether a word is of a script without spaces, so that it may be a whole phrase."""
+    """True if a script without spaces is used, so that the word can be a whole phrase."""
     return _UNSPACED.fullmatch(word) is not None
 
 
 def yield_case_forms(word: str) -> Iterator[str]:
-    """Forms of a name in other cases: of Russian names, and a genitive's s."""
+    """Yield forms of a name in other grammatical cases: Russian cases, and the genitive's s."""
     if not _CYRILLIC.fullmatch(word):
         if not is_unspaced(word):
             yield f"{word}s"
@@ -122,28 +116,28 @@ def yield_case_forms(word: str) -> Iterator[str]:
 
 
 def yield_oblique_stems(word: str) -> Iterator[str]:
-    """What a Russian form may be of where the name is known in another script."""
+    """Yield stems of a Russian form, to compare it with a name in another script."""
     if _CYRILLIC.fullmatch(word):
         yield from (word.removesuffix(end) for end in _AFTER_CONSONANTS if word.endswith(end))
 
 
 def yield_adjective_forms(word: str) -> Iterator[str]:
-    """Forms of a German adjective: Goldener of Goldenen."""
+    """Yield the other forms of a German adjective: Goldener for Goldenen."""
     for ending in GERMAN_ENDINGS:
         if word.isascii() and word.endswith(ending):
             yield from (word.removesuffix(ending) + each for each in GERMAN_ENDINGS)
 
 
 def yield_genitives(word: str) -> Iterator[str]:
-    """The genitive of a Russian man's name that is a woman's name too: Волкова of Волков."""
+    """Yield the genitive of a Russian man's name that is a woman's name, too: Волкова, Волков."""
     if _CYRILLIC.fullmatch(word) and word.endswith(_WOMEN_TOO):
         yield f"{word}\N{CYRILLIC SMALL LETTER A}"
 
 
 def yield_name_parts(word: str) -> Iterator[str]:
-    """Beginnings and ends of a name in Han characters: the family's, and one's own.
+    """Yield the beginnings and ends of a name in Han characters: family and given names.
 
-    Of a thing what stands after its last no: 短剣 of 月の短剣.
+    For the name of a thing, also yield the part after its last の: 短剣 for 月の短剣.
     """
     if is_unspaced(word) and "の" in word[:-2]:
         yield word.rpartition("の")[2]
@@ -153,30 +147,28 @@ def yield_name_parts(word: str) -> Iterator[str]:
 
 
 def get_sound(word: str) -> str:
-    """How a name sounds, roughly, in Latin letters; empty for Han, which says it in no way."""
+    """Return a rough pronunciation in Latin letters; "" for Han, which has several readings."""
     if _HAN.search(word):
         return ""
-    said = transliterate(word)
-    for spelled, heard in _SOUNDS:
-        said = said.replace(spelled, heard)
-    said = said[:1] + said[1:].replace("h", "")
-    return "".join(char for at, char in enumerate(said) if char != said[at - 1 : at])
+    spoken = transliterate(word)
+    for spelling, letters in _SOUNDS:
+        spoken = spoken.replace(spelling, letters)
+    spoken = spoken[:1] + spoken[1:].replace("h", "")
+    return "".join(char for at, char in enumerate(spoken) if char != spoken[at - 1 : at])
 
 
 def get_consonants(word: str) -> str:
-    """Its consonants, in which a name of another script is compared; empty where they are few."""
-    if _HAN.search(word):
-        return ""
-    heard = get_sound(word).replace("l", "r").replace("h", "")
-    bones = "".join(char for char in heard if char not in _VOWELS)
-    return bones if len(bones) > 1 else ""
+    """Return the consonants of a name, to compare names across scripts; "" if it has only one."""
+    spoken = get_sound(word).replace("l", "r").replace("h", "")
+    consonants = "".join(char for char in spoken if char not in _VOWELS)
+    return consonants if len(consonants) > 1 else ""
 
 
 def yield_shortened(word: str) -> Iterator[str]:
-    """A word, and the same with each of its letters left out; nothing of one that is no name.
+    """Yield a word, and the word without each of its letters. A very long word is no name.
 
-    Two words that have one of these in common differ in a letter that is missing, added, another
-    one, or elsewhere. (The index of Garbe's SymSpell, 2012.)
+    Two words that share one of these differ by a missing, added, replaced or moved letter. This is
+    the index of SymSpell (Garbe, 2012).
     """
     if len(word) <= _MAX_WORD_LENGTH:
         yield word
@@ -184,10 +176,10 @@ def yield_shortened(word: str) -> Iterator[str]:
 
 
 def is_misspelling(one: str, other: str) -> bool:
-    """Whether two names that have a `yield_shortened` form in common may be one, spelled wrongly.
+    """True if one of two names that share a shortened form can be a misspelling of the other.
 
-    Short names that differ in a letter are two names (Mirko and Marko), and so are those that
-    differ in their ends (Marie and Maria).
+    Short names that differ in a letter are two names (Mirko, Marko), and so are names with
+    different endings (Marie, Maria).
     """
     length = max(len(one), len(other))
     if one[0] != other[0] or one[-1] != other[-1] or not (one + other).isalpha():
@@ -233,13 +225,13 @@ def _read_titles(blocks: Mapping[str, str]) -> dict[str, Title]:
 
 
 def _read_short_names(text: str) -> dict[str, set[str]]:
-    of: defaultdict[str, set[str]] = defaultdict(set)
+    by_full: defaultdict[str, set[str]] = defaultdict(set)
     names: defaultdict[str, set[str]] = defaultdict(set)
     for pair in text.split("·"):
         if pair.strip():
             short, full = map(fold_word, pair.split())
-            of[full].add(short)
-    for full, shorts in of.items():
+            by_full[full].add(short)
+    for full, shorts in by_full.items():
         for short in shorts:
             names[short] |= {full} | shorts - {short}
         names[full] |= shorts
@@ -247,10 +239,6 @@ def _read_short_names(text: str) -> dict[str, set[str]]:
 
 
 _BLOCKS = _read_blocks()
-
-
-_spelled = _BLOCKS["letters"].split()
-_LETTERS = dict(zip(_spelled[::2], _spelled[1::2], strict=True))
 
 
 def _fold_block(name: str) -> frozenset[str]:
@@ -263,12 +251,12 @@ _CASES = {
         (line.split() for line in _BLOCKS["cases"].splitlines()), key=lambda line: -len(line[0])
     )
 }
-"""Endings of Russian names with those of their other cases, the longest first."""
+"""Endings of Russian names and the endings of their other cases, the longest first."""
 
 _AFTER_CONSONANTS = _BLOCKS["consonant"].split()
 _OTHER_VOWELS = _fold_block("vowels")
 _WOMEN_TOO = tuple(_BLOCKS["women"].split())
-"""Men's names that end so have a woman's, which is what their genitive looks like: Volkova."""
+"""Endings of men's names with a genitive that looks like a woman's name: Volkova."""
 
 TITLES = _read_titles(_BLOCKS)
 """Titles, offices and forms of address, by word."""
@@ -276,7 +264,7 @@ TITLES = _read_titles(_BLOCKS)
 ARTICLES, INDEFINITE, LINKING = map(_fold_block, ("article", "indefinite", "linking"))
 NEUTRAL, ANOTHER, YOUNGER, ELDER = map(_fold_block, ("neutral", "another", "younger", "elder"))
 GENERIC = {word: name for name in ("inn", "town") for word in _fold_block(name)}
-"""What a place's name may have or leave out: the Salty Sigil, a tavern."""
+"""Optional words in the name of a place: the Salty Sigil (tavern)."""
 
 SHORT_NAMES = _read_short_names(_BLOCKS["short"])
-"""Short names with those that they stand for, and others for the same; and the other way round."""
+"""Short names by full name, and full names and other short names by short name."""

@@ -1,9 +1,8 @@
-"""Which entity of a campaign a mention means: by name, title, role, or a spelling near it.
+"""Finds the entities of a campaign in texts, and resolves mentions by name, title or role.
 
-Two entities made one are worse than one that is there twice, so a mention that says something of
-somebody which does not fit (another first name, a woman's title, "the younger", "Holt's sister")
-is not theirs. Words are looked up in an index: what a mention costs does not grow with the roster,
-but with those who share its words.
+A wrong match is worse than a duplicate. So a contradicting detail rules an entity out: another
+first name, a woman's title, "the younger", "Holt's sister". Words are looked up in an index, so the
+cost of a mention depends on the entities that share its words, not on their total number.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
+
+from ahocorasick_rs import AhoCorasick, MatchKind
 
 from backend.campaigns.names.name_forms import (
     ANOTHER,
@@ -39,14 +40,63 @@ from backend.campaigns.names.name_forms import (
     yield_oblique_stems,
     yield_shortened,
 )
+from backend.core.text_forms import normalize
+from backend.lorebooks.activation.keys import is_whole
+
+MAX_TEXT = 50_000
+"""Maximum number of characters of a text that are read."""
+
+
+class NameIndex:
+    """Finds names and aliases of entities in one pass over a text.
+
+    Args:
+        names: Pairs of an entity and one of its names.
+    """
+
+    def __init__(self, names: Iterable[tuple[UUID, str]]) -> None:
+        by_name: dict[str, list[UUID]] = {}
+        for entity_id, name in names:
+            if folded := _fold_text(name).strip():
+                by_name.setdefault(folded, []).append(entity_id)
+        self._ids = list(by_name.values())
+        self._automaton = AhoCorasick(
+            by_name.keys(), matchkind=MatchKind.LeftmostLongest, store_patterns=False
+        )
+
+    def find(self, text: str) -> list[UUID]:
+        """Return the entities that `text` names with whole words, in order of appearance.
+
+        Possessives match, too ("Holt's", "Holts"). In scripts without spaces, a name matches at any
+        place.
+        """
+        folded = _fold_text(text[:MAX_TEXT])
+        found: dict[UUID, None] = {}
+        for number, start, end in self._automaton.find_matches_as_indexes(folded):
+            stop = end + 1 if folded[end : end + 1] == "s" else end
+            if is_whole(folded, start, end) or is_whole(folded, start, stop):
+                found.update(dict.fromkeys(self._ids[number]))
+        return list(found)
+
+
+def make_slug(name: str) -> str:
+    """Return a name as one word for a status line or a file: `the-salty-sigil`."""
+    words = "".join(char if char.isalnum() else " " for char in normalize("NFC", name)).split()
+    return "-".join(words).lower() or "unnamed"
+
+
+def _fold_text(text: str) -> str:
+    return normalize("NFC", text).casefold()
+
 
 SAME, PART, ROLE, NEAR = range(4)
-"""How a mention means somebody, the surest first."""
+"""Ranks of matches, the most certain first."""
 
 MIN_WORD = 2
-"""Characters of a word that is no initial."""
+"""Minimum length of a word; a shorter one is an initial."""
 
 Matches = tuple[int, Collection[UUID]]
+"""A rank, and the entities that match."""
 
 
 class Member(NamedTuple):
@@ -61,13 +111,10 @@ class Member(NamedTuple):
 
 
 class WordIndex(ABC):
-    """Entities of one kind by the words of their names.
+    """Entities of one kind: by the key of a full name (`whole`) and by each word of a name.
 
-    Attributes:
-        whole: By all words of a name as one.
-        by_word: By each word of a name.
-        forms: Words of names by their forms in other cases, and by parts that may stand for them.
-        genitives: Men's names by a form that is a woman's name too.
+    `forms` has words of names by their grammatical cases and abbreviations, `genitives` men's names
+    by a form that is also a woman's name.
     """
 
     def __init__(self) -> None:
@@ -79,14 +126,14 @@ class WordIndex(ABC):
 
     @abstractmethod
     def add(self, member: Member) -> None:
-        """Have an entity found by its names."""
+        """Index an entity by its names."""
 
     @abstractmethod
     def find(self, words: Sequence[NameWord]) -> Matches:
-        """Those whom a mention of these words may mean, and how sure that is."""
+        """Return the entities that a mention can mean, with the rank of the match."""
 
     def add_word(self, word: str, member_id: UUID) -> None:
-        """Have an entity found by a word of its name, its forms, and spellings near it."""
+        """Index an entity by a word of its name, its forms, and similar spellings."""
         if word not in self.by_word:
             for form in (*yield_case_forms(word), *yield_name_parts(word)):
                 self.forms[form][word] = None
@@ -97,12 +144,12 @@ class WordIndex(ABC):
                 self._near[key][word] = None
         self.by_word[word][member_id] = None
 
-    def known(self, word: str) -> Collection[str]:
-        """The words of names that a word is, or is a form of."""
+    def find_known(self, word: str) -> Collection[str]:
+        """Return the words of names that have this form."""
         return (word,) if word in self.by_word else self.forms.get(word, ())
 
-    def spelled_nearly(self, word: str) -> set[str]:
-        """Words of names that a word may be a short form, a transcript or a misspelling of."""
+    def find_similar(self, word: str) -> set[str]:
+        """Return words of names of which a word can be a short form, transcript or misspelling."""
         if len(word) < MIN_WORD or not word.isalpha():
             return set()
         found = {each for each in SHORT_NAMES.get(word, ()) if each in self.by_word}
@@ -116,13 +163,13 @@ class WordIndex(ABC):
             if word.isascii() != other.isascii()
         }
 
-    def having(self, words: Iterable[str]) -> dict[UUID, None]:
-        """Those in whose names any of these words is."""
+    def find_members(self, words: Iterable[str]) -> dict[UUID, None]:
+        """Return the entities with one of these words in their names."""
         return {each: None for word in words for each in self.by_word[word]}
 
 
 def intersect(found: Sequence[Mapping[UUID, None]]) -> list[UUID]:
-    """Those who are in all of several sets; none of none."""
+    """Return the entities that all of the mappings contain."""
     if not found:
         return []
     first, *others = sorted(found, key=len)
@@ -130,16 +177,14 @@ def intersect(found: Sequence[Mapping[UUID, None]]) -> list[UUID]:
 
 
 def make_name_key(words: Iterable[NameWord]) -> str:
-    """Words as one, however they are joined: `saltysigil`."""
-    yield_name_parts = (part for word in words for part in word.text.replace("'", "").split("-"))
-    return "".join(
-        part for part in yield_name_parts if part not in ARTICLES and part not in INDEFINITE
-    )
+    """Join words in a form that ignores spaces, hyphens and articles: `saltysigil`."""
+    parts = (part for word in words for part in word.text.replace("'", "").split("-"))
+    return "".join(part for part in parts if part not in ARTICLES and part not in INDEFINITE)
 
 
 _NO_ROLES = frozenset({"honour", "kin"})
 _RANKS = frozenset({"king", "queen", "prince", "princess"})
-"""Nobody has two of these ranks at once: different ranks mean different people."""
+"""Titles that exclude each other: different ranks mean different people."""
 
 _GENERATIONS = {
     **dict.fromkeys(YOUNGER, "younger"),
@@ -153,19 +198,16 @@ _BEGINNINGS = [each for each in (*ANOTHER, *ARTICLES) if is_unspaced(each)]
 
 @dataclass
 class PersonMention:
-    """What a name or a mention says of a person.
+    """The parts of a person's name, or of a mention of a person.
 
     Attributes:
-        key: All of it, without articles.
-        names: The words that are names.
-        titles: What it calls them.
-        epithets: Words after the name: the smith, of Tom the smith.
-        title_words: The words that say so: they may be names too, as Smith is.
-        gender: `m`, `f` or nothing.
-        generation: Which of two of the same name.
-        is_another: It says that it is not the one who is known.
-        is_described: It begins with an article, or is in small letters: no name perhaps.
-        of: It is said by whose, or by what of, as Holt's sister is.
+        key: All words without articles.
+        titles: Roles that precede the name. `title_words` can be names as well: Smith.
+        epithets: Roles that follow the name: the smith in "Tom the smith".
+        generation: The number or age that separates two people of one name.
+        is_another: True for words like "another", which mean an unknown person.
+        is_described: True with an article or without capitals, which suggests a description.
+        of: True if the person is described by someone else: Holt's sister.
     """
 
     key: str
@@ -182,10 +224,10 @@ class PersonMention:
     is_kin: bool = False
     of: bool = False
 
-    def say(self, text: str) -> None:
-        """Read one more word. After a name come names alone."""
+    def add_word(self, text: str) -> None:
+        """Add the next word. After a name, all words are names."""
         if is_unspaced(text):
-            self._say_phrase(text)
+            self._add_phrase(text)
         elif text in _GENERATIONS and (self.names or len(text) > len("iii")):
             self.generation = _GENERATIONS[text]
         elif self.names:
@@ -193,23 +235,23 @@ class PersonMention:
         elif text in ANOTHER:
             self.is_another = True
         elif text in TITLES:
-            self._call(text)
+            self._add_title(text)
         elif text not in NEUTRAL:
             self.names.append(text)
 
-    def _say_phrase(self, text: str) -> None:
-        """The same of a phrase without spaces: its adjective in front, its titles at its end."""
+    def _add_phrase(self, text: str) -> None:
+        """Add a phrase without spaces. Adjectives are at its start, titles at its end."""
         beginning = next((each for each in _BEGINNINGS if text.startswith(each)), "")
         self.is_another = self.is_another or beginning in ANOTHER
         self.is_described = self.is_described or bool(beginning)
         text = text.removeprefix(beginning)
         while title := next((text[at:] for at in range(len(text)) if text[at:] in TITLES), ""):
-            self._call(title)
+            self._add_title(title)
             text = text.removesuffix(title)
         if text:
             self.names.append(text)
 
-    def _call(self, word: str) -> None:
+    def _add_title(self, word: str) -> None:
         role, gender, is_inflected = TITLES[word]
         self.of = self.of or (self.is_kin and is_inflected)
         self.gender = gender or self.gender
@@ -221,7 +263,7 @@ class PersonMention:
 
 
 class People(WordIndex):
-    """People by their names, by what they are called, and by what they are."""
+    """An index of people by names, titles and roles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +273,6 @@ class People(WordIndex):
         self._said: dict[UUID, list[PersonMention]] = {}
 
     def add(self, member: Member) -> None:
-        """Have a person found by names, titles and role."""
         names = [_read_person(read_words(name)) for name in member.names]
         role = read_words(member.role)
         own = self._said[member.id] = [*names, _read_role(role)]
@@ -250,26 +291,25 @@ class People(WordIndex):
             self._by_role[own[-1].title_words[-1]][member.id] = None
 
     def find(self, words: Sequence[NameWord]) -> Matches:
-        """Those whom a mention of these words may mean, and how sure that is."""
         said = _read_person(words)
-        for rank, found in self._ways(said) if said.key else ():
-            if fitting := [each for each in found if self._fits(said, self._said[each])]:
-                return rank, self._called(said, fitting)
+        for rank, found in self._search(said) if said.key else ():
+            if fitting := [each for each in found if self._is_compatible(said, self._said[each])]:
+                return rank, self._prefer_titled(said, fitting)
         return NEAR, ()
 
-    def _ways(self, said: PersonMention) -> Iterator[Matches]:
-        """Those who may be meant, the surest way to mean somebody first."""
+    def _search(self, said: PersonMention) -> Iterator[Matches]:
+        """Yield possible matches, the most certain first."""
         yield SAME, self.whole.get(said.key, ())
         if said.of or said.is_another:
             yield ROLE, self._by_role.get(said.key, ())
         elif said.names:
-            yield from self._named(said)
+            yield from self._match_names(said)
         else:
             yield PART, intersect([self.by_word[w] for w in said.title_words if w in self.by_word])
             if not said.is_indefinite:
                 yield ROLE, intersect([self._by_title[title] for title in said.titles])
 
-    def _named(self, said: PersonMention) -> Iterator[Matches]:
+    def _match_names(self, said: PersonMention) -> Iterator[Matches]:
         known = [self._known_or_initial(word, len(said.names)) for word in said.names]
         if any(known) or said.is_inflected:
             known = [
@@ -279,33 +319,32 @@ class People(WordIndex):
         is_form = bool(known[0]) and said.names[0] not in self.by_word
         if said.is_kin and is_form:  # Bruder Marlenas
             return
-        yield PART, intersect([self.having(words) for words in known])
+        yield PART, intersect([self.find_members(words) for words in known])
         if not (is_form and said.names[0].isascii()):  # Marlenas Mann
-            yield PART, self._lesser(known)
+            yield PART, self._match_fewer_names(known)
         nearly = [
-            words or self.spelled_nearly(word)
-            for word, words in zip(said.names, known, strict=True)
+            words or self.find_similar(word) for word, words in zip(said.names, known, strict=True)
         ]
-        yield NEAR, intersect([self.having(words) for words in nearly])
+        yield NEAR, intersect([self.find_members(words) for words in nearly])
         if not any(known):
-            yield ROLE, self._nameless(said)
+            yield ROLE, self._match_titles(said)
         if said.is_described and not said.is_indefinite:
             yield ROLE, self._by_role.get(said.names[-1], ())
 
     def _known_or_initial(self, word: str, count: int) -> Collection[str]:
         if len(word) >= MIN_WORD or count == 1:
-            return self.known(word)
+            return self.find_known(word)
         return self._initials.get(word, ())
 
-    def _lesser(self, known: Sequence[Collection[str]]) -> list[UUID]:
-        """Those of whom fewer names are known than a mention has, and no others.
+    def _match_fewer_names(self, known: Sequence[Collection[str]]) -> list[UUID]:
+        """Return people with fewer names than the mention, all of which it contains.
 
-        Where several share a name that is not the first one, it is a family's.
+        A name that several people share is skipped as a family name unless it comes first.
         """
         words = {each for some in known for each in some}
         found: list[UUID] = []
         for number, some in enumerate(known):
-            sharing = self.having(some)
+            sharing = self.find_members(some)
             if number and len(sharing) > 1:
                 continue
             found += [
@@ -317,24 +356,24 @@ class People(WordIndex):
             ]
         return found
 
-    def _nameless(self, said: PersonMention) -> list[UUID]:
-        """Those who are known by a title alone, which a mention puts before a name."""
+    def _match_titles(self, said: PersonMention) -> list[UUID]:
+        """Return people who are known only by the title that the mention puts before a name."""
         return [
             each
             for each in intersect([self._by_title[title] for title in said.titles])
             if not any(own.names for own in self._said[each][:-1])
         ]
 
-    def _called(self, said: PersonMention, found: Sequence[UUID]) -> Sequence[UUID]:
-        """Of several those whom the mention calls what they are."""
+    def _prefer_titled(self, said: PersonMention, found: Sequence[UUID]) -> Sequence[UUID]:
+        """Return the people who have the mention's titles, or all people if none has them."""
         titled = [
             each for each in found if all(each in self._by_title[title] for title in said.titles)
         ]
         return titled or found
 
     @staticmethod
-    def _fits(said: PersonMention, own: Sequence[PersonMention]) -> bool:
-        """Whether nothing that is said speaks against somebody of these names and this role."""
+    def _is_compatible(said: PersonMention, own: Sequence[PersonMention]) -> bool:
+        """True if no detail of the mention contradicts a person's names and role (the last)."""
         genders = {each.gender for each in own} - {""}
         if said.gender and genders and said.gender not in genders:
             return False
@@ -348,7 +387,7 @@ class People(WordIndex):
 
 
 def _read_role(words: Sequence[NameWord]) -> PersonMention:
-    """A role without whose it is: that is somebody else's name."""
+    """Read a role without its possessor, who is another person."""
     ends = [number for number, word in enumerate(words) if word.owns]
     said = _read_person(words[ends[-1] + 1 :] if ends else words)
     said.key = make_name_key(words)
@@ -364,7 +403,7 @@ def _read_person(words: Sequence[NameWord]) -> PersonMention:
     said.is_described = not led.isdisjoint(_ARTICLES) or all(word.is_small for word in words)
     said.of = any(word.owns for word in words[:-1])
     for word in words[begin:end]:
-        said.say(word.text)
+        said.add_word(word.text)
     if end == len(words):
         return said
     if words[end].text not in LINKING:
@@ -376,19 +415,18 @@ def _read_person(words: Sequence[NameWord]) -> PersonMention:
         said.of = True
     elif not said.names and not said.titles:
         for word in words[end + 1 :]:  # Frau von Ahlen
-            said.say(word.text)
+            said.add_word(word.text)
     return said
 
 
 class Things(WordIndex):
-    """Whatever is no person: of its name its end may stand for it, not its beginning."""
+    """An index of entities that are no people. The end of a name can identify them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._names: dict[UUID, list[tuple[list[str], int]]] = {}
 
     def add(self, member: Member) -> None:
-        """Have a thing found by its names."""
         self._names[member.id] = []
         for name in member.names:
             words = read_words(name)
@@ -402,52 +440,52 @@ class Things(WordIndex):
                     self.forms[form][word] = None
 
     def find(self, words: Sequence[NameWord]) -> Matches:
-        """Those that a mention of these words may mean, and how sure that is."""
         said, _ = _read_thing(words)
-        for rank, found in self._ways(words, said) if said else ():
+        for rank, found in self._search(words, said) if said else ():
             if found:
                 return rank, found
         return NEAR, ()
 
-    def _ways(self, words: Sequence[NameWord], said: Sequence[str]) -> Iterator[Matches]:
-        known = [self.known(word) for word in said]
+    def _search(self, words: Sequence[NameWord], said: Sequence[str]) -> Iterator[Matches]:
+        known = [self.find_known(word) for word in said]
         yield SAME, self.whole.get(make_name_key(words), ())
-        yield SAME, self._all_words(known)
-        yield SAME, self._generic(said)
+        yield SAME, self._match_all(known)
+        yield SAME, self._match_specific(said)
         is_new = words[0].text in INDEFINITE or words[0].text in ANOTHER
         if not is_new and not any(word.owns for word in words[:-1]):
-            candidates = intersect([self.having(some) for some in known])
+            candidates = intersect([self.find_members(some) for some in known])
             yield PART, [each for each in candidates if self._is_head(each, known)]
-        nearly = [some or self.spelled_nearly(word) for word, some in zip(said, known, strict=True)]
-        yield NEAR, self._all_words(nearly)
+        nearly = [some or self.find_similar(word) for word, some in zip(said, known, strict=True)]
+        yield NEAR, self._match_all(nearly)
 
-    def _all_words(self, known: Sequence[Collection[str]]) -> list[UUID]:
-        """Those whose name is these words and no others."""
+    def _match_all(self, known: Sequence[Collection[str]]) -> list[UUID]:
+        """Return things with exactly these words as a name."""
         return [
             each
-            for each in intersect([self.having(some) for some in known])
+            for each in intersect([self.find_members(some) for some in known])
             if any(_match_words(known, name) for name, _ in self._names[each])
         ]
 
-    def _generic(self, said: Sequence[str]) -> list[UUID]:
-        """Those who are called so but for a word for what all such places are."""
+    def _match_specific(self, said: Sequence[str]) -> list[UUID]:
+        """Return things with a name that matches except for a generic word, such as "tavern"."""
         wanted, kinds = _split_generic(said)
         if not wanted:
             return []
-        known = [self.known(word) for word in wanted]
+        known = [self.find_known(word) for word in wanted]
         return [
             each
-            for each in intersect([self.having(some) for some in known])
+            for each in intersect([self.find_members(some) for some in known])
             for own, own_kinds in (_split_generic(name) for name, _ in self._names[each])
             if _match_words(known, own) and (not kinds or not own_kinds or kinds == own_kinds)
         ]
 
     def _is_head(self, member_id: UUID, known: Sequence[Collection[str]]) -> bool:
-        """Whether words are the end of a name, or what stands before its first `of`."""
+        """True if words are the end of a name, or the words before its first "of"."""
         count = len(known)
         for name, cut in self._names[member_id]:
             ends = [name[max(0, cut - count) : cut]]
-            if not name[0].isascii():  # what it is may come first: Tower of Ash, in Russian
+            # In Russian, the noun can come first: "tower of ash".
+            if not name[0].isascii():
                 ends.append(name[:count])
             if any(_match_words(known, end) for end in ends):
                 return True
@@ -455,12 +493,12 @@ class Things(WordIndex):
 
 
 def _match_words(known: Sequence[Collection[str]], name: Sequence[str]) -> bool:
-    """Whether words are those of a name, in its order."""
+    """True if the words of a mention are those of a name, in the same order."""
     return len(name) == len(known) and all(a in b for a, b in zip(name, known, strict=True))
 
 
 def _read_thing(words: Sequence[NameWord]) -> tuple[list[str], int]:
-    """The words that say which thing it is, and how many of them stand before an `of`."""
+    """Return the identifying words of a name, and the number of them before an "of"."""
     said: list[str] = []
     cut = 0
     for word in words:
@@ -480,16 +518,13 @@ def _split_generic(name: Sequence[str]) -> tuple[list[str], set[str]]:
     return kept, {GENERIC[word] for word in name if word in GENERIC}
 
 
-__all__ = ["PEOPLE", "Member", "Roster"]
-
 PEOPLE = frozenset({"pc", "npc"})
 
 
 class Roster:
-    """The entities of a campaign, by what they may be called."""
+    """Resolves mentions to entities. Those that are `present` are preferred."""
 
     def __init__(self, members: Iterable[Member], *, present: Collection[UUID] = ()) -> None:
-        """Take the entities that may be meant; those who are `present` are, where several may."""
         self._members: dict[UUID, Member] = {}
         self._indexes: dict[str, WordIndex] = {}
         self._present = frozenset(present)
@@ -497,7 +532,7 @@ class Roster:
             self.add(member)
 
     def add(self, member: Member) -> None:
-        """Have an entity found from now on, also by names that it did not have before."""
+        """Add an entity, or new names of one."""
         self._members[member.id] = member
         kind = "person" if member.kind in PEOPLE else member.kind
         if kind not in self._indexes:
@@ -505,9 +540,9 @@ class Roster:
         self._indexes[kind].add(member)
 
     def resolve(self, mention: str, kind: str | None = None) -> Sequence[UUID]:
-        """The entity that is meant: one, none (it is new), or several where it is not clear.
+        """Return the entity that a mention means: none if it is new, several if it is ambiguous.
 
-        A `kind` is that of entities; players' characters and other people are found as one.
+        `kind` is a kind of entity. `pc` and `npc` both mean people.
         """
         if kind is None:
             indexes = list(self._indexes.values())
@@ -517,10 +552,10 @@ class Roster:
         words = read_words(mention)
         found = [answer for index in indexes if (answer := index.find(words))[1]]
         surest = min((rank for rank, _ in found), default=NEAR)
-        return self._narrowed([each for rank, ids in found if rank == surest for each in ids])
+        return self._prefer_present([each for rank, ids in found if rank == surest for each in ids])
 
-    def _narrowed(self, found: Sequence[UUID]) -> Sequence[UUID]:
-        """Those who are present, or where they are, if that leaves any."""
+    def _prefer_present(self, found: Sequence[UUID]) -> Sequence[UUID]:
+        """Return the entities that are present, else those at the same place, else all."""
         found = list(dict.fromkeys(found))
         if len(found) < 2:  # noqa: PLR2004  # one
             return found

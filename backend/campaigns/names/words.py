@@ -1,4 +1,4 @@
-"""The words of a story's text, with what stands before each of them."""
+"""Splits a story's text into words, and lists the words that are no names."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TITLES = _split(
     mademoiselle herr frau fräulein signor signora signore senhor senhora dom dona pan pani capitán
     capitaine kapitän rey roi könig"""
 )
-"""Forms of address: before a name part of it, alone no name."""
+"""Forms of address. They are part of a name that follows, and no name alone."""
 
 ABBREVIATIONS = _split("mr mrs ms dr prof st capt lt sgt gen col jr sr vs mt ft")
-"""A point after these ends no sentence."""
+"""A full stop after these does not end a sentence."""
 
 CAPITALISED = _split(
     """i i'm i'd i'll i've ok okay tv god gods lord christ jesus heaven hell earth bible internet
@@ -38,7 +38,7 @@ CAPITALISED = _split(
     psst brr shh haha nope yeah the a an and but or so if he she it we you they this that these
     those my your his her our their not nothing everything everyone someone nobody"""
 )
-"""Capitalised without being names of a story: days, months, peoples, words that begin speech."""
+"""Capitalised words that are no names: days, months, peoples, words that begin speech."""
 
 ARTICLES = _split(
     "the this that these those le la les l' el los las il lo gli o os as der die das den dem des"
@@ -47,14 +47,14 @@ ARTICLES = _split(
 CONNECTORS = _split(
     "of the de la le les del du des di da do dos das della dei degli von van der den al el of's"
 )
-"""What may stand between the words of one name: Order of the Ash, Casa del Sol."""
+"""Words that can join the words of a name: Order of the Ash, Casa del Sol."""
 
 QUANTITIES = _split(
     """none most some all one two three four five many few each both half part because instead
     ahead inside outside any neither either out word rumours rumors tales stories talk speaking
     think thinking beware west east north south"""
 )
-"""Before `of`, at the beginning of a sentence, these are no part of a name."""
+"""Words that are no part of a name if they begin a sentence and `of` follows."""
 
 NAMING = _split(
     """call calls called calling named known dubbed termed as word term name nickname nicknamed
@@ -67,7 +67,7 @@ NAMING = _split(
     называемый называемая назвали слово имя прозвали kallas kallade kallar kallat genaamd heet
     noemen noemde λέγεται λένε denilen"""
 )
-"""Before a quotation these say that it is a name, and nothing that somebody says."""
+"""Words before a quotation that is a name, not speech."""
 
 GERMAN = _split(
     """der die das und ist nicht ein eine einen einem einer dem den des mit auf sich war er sie es
@@ -80,22 +80,21 @@ MEASURES = _split(
     ende mitte messer fässer stunde stunden tage wochen jahre meile meilen herren damen seite
     ihre ihren ihrer ihrem seine meine deine keine"""
 )
-"""German nouns that end as adjectives do, and stand before other nouns."""
+"""German nouns that precede other nouns and end like adjectives."""
 
 GERMAN_ENDINGS = ("e", "er", "en", "es", "em")
-"""Of adjectives."""
+"""Endings of German adjectives."""
 
 PRONOUN_ENDINGS = _split("il elle on je tu nous vous ils elles se lhe lhes me te ci là то нибудь")
-"""What verbs and other words are joined to by a hyphen in French, Portuguese and Russian."""
-
+"""Pronouns and particles after a hyphen in French, Portuguese and Russian."""
 
 MIN_LETTERS = 3
-"""Letters of the shortest name that is found."""
+"""Minimum length of a name that is found."""
 
 WORD = re.compile(r"[^\W_]+(?:['_-][^\W_]+)*")
 
 _STARTS = frozenset('.!?…:"“”„«»‹›*_(\n—–[#>')  # noqa: RUF001  # as they are printed
-"""Between two words these begin a sentence, or speech."""
+"""Characters between two words that begin a sentence or speech."""
 
 _PLAIN = str.maketrans(
     {
@@ -108,19 +107,22 @@ _PLAIN = str.maketrans(
 
 
 class Vocabulary(Protocol):
-    """Which words belong to everyday language."""
+    """The words of everyday language."""
 
     def is_common(self, word: str, /) -> bool:
-        """Whether a word does, spelled as it is."""
+        """True if the exact spelling of a word is everyday language."""
         ...
 
     def is_everyday(self, word: str, /) -> bool:
-        """Whether a word does, or what it is a form of, in whatever case."""
+        """True if a word or its base form is everyday language, in upper or lower case."""
         ...
 
 
 class Word(NamedTuple):
-    """A word of a text. `gap` is what stands before it, `starts` whether it begins a sentence."""
+    """A word, and the text between it and the word before.
+
+    `starts` is True if the word begins a sentence.
+    """
 
     text: str
     at: int
@@ -129,22 +131,21 @@ class Word(NamedTuple):
 
     @property
     def folded(self) -> str:
-        """In the form in which words are compared."""
+        """The word in lower case, without a possessive ending."""
         return self.text.removesuffix("'s").casefold()
 
     @property
     def bare(self) -> str:
-        """Without a possessive ending."""
+        """The word without a possessive ending."""
         return self.text.removesuffix("'s")
 
     @property
     def is_capitalised(self) -> bool:
-        """Whether it begins with a capital."""
         return self.text[0].isupper()
 
 
 def split_words(text: str) -> Iterator[Word]:
-    """The words of a text that is `to_plain`. In a Markdown heading each begins a sentence."""
+    """Yield the words of a plain text. In a Markdown heading, each word begins a sentence."""
     end, before, is_heading = 0, "", False
     for match in WORD.finditer(text):
         gap, end = text[end : match.start()], match.end()
@@ -158,19 +159,19 @@ def split_words(text: str) -> Iterator[Word]:
 
 
 def to_plain(text: str) -> str:
-    """A text in one form: composed letters, straight apostrophes, plain hyphens."""
+    """Return a text with composed letters, straight apostrophes and plain hyphens."""
     return normalize("NFC", text).translate(_PLAIN)
 
 
 def has_capitals(text: str) -> bool:
-    """Whether most letters of a text are of a script with capitals."""
+    """True if most letters of a text belong to a script with capitals."""
     letters = sum(map(str.isalpha, text))
     cased = sum(char.islower() or char.isupper() for char in text)
     return 2 * cased > letters or not letters
 
 
 def is_german(text: str) -> bool:
-    """Whether a fifth of a text's words are German ones without which no text does."""
+    """True if more than a fifth of a text's words are very frequent German words."""
     words = [match[0].casefold() for match in WORD.finditer(text)]
     german = [word for word in words if word in GERMAN]
     return len(set(german)) > 1 and 5 * len(german) > len(words)

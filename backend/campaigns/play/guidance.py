@@ -32,10 +32,7 @@ MAX_CHANGED = 12
 
 
 def render_guidance(table: Table, prompts: PromptLibrary) -> str:
-    """Return the guidance of the mood that a table is in.
-
-    The mood's prompt file receives the values that its header names.
-    """
+    """Return the guidance of the table's mood, from the mood's prompt file."""
     if table.state.is_private:
         return prompts["moods/private"].render()
     play, scene = table.play, table.scene
@@ -57,10 +54,10 @@ def render_guidance(table: Table, prompts: PromptLibrary) -> str:
     }
     name, shared, own = f"moods/{table.state.rules}/{play.mood}", prompts["moods/table"], ""
     if name in prompts:
-        own = prompts[name].rendered(values)
+        own = prompts[name].render_from(values)
         # The mood's own text contains these already.
         values |= dict.fromkeys(prompts[name].inputs & shared.inputs, "")
-    return "\n\n".join(filter(None, [own or table.mood.prompt, shared.rendered(values)]))
+    return "\n\n".join(filter(None, [own or table.mood.prompt, shared.render_from(values)]))
 
 
 def _render_echoes(table: Table, kind: EchoKind, most: int) -> list[str]:
@@ -113,10 +110,7 @@ def _render_clocks(table: Table) -> list[str]:
 
 
 def _render_people(table: Table) -> list[str]:
-    """Render the people of the open scene and of the players' place, with their wishes.
-
-    Empty if the state block describes them.
-    """
+    """Render people at the scene or place with their wishes, unless the state block does."""
     if table.state.shows_people and table.place == table.state.shown_place:
         return []
     place, present = table.place, set(table.scene.get("present", ()))

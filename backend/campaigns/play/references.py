@@ -38,10 +38,7 @@ class Reference(NamedTuple):
 
 
 class ItemResolver:
-    """Finds the items in tool calls: items in play, and entities of the campaign by name.
-
-    `secrets` collects who knows each found item with a limited audience, by the item's name.
-    """
+    """Finds the items in tool calls. `secrets` collects limited audiences by the item's name."""
 
     def __init__(
         self,
@@ -65,12 +62,8 @@ class ItemResolver:
     def find(self, said: str, kinds: Collection[str] = ()) -> Reference:
         """Return the item with a name, alias, short reference or similar unambiguous name.
 
-        Args:
-            said: The name in the model's call.
-            kinds: Kinds of entities, `thread` or `clock`; empty for all.
-
-        Raises:
-            ToolRefusedError: There is none, or more than one; the text lists the candidates.
+        `kinds` are kinds of entities, `thread` or `clock`; empty for all. Raises `ToolRefusedError`
+        with the candidates if there is none, or more than one.
         """
         found = self._find(said, kinds)
         audience: str = PUBLIC
@@ -139,7 +132,6 @@ class ItemResolver:
 
 
 def get_name(state: State) -> str:
-    """Return the name, title or text of an item."""
     return str(state.get("name") or state.get("title") or state.get("text") or "")
 
 

@@ -36,11 +36,9 @@ from backend.vault.sealing import Sealer
 def build_table(
     layers: CampaignLayers, viewpoint: Viewpoint = GM, *, is_private: bool = False
 ) -> Table | None:
-    """Return the table of a turn, made of the items that its prompt has read.
+    """Return the table of a turn, made of the items of its prompt that the viewpoint may know.
 
     None if the campaign is not played: its setting `tools` is off, or its rules have no moods.
-    Items that the viewpoint may not know are left out. `is_private`: not everyone may know the
-    turn.
     """
     fields = layers.fields
     if not fields.settings.tools or not find_rules(fields.rules).moods:
@@ -98,9 +96,8 @@ async def record_table(
 ) -> list[UUID]:
     """Write a table's changes that are not stored, and return their ids.
 
-    With a message they belong to a turn, and are active while the message is. Without one they are
-    the user's. The caller has locked the campaign. Skip changes that are no longer possible because
-    the user has locked or deleted an item, or a number would exceed its bounds.
+    With a message they are active while the message is. Without one they are the user's. The caller
+    has locked the campaign. Skip changes that a lock, a deletion or a bound has made impossible.
     """
     audience = message.audience if message else PUBLIC
     wanted = [_restrict_audience(change, audience) for change in table.ledger]
@@ -124,7 +121,6 @@ async def record_table(
 async def view_changes(
     session: AsyncSession, sealer: Sealer, change_ids: Sequence[UUID]
 ) -> list[dict[str, Any]]:
-    """Return changes of the ledger as plain data, in order."""
     if not change_ids:
         return []
     views = await build_change_views(session, sealer, change_ids)
@@ -134,7 +130,6 @@ async def view_changes(
 async def _filter_possible(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, changes: Sequence[Change]
 ) -> list[Change]:
-    """Return the changes that are possible in the present state."""
     made = {change.item_id for change in changes if exists(change.operations.set)}
     try:
         if made:
@@ -165,7 +160,6 @@ async def _filter_possible(
 
 
 def _restrict_audience(change: Change, column: str) -> Change:
-    """Restrict an item's creation to the audience of its reply."""
     operations = change.operations
     if column == PUBLIC or operations.set.get("audience") != PUBLIC:
         return change

@@ -111,10 +111,7 @@ class Deltas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def apply_deltas(table: Table, deltas: Deltas) -> int:
-    """Apply the changes, and return their number.
-
-    Raises `ToolRefusedError` or `ValidationError` for the first that is not possible.
-    """
+    """Apply the changes, and return their number. Raises `ToolRefusedError`, `ValidationError`."""
     before = len(table.state.changes)
     for delta in deltas.changes:
         _change(table, delta)
@@ -195,7 +192,6 @@ def _build_operations(key: str, kind: AttributeType, delta: FieldDelta) -> Opera
 
 
 def list_attribute_types(state: State) -> dict[str, AttributeType]:
-    """Return the types of an item's attributes."""
     types: dict[str, AttributeType] = {}
     attributes: State = state.get(ATTRIBUTES) or {}
     for name, value in attributes.items():
@@ -354,7 +350,6 @@ def ask(table: Table, asked: Ask) -> ToolOutcome:
 
 
 def choose_answer(table: Table, index: int) -> dict[str, str]:
-    """Return the player's answer."""
     assert table.waiting is not None  # noqa: S101  # the table has checked it
     return {"chosen": table.waiting.options[index].label}
 
@@ -398,7 +393,6 @@ def set_scene(table: Table, asked: SetScene) -> ToolOutcome:
 
 
 def advance_time(table: Table, asked: AdvanceTime) -> ToolOutcome:
-    """Advance the day or set the time of day."""
     if not asked.days and not asked.time_of_day:
         raise ToolRefusedError("Say how many `days` pass, or which `time_of_day` it is.")
     operations = Operations()
@@ -412,7 +406,6 @@ def advance_time(table: Table, asked: AdvanceTime) -> ToolOutcome:
 
 
 def tick_clock(table: Table, asked: TickClock) -> ToolOutcome:
-    """Fill or empty segments of a clock."""
     clock = table.references.find_in_play(asked.clock, {"clock"})
     after = tick(table, clock.id, asked.segments)
     shown = f"{after.get('filled', 0)}/{after.get('segments', 6)}"
@@ -422,7 +415,6 @@ def tick_clock(table: Table, asked: TickClock) -> ToolOutcome:
 
 
 def finish_turn(table: Table, asked: FinishTurn) -> ToolOutcome:
-    """Apply the turn's changes, and end the turn."""
     count = apply_deltas(table, asked.deltas)
     if asked.cost:
         add_echo(table, "cost", asked.cost)

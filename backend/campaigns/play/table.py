@@ -23,8 +23,9 @@ from backend.campaigns.ledger.changes import (
     build_state,
     exists,
 )
-from backend.campaigns.ledger.items import STRUCTS, Item, Kind
-from backend.campaigns.play.references import ItemResolver
+from backend.campaigns.ledger.items import STRUCTS, Echo, Item, Kind
+from backend.campaigns.ledger.store import get_audience
+from backend.campaigns.play.references import ItemResolver, get_name
 from backend.campaigns.rules.protocol import (
     DEFAULT_RULES,
     Event,
@@ -59,7 +60,7 @@ from backend.campaigns.rules.state import (
 from backend.campaigns.state.party import find_story_place, is_scene_here
 from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.campaigns.state.state_block import Form
-from backend.core.audience import GM, Viewpoint
+from backend.core.audience import GM, PUBLIC, Audience, Viewpoint, decode_audience
 from backend.database.base import new_id
 from backend.errors import ConflictError, ValidationError
 from backend.generation.model import Tool, ToolCall
@@ -74,7 +75,6 @@ class RollDice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def roll_dice(table: Table, asked: RollDice) -> ToolOutcome:
-    """Roll, and return each die and the total."""
     count, sides, more = parse_notation(asked.dice)
     dice = table.roll(count, sides=sides)
     total = sum(dice) + more
@@ -100,13 +100,7 @@ class NoSuchOptionError(ValidationError):
 
 
 class Table:
-    """A turn in play. It validates and executes each tool call of the model.
-
-    Attributes:
-        state: The saved part.
-        names: The campaign's snapshot.
-        viewpoint: The table contains only items that it may know.
-    """
+    """A turn in play. It validates and executes each tool call of the model."""
 
     def __init__(self, state: TableState[Any], names: CampaignSnapshot | None = None) -> None:
         self.state = state
@@ -168,17 +162,14 @@ class Table:
 
     @property
     def mood(self) -> Mood[Table]:
-        """The mood of the turn."""
         return next(mood for mood in self.rules.moods if mood.name == self.play.mood)
 
     @property
     def waiting(self) -> Waiting | None:
-        """The question that the turn waits for."""
         return self.state.pending.waiting if self.state.pending else None
 
     @property
     def suggestions(self) -> Sequence[str]:
-        """Suggestions for the player's next action."""
         return self.state.suggestions
 
     @property
@@ -208,7 +199,6 @@ class Table:
         return ItemResolver(self.state.items, names, self._secrets)
 
     def mark(self, text: str, state: State) -> str:
-        """Return a text about an item, with its audience mark if it is not for everyone."""
         return self.references.mark(text, state)
 
     @property
@@ -234,10 +224,7 @@ class Table:
         return changes
 
     def note_stored(self, change_ids: Sequence[UUID], *, left_out: int) -> None:
-        """Record that the changes of `ledger` were stored during the turn.
-
-        `change_ids` are those of the written changes, `left_out` is the number of the others.
-        """
+        """Record that `change_ids` were stored during the turn, and `left_out` others were not."""
         state = self.state
         for change in self._build_play_changes():
             held = state.items[change.item_id]
@@ -336,11 +323,8 @@ class Table:
     def choose(self, option_id: str, text: str = "") -> Any:
         """Return the result of the waiting call for the player's choice.
 
-        `text` is an answer in the player's own words; it requires the option `Waiting.own`.
-
-        Raises:
-            NoSuchOptionError: The turn does not wait for this option.
-            ValidationError: The text is missing, or belongs to no option.
+        `text` is an answer in the player's own words, for the option `Waiting.own`. Raises
+        `NoSuchOptionError`, or `ValidationError` if the text is missing or belongs to no option.
         """
         pending = self.state.pending
         if pending is None:
@@ -365,10 +349,7 @@ class Table:
         self, tool: str, kind: Literal["question", "die"], prompt: str, options: Sequence[Option],
         data: Any = None,
     ) -> ToolOutcome:  # fmt: skip
-        """Suspend the turn until the player chooses, and assign ids to the options.
-
-        A question can also be answered in the player's own words.
-        """
+        """Suspend the turn until the player chooses an option or answers in their own words."""
         self.state.waits += 1
         numbered = [
             msgspec.structs.replace(option, id=f"{self.state.waits}.{index}")
@@ -394,7 +375,6 @@ class Table:
 
     @property
     def world(self) -> State:
-        """The campaign's world."""
         return self.get(self.state.campaign_id)
 
     @property
@@ -433,10 +413,7 @@ class Table:
         return dict(sorted(found, key=lambda each: each[0] != self.state.lead_id))
 
     def change(self, item_id: UUID, operations: Operations) -> State:
-        """Change an item in play, and return its new state.
-
-        Raises `ToolRefusedError` for a locked field, `ValidationError` for an invalid state.
-        """
+        """Change an item in play. Raises `ToolRefusedError`, `ValidationError`."""
         held = self.state.items[item_id]
         if locked := find_locked_fields(held.state, operations):
             raise ToolRefusedError(f"Locked by the user, not to be changed: {', '.join(locked)}.")
@@ -457,7 +434,6 @@ class Table:
         return item_id
 
     def enter_mood(self, mood: str, **fields: Any) -> None:
-        """Enter a mood with a new play state."""
         if self.rules.find_mood(mood) is None:
             raise ToolRefusedError(f"There is no mood {mood}.")
         self.state.play = self.rules.play_type(mood=mood, **fields)
@@ -501,7 +477,6 @@ def find_locked_fields(state: State, operations: Operations) -> list[str]:
 
 
 def get_kind(item: Item) -> Kind:
-    """Return the kind of a struct."""
     return _KIND_BY_STRUCT[type(item)]
 
 
@@ -517,12 +492,8 @@ class DowntimeError(ConflictError):
 def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, Any]:
     """Begin downtime with an activity, and return a description of its effects.
 
-    The table's ledger contains the changes, including the dice. `target` is the name of a character
-    or clock, for activities that need one.
-
-    Raises:
-        DowntimeError: It has begun, or the turn before it is not over.
-        ValidationError: The rules have no downtime, or no such activity or target.
+    `target` is the name of a character or clock, for activities that need one. Raises
+    `DowntimeError`, or `ValidationError` if the rules have no such activity or target.
     """
     mood = table.rules.find_mood(DOWNTIME)
     if mood is None:
@@ -543,3 +514,81 @@ def leave_downtime(table: Table) -> None:
     if table.play.mood != DOWNTIME:
         raise DowntimeError("Downtime has not begun.")
     table.enter_mood(table.rules.moods[0].name)
+
+
+MAX_COSTS = 3
+MAX_THREATS = 5
+MAX_ECHO = 1_000
+MAX_LISTED = 100
+
+EchoKind = Literal["cost", "threat"]
+
+
+def list_echoes(table: Table, kind: EchoKind) -> list[tuple[UUID, str]]:
+    """Return unresolved echoes of a kind with their ids, the newest last."""
+    return [
+        (item_id, state["text"])
+        for item_id, state in table.list_items("echo").items()
+        if state.get("kind", "cost") == kind and not state.get("resolved")
+    ]
+
+
+def add_echo(table: Table, kind: EchoKind, text: str, audience: Audience = PUBLIC) -> None:
+    """Add a cost or a threat. If there are too many, resolve the oldest."""
+    table.create(Echo(text=text[:MAX_ECHO], kind=kind, audience=audience))
+    most = MAX_COSTS if kind == "cost" else MAX_THREATS
+    for item_id, _ in list_echoes(table, kind)[:-most]:
+        if "resolved" not in table.get(item_id).get("locked", ()):
+            table.change(item_id, Operations(set={"resolved": True}))
+
+
+def find_echo(table: Table, said: str) -> UUID:
+    """Return the unresolved echo with a text, or the only one that contains it.
+
+    Raises `ToolRefusedError` with a list of all if there is none, or more than one.
+    """
+    found = {one: text for kind in ("cost", "threat") for one, text in list_echoes(table, kind)}
+    wanted = said.strip().rstrip("…").casefold()
+    exact = [one for one, text in found.items() if text.casefold() == wanted]
+    near = exact or [one for one, text in found.items() if wanted and wanted in text.casefold()]
+    if len(near) == 1:
+        return near[0]
+    problem = "More than one threat or cost has" if near else "No threat or cost has"
+    known = (table.mark(text[:MAX_LISTED], table.get(one)) for one, text in found.items())
+    listed = "; ".join(known) or "none"
+    raise ToolRefusedError(f"{problem} the text {said[:MAX_LISTED]!r}. There is: {listed}.")
+
+
+def is_full(clock: State) -> bool:
+    return cast("int", clock.get("filled", 0)) >= cast("int", clock.get("segments", 6))
+
+
+def is_visible(clock: State) -> bool:
+    """True if the players may know of a clock."""
+    return clock.get("visible") is not False
+
+
+def tick(table: Table, clock_id: UUID, segments: int) -> State:
+    """Fill or empty segments of a clock. Raises `ToolRefusedError` for a clock that is done.
+
+    A full clock becomes an event and an echo. If it is hidden, only the game master knows them.
+    """
+    before = table.get(clock_id)
+    if is_full(before):
+        raise ToolRefusedError(f"{get_name(before)} is done, and does not tick any more.")
+    filled = before.get("filled", 0)
+    moved = max(0, min(before.get("segments", 6), filled + segments)) - filled
+    if moved == 0:
+        return before
+    operations = (
+        Operations(add={"filled": moved}) if moved > 0 else Operations(remove={"filled": -moved})
+    )
+    after = table.change(clock_id, operations)
+    if is_full(after):
+        what = get_name(after)
+        text = f"{what}: {consequence}" if (consequence := after.get("consequence")) else what
+        audience = decode_audience(get_audience(after))
+        table.state.happened.append(Happened(text, audience))
+        kind: EchoKind = "threat" if after.get("kind", "threat") == "threat" else "cost"
+        add_echo(table, kind, text, audience)
+    return after

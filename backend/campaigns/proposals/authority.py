@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 from msgspec import NODEFAULT
 from msgspec.structs import fields
-from sqlalchemy import ColumnElement, bindparam, func, or_, select
+from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import (
@@ -56,31 +56,6 @@ BATCH_ITEMS = 500
 Authority = Literal["locked", "user", "tool", "compactor", "undone"]
 """The authority over a field: its lock, the actor who changed it, or the user who undid it."""
 
-_SINCE = (
-    select(
-        CampaignChange.id,
-        CampaignChange.item_id,
-        CampaignItem.kind,
-        CampaignChange.actor,
-        CampaignChange.is_undone,
-        CampaignChange.created_at,
-        CampaignChange.sealed_operations,
-        select(func.max(ChangeSource.position))
-        .where(
-            ChangeSource.change_id == CampaignChange.id, ChangeSource.chat_id == bindparam("chat")
-        )
-        .scalar_subquery()
-        .label("position"),
-    )
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .where(
-        CampaignChange.item_id.in_(bindparam("items", expanding=True)),
-        CampaignChange.is_on_path,
-        or_(CampaignChange.created_at >= bindparam("since"), CampaignChange.is_undone),
-    )
-    .order_by(CampaignChange.seq.desc())
-)
-
 
 class RecentChange(NamedTuple):
     """A recent change of an item. `position` is its last message in the given chat.
@@ -106,11 +81,30 @@ async def find_recent_changes(
     chat_id: UUID,
 ) -> dict[UUID, list[RecentChange]]:
     """Return the changes of each item since a time, and all that users undid, newest first."""
+    last = select(func.max(ChangeSource.position)).where(
+        ChangeSource.change_id == CampaignChange.id, ChangeSource.chat_id == chat_id
+    )
+    query = (
+        select(
+            CampaignChange.id,
+            CampaignChange.item_id,
+            CampaignItem.kind,
+            CampaignChange.actor,
+            CampaignChange.is_undone,
+            CampaignChange.created_at,
+            CampaignChange.sealed_operations,
+            last.scalar_subquery().label("position"),
+        )
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(
+            CampaignChange.is_on_path,
+            or_(CampaignChange.created_at >= since, CampaignChange.is_undone),
+        )
+        .order_by(CampaignChange.seq.desc())
+    )
     found: dict[UUID, list[RecentChange]] = {}
     for part in split_chunks(list(item_ids), BATCH_ITEMS):
-        rows = (
-            await session.execute(_SINCE, {"items": part, "since": since, "chat": chat_id})
-        ).all()
+        rows = (await session.execute(query.where(CampaignChange.item_id.in_(part)))).all()
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_operations)):
             operations = read_operations(sealer, row.id, row.sealed_operations)
             by: Any = "user" if row.actor == "import" else row.actor
@@ -163,22 +157,6 @@ _UNDONE = (
     .order_by(CampaignChange.seq.desc())
     .limit(MAX_TAKEN_BACK)
 )
-_RECORDED = (
-    select(
-        CampaignChange.item_id,
-        CampaignChange.actor,
-        ChangeSource.chat_id,
-        ChangeSource.position,
-        Message.created_at,
-    )
-    .outerjoin(ChangeSource, ChangeSource.change_id == CampaignChange.id)
-    .outerjoin(Message, Message.id == ChangeSource.message_id)
-    .where(
-        CampaignChange.item_id.in_(bindparam("facts", expanding=True)),
-        CampaignChange.is_on_path,
-        ~CampaignChange.is_undone,
-    )
-)
 
 Recorder = Literal["user", "tool", "compactor"]
 
@@ -201,10 +179,7 @@ class KnownItems:
             self.facts.setdefault(gist, []).append(audience)
 
     def find_keeper(self, fact_id: UUID, line: Message) -> Recorder | None:
-        """Return who recorded a fact that a message must not supersede; None if it may.
-
-        It must not if a user has written or edited the fact, or a later message has.
-        """
+        """Return the recorder of a fact that a message must not supersede; None if it may."""
         rows = self.recorded.get(fact_id, ())
         if any(row.actor in {"user", "import"} for row in rows):
             return "user"
@@ -253,8 +228,24 @@ async def read_known(
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             state = read_state(sealer, row.id, row.sealed_state)
             known.add_fact(build_gist("fact", state), row.audience)
+    recorders = (
+        select(
+            CampaignChange.item_id,
+            CampaignChange.actor,
+            ChangeSource.chat_id,
+            ChangeSource.position,
+            Message.created_at,
+        )
+        .outerjoin(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        .outerjoin(Message, Message.id == ChangeSource.message_id)
+        .where(
+            CampaignChange.item_id.in_(replaced),
+            CampaignChange.is_on_path,
+            ~CampaignChange.is_undone,
+        )
+    )
     recorded: dict[UUID, list[Any]] = {}
-    for change in await session.execute(_RECORDED, {"facts": list(replaced)}):
+    for change in await session.execute(recorders):
         recorded.setdefault(change.item_id, []).append(change)
     known.recorded = recorded
     return known
@@ -293,10 +284,7 @@ _USERS_OWN = frozenset({"locked", "audience"})
 
 
 class Ambiguity(msgspec.Struct, frozen=True, kw_only=True):
-    """A mention that may refer to several items.
-
-    `field` is the draft's field that refers to the item; empty if it is the draft's own item.
-    """
+    """An ambiguous mention. `field` is the draft's field; empty if it is the draft's own item."""
 
     mention: str
     candidates: list[UUID]
@@ -307,11 +295,8 @@ class Ambiguity(msgspec.Struct, frozen=True, kw_only=True):
 class Draft:
     """A change that was read from `message`.
 
-    Attributes:
-        audience: The audience in the format of its column.
-        replaces: The fact that a new fact supersedes or contradicts.
-        unclear: A mention in it that is ambiguous. If the draft's own item is ambiguous, `item_id`
-            is a new id.
+    `replaces` is the fact that a new fact supersedes or contradicts. If the draft's own item is
+    ambiguous (`unclear`), `item_id` is a new id.
     """
 
     kind: Kind
@@ -325,18 +310,13 @@ class Draft:
 
     @property
     def change(self) -> Change:
-        """The change for the ledger."""
         return Change(self.kind, self.item_id, self.operations)
 
 
 class ProposalContent(msgspec.Struct, frozen=True, kw_only=True):
     """The sealed part of a proposal: its change, and the values at the time of the proposal.
 
-    Attributes:
-        name: The item's name.
-        before: The item's values of the keys that would change.
-        conflicts: Who has the authority over a key, by key.
-        against: The text of the fact that it replaces or contradicts.
+    `conflicts` has the authority over each key. `against` is the text of the fact that it replaces.
     """
 
     operations: Operations
@@ -428,7 +408,6 @@ class _Judge:
     proposals: list[Proposal] = field(default_factory=list[Proposal])
 
     def consider(self, draft: Draft) -> None:
-        """Write a draft, propose it, or drop it."""
         state = self.states.get(draft.item_id, {})
         if draft.unclear is not None:
             self._propose(draft, "uncertain", {})

@@ -1,9 +1,9 @@
 """Proposals of campaigns: `/campaigns/{campaign_id}/proposals`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
-from litestar import Controller, Request, get, post
+from litestar import Controller, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 
@@ -21,9 +21,7 @@ from backend.campaigns.models import ProposalState
 from backend.campaigns.proposals.store import ProposalService
 from backend.core.audience import GM, ViewpointText, read_viewpoint
 from backend.errors import PreconditionFailedError
-from backend.http.schemas import RAISES, Page, PageSize
-
-AnyRequest = Request[Any, Any, Any]
+from backend.http.schemas import COMMON_RAISES, RAISES, IfMatch, Page, PageSize
 
 
 class ProposalController(Controller):
@@ -31,12 +29,9 @@ class ProposalController(Controller):
 
     path = "/campaigns/{campaign_id:uuid}/proposals"
     tags = ("Campaigns",)
+    opt = {COMMON_RAISES: (CampaignNotFoundError,)}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(
-        opt={RAISES: (CampaignNotFoundError,)},
-        operation_id="listCampaignProposals",
-        summary="List proposals",
-    )
+    @get(operation_id="listCampaignProposals", summary="List proposals")
     async def list_proposals(
         self,
         campaign_id: FromPath[UUID],
@@ -66,7 +61,6 @@ class ProposalController(Controller):
         status_code=200,
         opt={
             RAISES: (
-                CampaignNotFoundError,
                 ProposalNotFoundError,
                 ProposalDecidedError,
                 ProposalNotToldError,
@@ -80,19 +74,18 @@ class ProposalController(Controller):
     )
     async def accept_proposal(
         self,
-        request: AnyRequest,
         campaign_id: FromPath[UUID],
         proposal_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         campaign_proposals: NamedDependency[ProposalService],
         item_id: FromQuery[UUID | None] = None,
+        if_match: IfMatch = None,
     ) -> ProposalView:
         """Write a proposal as a change of the user. It is active while its message is.
 
         Locks are kept. `item_id` chooses one of the candidates. `If-Match` may contain the
         proposal's `revision`.
         """
-        if_match = request.headers.get("if-match")
         return await campaign_proposals.accept(
             identity, campaign_id, proposal_id, item_id=item_id, if_match=if_match
         )
@@ -100,7 +93,7 @@ class ProposalController(Controller):
     @post(
         "/{proposal_id:uuid}/refuse",
         status_code=200,
-        opt={RAISES: (CampaignNotFoundError, ProposalNotFoundError, ProposalDecidedError)},
+        opt={RAISES: (ProposalNotFoundError, ProposalDecidedError)},
         operation_id="refuseCampaignProposal",
         summary="Reject a proposal",
     )

@@ -11,36 +11,58 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select
+from msgspec import structs
+from sqlalchemy import ColumnElement, Select, and_, delete, func, insert, or_, select
 from sqlalchemy import exists as any_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import Contradiction, ItemReference, ProposalView
+from backend.campaigns.errors import (
+    ProposalDecidedError,
+    ProposalNotFoundError,
+    ProposalNotToldError,
+    ProposalTargetGoneError,
+)
+from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import (
     EXISTS,
     Change,
     Operations,
     State,
     apply_operations,
+    build_item,
     exists,
     get_value,
 )
+from backend.campaigns.ledger.item_service import check_item_room
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.records import get_item_name, load_states
+from backend.campaigns.ledger.records import (
+    check_references,
+    get_campaign,
+    get_item_name,
+    load_states,
+    open_reading,
+)
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import (
     PROPOSAL,
     Campaign,
     CampaignItem,
     CampaignProposal,
+    ChangeSource,
     ProposalSource,
+    ProposalState,
 )
 from backend.campaigns.proposals.authority import Proposal, ProposalContent, keep_filled_fields
+from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.chats.models import Chat, Message
-from backend.core.audience import Viewpoint, may_know
+from backend.core.audience import Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import iterate_in_slices
-from backend.database.base import new_id, split_chunks
+from backend.database.base import new_id, now, split_chunks
+from backend.database.engine import Database
 from backend.errors import ValidationError
+from backend.http.schemas import Page, check_revision, make_page
 from backend.vault.sealing import Sealer
 
 MAX_OPEN = 200
@@ -180,8 +202,6 @@ class ProposalLine(NamedTuple):
 
 
 class ItemVersion(NamedTuple):
-    """An item of a proposal in its present state."""
-
     state: State
     seq: int
     audience: str
@@ -198,7 +218,6 @@ class StoredProposal:
 
     @property
     def is_new(self) -> bool:
-        """True if it creates an item."""
         return exists(self.text.operations.set)
 
     @property
@@ -221,16 +240,13 @@ class StoredProposal:
         return max((each.seq for each in self.items.values()), default=0)
 
     def get_state(self, item_id: UUID) -> State:
-        """Return the state of one of its items; empty if the item does not exist."""
         return self.items[item_id].state if item_id in self.items else {}
 
     def is_in_force(self, fact_id: UUID) -> bool:
-        """True if one of its facts exists and is not superseded."""
         state = self.get_state(fact_id)
         return exists(state) and not state.get("superseded_by")
 
     def is_known_to(self, viewpoint: Viewpoint) -> bool:
-        """True if a viewpoint may know its message and all of its items."""
         audiences = [self.row.audience, self.lines[0].audience]
         audiences += [each.audience for each in self.items.values()]
         return all(may_know(viewpoint, each) for each in audiences)
@@ -254,7 +270,6 @@ class StoredProposal:
         return Change(self.row.kind, self.row.item_id, named)
 
     def view(self) -> ProposalView:
-        """Return it in the API's format."""
         row, text, line = self.row, self.text, self.lines[0]
         state = self.get_state(row.item_id)
         keys = text.operations.list_keys()
@@ -308,7 +323,6 @@ class StoredProposal:
 async def load_proposals(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, rows: Sequence[CampaignProposal]
 ) -> list[StoredProposal]:
-    """Load proposals of a campaign with their messages and the present state of their items."""
     texts = {row.id: read_text(sealer, row) async for row in iterate_in_slices(rows)}
     lines: dict[UUID, list[ProposalLine]] = {}
     for part in split_chunks(list(texts), BATCH_ROWS):
@@ -359,3 +373,167 @@ _LINES = (
     .join(Chat, Chat.id == ProposalSource.chat_id)
     .outerjoin(Message, Message.id == ProposalSource.message_id)
 )
+
+
+class ProposalService:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list_page(
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        *,
+        state: ProposalState,
+        viewpoint: Viewpoint,
+        limit: int,
+        after: UUID | None,
+    ) -> Page[ProposalView]:
+        """Return proposals whose messages are on an active path, oldest first, for a viewpoint.
+
+        Open proposals without effect are omitted, so a page may have fewer than `limit`. Raises
+        `CampaignNotFoundError`, `ValidationError`.
+        """
+        query = (
+            select(CampaignProposal)
+            .where(
+                CampaignProposal.campaign_id == campaign_id,
+                CampaignProposal.user_id == identity.user_id,
+                CampaignProposal.state == state,
+                filter_known_to(viewpoint, CampaignProposal.audience),
+                is_on_path(),
+            )
+            .order_by(CampaignProposal.id)
+            .limit(limit + 1)
+        )
+        if after is not None:
+            query = query.where(CampaignProposal.id > after)
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
+            rows, following = make_page((await session.scalars(query)).all(), limit)
+            found = await load_proposals(session, identity.sealer, campaign, rows)
+            items = [
+                each.view()
+                for each in found
+                if each.is_known_to(viewpoint) and (state != "open" or each.is_to_decide)
+            ]
+        return Page(items=items, next=following)
+
+    async def accept(
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        proposal_id: UUID,
+        *,
+        item_id: UUID | None,
+        if_match: str | None,
+    ) -> ProposalView:
+        """Write a proposal as the user's change, which is active while its message is. Idempotent.
+
+        `item_id` is the chosen candidate. Raises `CampaignNotFoundError`, `ProposalNotFoundError`,
+        `ProposalDecidedError`, `ProposalNotToldError`, `ProposalTargetGoneError`,
+        `PreconditionFailedError`, `CampaignFullError`, `ValidationError`.
+        """
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            proposal = await _find(session, identity, campaign, proposal_id, unless="refused")
+            if proposal.row.state == "open":
+                if not proposal.lines[0].is_told:
+                    raise ProposalNotToldError
+                check_revision(if_match, proposal.revision)
+                change = proposal.change(item_id)
+                await _write(session, identity.sealer, campaign, proposal, change)
+                proposal.row.state, proposal.row.updated_at = "accepted", now()
+            return await _load_view(session, identity, campaign, proposal.row)
+
+    async def refuse(
+        self, identity: Identity, campaign_id: UUID, proposal_id: UUID
+    ) -> ProposalView:
+        """Refuse a proposal, so that it is not proposed again from the same message. Idempotent.
+
+        Raises `CampaignNotFoundError`, `ProposalNotFoundError`, `ProposalDecidedError`.
+        """
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            proposal = await _find(session, identity, campaign, proposal_id, unless="accepted")
+            if proposal.row.state == "open":
+                proposal.row.state, proposal.row.updated_at = "refused", now()
+            return await _load_view(session, identity, campaign, proposal.row)
+
+
+async def _find(
+    session: AsyncSession,
+    identity: Identity,
+    campaign: Campaign,
+    proposal_id: UUID,
+    *,
+    unless: ProposalState,
+) -> StoredProposal:
+    """Raise `ProposalNotFoundError`, or `ProposalDecidedError` if its state is `unless`."""
+    row = await session.scalar(
+        select(CampaignProposal).where(
+            CampaignProposal.id == proposal_id,
+            CampaignProposal.campaign_id == campaign.id,
+            CampaignProposal.user_id == identity.user_id,
+        )
+    )
+    if row is None:
+        raise ProposalNotFoundError
+    if row.state == unless:
+        raise ProposalDecidedError(f"The proposal was {unless} before.")
+    [proposal] = await load_proposals(session, identity.sealer, campaign, [row])
+    return proposal
+
+
+async def _load_view(
+    session: AsyncSession, identity: Identity, campaign: Campaign, row: CampaignProposal
+) -> ProposalView:
+    await session.flush()
+    [proposal] = await load_proposals(session, identity.sealer, campaign, [row])
+    return proposal.view()
+
+
+async def _write(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    proposal: StoredProposal,
+    change: Change,
+) -> None:
+    """Write an accepted change, with all messages of its proposal as its sources."""
+    before = proposal.get_state(change.item_id)
+    if exists(change.operations.set):
+        await check_item_room(session, campaign.id)
+    elif not exists(before):
+        raise ProposalTargetGoneError
+    after = apply_operations(change.kind, before, change.operations)
+    if after == before:
+        return
+    await check_references(session, campaign.id, build_item(change.kind, after))
+    told = structs.replace(change.operations, because=proposal.text.because)
+    changes = [Change(change.kind, change.item_id, told)]
+    old_id = proposal.text.replaces
+    if old_id is not None and proposal.is_in_force(old_id):
+        heir = Operations(set={"superseded_by": str(change.item_id)})
+        changes.append(Change("fact", old_id, heir))
+    ids = [line.message_id for line in proposal.lines]
+    messages = {
+        message.id: message
+        for message in await session.scalars(select(Message).where(Message.id.in_(ids)))
+    }
+    line = messages.pop(ids[0])
+    change_ids = await ledger_store.append_changes(
+        session, sealer, campaign, changes, actor="user", message=line
+    )
+    copies = [
+        {
+            "change_id": change_id,
+            "message_id": message.id,
+            "chat_id": message.chat_id,
+            "position": message.position,
+        }
+        for change_id in change_ids
+        for message in messages.values()
+    ]
+    if copies:
+        await session.execute(insert(ChangeSource), copies)

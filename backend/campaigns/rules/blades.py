@@ -92,13 +92,10 @@ class CommittedOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class BladesState(TableState[BladesPlay], kw_only=True):
-    """The state of a table with the outcomes that were committed to."""
-
     committed: list[CommittedOutcome] = msgspec.field(default_factory=list[CommittedOutcome])
 
 
 def get_state(table: Table) -> BladesState:
-    """Return the state of a table that is played by these rules."""
     return cast("BladesState", table.state)
 
 
@@ -144,7 +141,6 @@ class ActionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def render_cost(cost: ActionCost) -> str:
-    """Return a cost in a few words."""
     match cost.kind:
         case "harm":
             return f"harm: {cost.what}"
@@ -289,7 +285,6 @@ class Accept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def engage(table: Table, asked: Engage) -> ToolOutcome:
-    """Fix position and effect, and enter the action."""
     if not table.players:
         # A campaign can be played before its user has added a character.
         table.create(Entity(kind="pc", name=asked.character.strip() or "You"))
@@ -313,7 +308,6 @@ def engage(table: Table, asked: Engage) -> ToolOutcome:
 
 
 def fill_pool(table: Table) -> None:
-    """Roll a new pool of dice."""
     dice = sorted(table.roll(POOL_SIZE), reverse=True)
     table.change(table.state.campaign_id, Operations(set={f"attributes.{POOL}": dice}))
 
@@ -395,7 +389,6 @@ def choose_die(table: Table, index: int) -> dict[str, Any]:
 
 
 def resolve(table: Table, asked: Resolve) -> ToolOutcome:
-    """Enter the aftermath that the die has fixed."""
     play = get_state(table).play
     if not play.tier:
         if asked.tier != "withdrawn":
@@ -426,18 +419,15 @@ def leave_action(table: Table) -> None:
 
 
 def leave_aftermath(table: Table) -> None:
-    """Return to the scene."""
     table.enter_mood("scene", variant="encounter")
 
 
 def accept(table: Table, asked: Accept) -> ToolOutcome:
-    """Return to the scene in a variant."""
     table.enter_mood("scene", variant=asked.variant)
     return ToolOutcome(kind="break", result={"mood": "scene"}, summary=f"Goes on: {asked.variant}")
 
 
 def choose_aftermath(tier: Tier, position: str) -> str:
-    """Return the variant of a tier's aftermath."""
     if tier == "bad":
         return "disaster" if position == "desperate" else "setback"
     return "costly" if tier == "partial" else "clean"
@@ -508,7 +498,6 @@ def _may_push(table: Table, player_id: UUID) -> bool:
 
 
 def _spend(table: Table, die: int) -> None:
-    """Take a die out of the pool."""
     left = list(get_pool(table))
     left.remove(die)
     table.change(table.state.campaign_id, Operations(set={f"attributes.{POOL}": left}))
@@ -603,7 +592,6 @@ class Blades(RuleSystem[Table]):
     hidden_attributes = frozenset({POOL})
 
     def schema(self, kind: Kind) -> dict[str, Any]:
-        """Return the schema of players' stress, harm and ratings, and of the world's heat."""
         members: dict[str, Any] = {}
         if kind == "entity":
             rating = _whole_schema(MAX_RATING)
@@ -625,7 +613,6 @@ class Blades(RuleSystem[Table]):
         return {"type": "object", "title": f"Attributes of a {kind}", "properties": members}
 
     def validate(self, kind: Kind, before: State, after: State) -> None:
-        """Keep the numbers within their bounds."""
         if kind == "entity":
             check_number(before, after, "stress", 0, MAX_STRESS)
             check_number(before, after, "stress_max", MAX_STRESS, MAX_STRESS)
@@ -670,15 +657,12 @@ class Blades(RuleSystem[Table]):
         }
 
     def light_line(self, player: Entity) -> str:
-        """Return name and stress."""
         return f"{player.name} stress {_as_count(player.attributes.get('stress'))}/{MAX_STRESS}"
 
     def is_decided(self, play: PlayState) -> bool:
-        """True if a die is spent."""
         return isinstance(play, BladesPlay) and bool(play.tier)
 
     def describe_play(self, play: PlayState) -> dict[str, str]:
-        """Add position and effect."""
         shown = super().describe_play(play)
         for name in ("position", "effect"):
             if value := getattr(play, name, ""):
@@ -692,7 +676,6 @@ class Blades(RuleSystem[Table]):
         return values | ({"stakes": state.play.stakes} if state.play.stakes else {})
 
     def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
-        """Recover, work on a project, or lie low, after an entanglement."""
         result: dict[str, Any] = {"activity": activity}
         try:
             if text := _roll_entanglement(table):
@@ -711,7 +694,6 @@ class Blades(RuleSystem[Table]):
 
 
 def check_pool(before: State, after: State) -> None:
-    """Raise `ValidationError` if the pool changes to something else than a few dice."""
     pool = get_attributes(after).get(POOL)
     if pool is None or pool == get_attributes(before).get(POOL):
         return

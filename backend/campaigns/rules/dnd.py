@@ -169,7 +169,6 @@ def attack(table: Table, asked: Attack) -> ToolOutcome:
 
 
 def harm(table: Table, asked: Harm) -> ToolOutcome:
-    """Roll damage without an attack."""
     target = table.references.find_in_play(asked.target, _PEOPLE)
     damage = max(0, _roll(table, asked.damage))
     result = {"damage": damage, **_take_damage(table, target.id, damage)}
@@ -177,7 +176,6 @@ def harm(table: Table, asked: Harm) -> ToolOutcome:
 
 
 def heal(table: Table, asked: Heal) -> ToolOutcome:
-    """Restore hit points, up to the maximum."""
     target = table.references.find_in_play(asked.target, _PEOPLE)
     state = table.get(target.id)
     _require_points(state)
@@ -195,7 +193,6 @@ def heal(table: Table, asked: Heal) -> ToolOutcome:
 
 
 def set_condition(table: Table, asked: SetCondition) -> ToolOutcome:
-    """Add or remove a condition."""
     target = table.references.find_in_play(asked.target, _PEOPLE)
     named = {"attributes.conditions": [asked.condition]}
     after = table.change(
@@ -206,17 +203,14 @@ def set_condition(table: Table, asked: SetCondition) -> ToolOutcome:
 
 
 def start_combat(table: Table, asked: StartCombat) -> ToolOutcome:
-    """Enter a fight."""
     return _change_mood(table, "combat", asked.because or "A fight")
 
 
 def end_combat(table: Table, asked: EndCombat) -> ToolOutcome:
-    """Leave a fight."""
     return _change_mood(table, "explore", asked.because or "The fight is over")
 
 
 def leave_fight(table: Table) -> None:
-    """End a fight without a roll."""
     _change_mood(table, "explore", "The fight is over")
 
 
@@ -309,7 +303,6 @@ class Dnd(RuleSystem[Table]):
     moods = _MOODS
 
     def schema(self, kind: Kind) -> dict[str, Any]:
-        """Return the schema of people's hit points, armour class, level and abilities."""
         if kind != "entity":
             return super().schema(kind)
         ability = {"type": "integer", "minimum": 1, "maximum": MAX_ABILITY}
@@ -333,7 +326,6 @@ class Dnd(RuleSystem[Table]):
         }
 
     def validate(self, kind: Kind, before: State, after: State) -> None:
-        """Keep the numbers within their bounds."""
         if kind != "entity":
             return
         check_number(before, after, "hp_max", 1, MAX_HP)

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
+from backend.campaigns import rules as package
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.rules.state import PLAY, PlayState, TableState
 from backend.campaigns.state.state_block import render_player_line
+from backend.core.cpu_pool import resolve_structs
+from backend.core.logs import get_logger
 from backend.errors import ValidationError
 from backend.generation.model import Tool
 from backend.generation.tools.calls import make_tool
@@ -33,11 +39,10 @@ class ToolRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """The outcome of a tool call.
+    """The outcome of a tool call, with events for the turn's stream.
 
-    `make_answer`: the model continues with `result`. `break`: its text is dropped, and the turn
-    continues in another mood. `wait`: the turn is suspended for `Table.waiting`. `end`: the turn
-    is over. `summary` describes the call in a few words. `events` are sent on the turn's stream.
+    `answer`: the model continues with `result`. `break`: its text is dropped, and the turn goes
+    on in another mood. `wait`: the turn is suspended for `Table.waiting`. `end`: the turn is over.
     """
 
     kind: OutcomeKind
@@ -77,12 +82,10 @@ class PlayTool(Generic[TableT]):
 
     @cached_property
     def offer(self) -> Tool:
-        """The tool in the form that is sent to a model."""
         return make_tool(self.name, self.arguments)
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The JSON schema of its arguments."""
         return self.offer.parameters
 
 
@@ -93,10 +96,9 @@ class Mood(Generic[TableT]):
     Attributes:
         prompt: Instructions for the model, if there is no file `prompts/moods/<rules>/<mood>.md`.
         is_unsettled: True if messages are compacted only after the mood is over.
-        needs_calls: True if the rules need a tool call in each turn that is played in the mood.
-            A model that makes none is asked for the calls alone, once.
+        needs_calls: True if a model that makes no tool call is asked for the calls alone, once.
         leave: Ends the mood by the rules if the model does not.
-        max_turns: Turns in a row that may end in the mood without a roll; then `leave` is called.
+        max_turns: Turns in a row without a roll after which `leave` is called.
     """
 
     name: str
@@ -110,16 +112,11 @@ class Mood(Generic[TableT]):
 
 
 class RuleSystem(Generic[TableT]):
-    """The rules of a game. An instance has no state: every method receives its data.
+    """The rules of a game; the defaults are those of a game without numbers and downtime.
 
-    The defaults are those of a game without numbers and downtime.
-
-    Attributes:
-        title: A name for users; the module's name if it is empty.
-        moods: Play begins in the first, and is not possible without moods.
-        play_type: Stored between two turns.
-        state_type: Stored while a turn waits for its player.
-        hidden_attributes: Attributes of the world that no prompt lists.
+    An instance has no state: every method receives its data. Play begins in the first of `moods`.
+    `play_type` is stored between two turns, `state_type` while a turn waits for its player. No
+    prompt lists the `hidden_attributes` of the world.
     """
 
     title: ClassVar[str] = ""
@@ -193,3 +190,43 @@ def is_unsettled(world: State, rules: RuleSystem[Any], *, is_played: bool) -> bo
         return True
     mood = rules.find_mood(read_play(world, rules).mood) if is_played and rules.moods else None
     return mood is not None and mood.is_unsettled
+
+
+log = get_logger(__name__)
+
+DEFAULT_RULES = "freeform"
+ENTRY_POINTS = "talekeeper.rules"
+
+
+@cache
+def load_rules() -> dict[str, RuleSystem[Any]]:
+    found: dict[str, RuleSystem[Any]] = {
+        point.name: point.load() for point in entry_points(group=ENTRY_POINTS)
+    }
+    for module in iter_modules(package.__path__):
+        rules = getattr(import_module(f"{package.__name__}.{module.name}"), "RULES", None)
+        if rules is not None:
+            found[module.name] = rules
+    resolve_structs()
+    return found
+
+
+def check_rules(name: str) -> None:
+    if name not in load_rules():
+        raise ValidationError(
+            f"Unknown rules: {name}. Available are {', '.join(sorted(load_rules()))}."
+        )
+
+
+def find_rules(name: str) -> RuleSystem[Any]:
+    """Return the rules of a campaign; `freeform` if their package was uninstalled."""
+    found = load_rules().get(name)
+    if found is None:
+        _warn_of_missing(name)
+        return load_rules()[DEFAULT_RULES]
+    return found
+
+
+@cache
+def _warn_of_missing(name: str) -> None:
+    log.warning("campaign.rules_missing", source=name)

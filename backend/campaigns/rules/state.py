@@ -1,9 +1,16 @@
-"""The saved state of a played turn, and the part of it that lasts until the next turn."""
+"""The state of a played turn: its attributes, its dice, and the part that is saved.
+
+Dice are rolled from a stored seed, so that a roll can be repeated.
+"""
 
 from __future__ import annotations
 
+import hmac
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 from uuid import UUID
 
 import msgspec
@@ -11,6 +18,106 @@ import msgspec
 from backend.campaigns.ledger.changes import Change, State
 from backend.campaigns.ledger.items import MAX_MEMBERS, Kind
 from backend.core.audience import PUBLIC, Audience
+from backend.errors import ValidationError
+
+DiceMode = Literal["pool", "srd"]
+
+SEED_BYTES = 16
+MAX_DICE = 20
+MAX_SIDES = 100
+
+_NOTATION = re.compile(r"(\d{0,2})d(\d{1,3})([+-]\d{1,3})?", re.ASCII)
+
+
+def new_seed() -> str:
+    """Return a seed of 128 bits, as hexadecimal digits."""
+    return secrets.token_hex(SEED_BYTES)
+
+
+def roll(seed: str, first: int, count: int, *, sides: int = 6) -> list[int]:
+    """Return the dice number `first` to `first + count - 1` of a seed, each 1 to `sides`.
+
+    Every die is an HMAC-SHA256 of its number under the seed. Values that would favour low sides are
+    drawn again.
+    """
+    return [_roll_die(bytes.fromhex(seed), number, sides) for number in range(first, first + count)]
+
+
+def parse_notation(text: str) -> tuple[int, int, int]:
+    """Return count, sides and bonus of dice such as `2d6+3`. Raises `ValidationError`."""
+    found = _NOTATION.fullmatch(text.replace(" ", "").lower()[:12])
+    count, sides = (int(found[1] or 1), int(found[2])) if found else (0, 0)
+    if found is None or not 1 <= count <= MAX_DICE or not 2 <= sides <= MAX_SIDES:  # noqa: PLR2004
+        raise ValidationError(
+            f"Write dice as 2d6+3: 1 to {MAX_DICE} dice with 2 to {MAX_SIDES} sides."
+        )
+    return count, sides, int(found[3] or 0)
+
+
+def _roll_die(seed: bytes, number: int, sides: int) -> int:
+    fair = 2**32 - 2**32 % sides
+    attempt = 0
+    while True:
+        digest = hmac.digest(seed, b"%d.%d" % (number, attempt), "sha256")
+        if (value := int.from_bytes(digest[:4])) < fair:
+            return value % sides + 1
+        attempt += 1
+
+
+def get_attributes(state: State) -> State:
+    return state.get("attributes") or {}
+
+
+def get_number(state: State, name: str, otherwise: int = 0) -> int:
+    """Return an attribute that is a whole number, else `otherwise`."""
+    value = get_attributes(state).get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+
+def read_list(value: object) -> Sequence[Any]:
+    return cast("Sequence[Any]", value) if isinstance(value, list) else ()
+
+
+def read_mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def get_texts(state: State, name: str) -> list[str]:
+    return [one for one in read_list(get_attributes(state).get(name)) if isinstance(one, str)]
+
+
+def check_number(before: State, after: State, name: str, least: int, most: int) -> None:
+    """Raise `ValidationError` if an attribute changes to something else than a number of a range.
+
+    An invalid old value may stay, because other rules may have allowed it.
+    """
+    value = get_attributes(after).get(name)
+    if value is None or value == get_attributes(before).get(name):
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValidationError(f"`attributes.{name}` must be a whole number from {least} to {most}.")
+
+
+def check_numbers(before: State, after: State, name: str, least: int, most: int) -> None:
+    """Raise `ValidationError` if an attribute changes to an invalid object of whole numbers."""
+    value: Any = get_attributes(after).get(name)
+    if value is None or value == get_attributes(before).get(name):
+        return
+    is_object = isinstance(value, dict)
+    held = read_mapping(value).values()
+    if not is_object or any(not isinstance(one, int) or not least <= one <= most for one in held):
+        raise ValidationError(f"`attributes.{name}` are whole numbers from {least} to {most}.")
+
+
+def check_texts(before: State, after: State, name: str) -> None:
+    value: Any = get_attributes(after).get(name)
+    if value is None or value == get_attributes(before).get(name):
+        return
+    if not isinstance(value, list) or any(
+        not isinstance(one, str) for one in read_list(cast("object", value))
+    ):
+        raise ValidationError(f"`attributes.{name}` is a list of texts.")
+
 
 PLAY = "play"
 """The attribute of a campaign's world that contains `PlayState`."""
@@ -47,10 +154,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """The question that suspends a turn: the player answers it, or chooses a die.
-
-    `own` is the id of an answer in the player's own words; empty if none is possible.
-    """
+    """The question that suspends a turn. `own` is the id of an answer in the player's own words."""
 
     kind: Literal["question", "die"]
     prompt: str
@@ -83,8 +187,6 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roll(msgspec.Struct, frozen=True):
-    """Dice that were rolled together."""
-
     sides: int
     dice: list[int]
 
@@ -106,9 +208,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 class TableState(msgspec.Struct, Generic[PlayT], kw_only=True):
     """The part of a table that is saved. A rule system that needs more fields extends it.
 
-    `before` is the play state that is in the ledger. `paid` names the fields that a cost of this
-    turn has changed. `shown_place` is the place in the prompt's state block; `shows_people` is True
-    if the block describes the people there.
+    `before` is the play state of the ledger. `paid` names the fields that a cost of this turn has
+    changed. `shown_place` and `shows_people` describe the prompt's state block.
     """
 
     campaign_id: UUID

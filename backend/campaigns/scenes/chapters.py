@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import Change, Operations, build_item
@@ -33,45 +33,6 @@ MAX_CHAPTERS = 40
 
 _MIN_TOKENS = 40
 """Minimum tokens of a typical chapter."""
-
-_COMPRESSED = (
-    select(
-        CampaignItem.id, CampaignItem.audience, func.max(ChangeSource.position).label("position")
-    )
-    .join(CampaignChange, CampaignChange.item_id == CampaignItem.id)
-    .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
-    .join(Message, Message.id == ChangeSource.message_id)
-    .where(
-        CampaignItem.campaign_id == bindparam("campaign"),
-        CampaignItem.kind == "scene",
-        CampaignItem.exists,
-        ~CampaignItem.is_live,
-        CampaignChange.actor == "compactor",
-        ~IS_COMPACTED,
-        CampaignChange.is_on_path,
-        ~CampaignChange.is_undone,
-        ChangeSource.chat_id == bindparam("chat"),
-        Message.is_active,
-    )
-    .group_by(CampaignItem.id, CampaignItem.audience)
-    .order_by(func.max(ChangeSource.position), CampaignItem.id)
-)
-_SCENES = select(CampaignItem.id, CampaignItem.sealed_state).where(
-    CampaignItem.id.in_(bindparam("scenes", expanding=True))
-)
-_CHAPTERS = select(CampaignItem.id, CampaignItem.audience, CampaignItem.sealed_state).where(
-    CampaignItem.campaign_id == bindparam("campaign"), CampaignItem.kind == "chapter"
-)
-_UNDONE = (
-    select(CampaignChange.id, CampaignChange.sealed_operations)
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .where(
-        CampaignItem.campaign_id == bindparam("campaign"),
-        CampaignItem.kind == "chapter",
-        CampaignChange.is_on_path,
-        CampaignChange.is_undone,
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +57,10 @@ async def find_due_chapter(
     Scenes of a chapter that the user deleted or undid do not become another chapter. The last
     `MAX_LOOSE_SCENES` are in no chapter.
     """
-    place = {"campaign": campaign.id, "chat": chat.id}
-    scenes = (await session.execute(_COMPRESSED, place)).all()
+    scenes = await _load_compressed_scenes(session, campaign.id, chat.id)
     if len(scenes) <= most:
         return None
-    taken: set[str] = set()
-    chapters = (await session.execute(_CHAPTERS, place)).all()
-    async for row in iterate_in_slices(chapters, lambda row: len(row.sealed_state)):
-        taken.update(read_state(sealer, row.id, row.sealed_state).get("scene_ids", ()))
-    for undone in (await session.execute(_UNDONE, place)).all():
-        made = read_operations(sealer, undone.id, undone.sealed_operations).set
-        taken.update(made.get("scene_ids", ()))
+    taken = await _find_taken_scenes(session, sealer, campaign.id)
     by_audience: dict[str, list[tuple[UUID, int]]] = {}
     for scene in scenes:
         if str(scene.id) not in taken:
@@ -124,13 +78,68 @@ async def find_due_chapter(
     return None
 
 
+async def _load_compressed_scenes(
+    session: AsyncSession, campaign_id: UUID, chat_id: UUID
+) -> Sequence[Any]:
+    last = func.max(ChangeSource.position)
+    query = (
+        select(CampaignItem.id, CampaignItem.audience, last.label("position"))
+        .join(CampaignChange, CampaignChange.item_id == CampaignItem.id)
+        .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        .join(Message, Message.id == ChangeSource.message_id)
+        .where(
+            CampaignItem.campaign_id == campaign_id,
+            CampaignItem.kind == "scene",
+            CampaignItem.exists,
+            ~CampaignItem.is_live,
+            CampaignChange.actor == "compactor",
+            ~IS_COMPACTED,
+            CampaignChange.is_on_path,
+            ~CampaignChange.is_undone,
+            ChangeSource.chat_id == chat_id,
+            Message.is_active,
+        )
+        .group_by(CampaignItem.id, CampaignItem.audience)
+        .order_by(last, CampaignItem.id)
+    )
+    return (await session.execute(query)).all()
+
+
+async def _find_taken_scenes(session: AsyncSession, sealer: Sealer, campaign_id: UUID) -> set[str]:
+    """Return the scenes of all chapters, including chapters that the user undid or deleted."""
+    taken: set[str] = set()
+    chapters = (await session.execute(_select_chapters(campaign_id))).all()
+    async for row in iterate_in_slices(chapters, lambda row: len(row.sealed_state)):
+        taken.update(read_state(sealer, row.id, row.sealed_state).get("scene_ids", ()))
+    undone = (
+        select(CampaignChange.id, CampaignChange.sealed_operations)
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(
+            CampaignItem.campaign_id == campaign_id,
+            CampaignItem.kind == "chapter",
+            CampaignChange.is_on_path,
+            CampaignChange.is_undone,
+        )
+    )
+    for change in (await session.execute(undone)).all():
+        made = read_operations(sealer, change.id, change.sealed_operations).set
+        taken.update(made.get("scene_ids", ()))
+    return taken
+
+
+def _select_chapters(campaign_id: UUID) -> Select[UUID, str, bytes]:
+    return select(CampaignItem.id, CampaignItem.audience, CampaignItem.sealed_state).where(
+        CampaignItem.campaign_id == campaign_id, CampaignItem.kind == "chapter"
+    )
+
+
 async def narrow_chapters(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID, scenes: Mapping[UUID, str]
 ) -> list[Change]:
     """Return the changes that restrict chapters to the audiences of some of their scenes."""
     changes: list[Change] = []
-    query = _CHAPTERS.where(CampaignItem.exists)
-    rows = (await session.execute(query, {"campaign": campaign_id})).all()
+    query = _select_chapters(campaign_id).where(CampaignItem.exists)
+    rows = (await session.execute(query)).all()
     async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         told: list[str] = read_state(sealer, row.id, row.sealed_state).get("scene_ids", [])
         audiences = [column for each, column in scenes.items() if str(each) in told]
@@ -159,7 +168,8 @@ def select_fitting_chapters(
 
 
 async def _read(session: AsyncSession, sealer: Sealer, ids: Sequence[UUID]) -> dict[UUID, Scene]:
-    rows: Sequence[Any] = (await session.execute(_SCENES, {"scenes": ids})).all()
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(CampaignItem.id.in_(ids))
+    rows: Sequence[Any] = (await session.execute(query)).all()
     found: dict[UUID, Scene] = {}
     async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         item = build_item("scene", read_state(sealer, row.id, row.sealed_state))

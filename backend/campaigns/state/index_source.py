@@ -1,7 +1,4 @@
-"""The items of campaigns as a source of memories.
-
-These are entities, facts, threads, finished scenes and chapters.
-"""
+"""Entities, facts, threads, finished scenes and chapters of campaigns as memories."""
 
 from __future__ import annotations
 
@@ -118,10 +115,7 @@ _ORIGINS = (
 class CampaignSource(TableSource):
     """Items of campaigns. A fact is active until another one supersedes it.
 
-    Args:
-        kept: Campaigns in memory. Entities and facts come from them, so that a prompt shows one
-            version of a campaign. Other items come from the database.
-        marks: Mark who knows the place of an item and the facts about it.
+    Entities and facts come from the campaigns `kept` in memory, so that a prompt shows one version.
     """
 
     kind: Kind = KIND
@@ -149,7 +143,6 @@ class CampaignSource(TableSource):
         *,
         neighbours: bool,  # noqa: ARG002  # an item has no neighbours
     ) -> list[SourceRow]:
-        """Return items that should be indexed."""
         asked = {"ids": source_ids, "campaign": container_id, "owner": sealer.user_id}
         return [
             SourceRow(
@@ -243,10 +236,7 @@ async def read_items(
     viewpoint: Viewpoint,
     kept: CampaignSnapshot | None = None,
 ) -> dict[UUID, tuple[UUID, Item]]:
-    """Return active items that the viewpoint may know, with their campaigns, by id.
-
-    Entities and facts come from `kept`, if it contains their campaign.
-    """
+    """Return active items that the viewpoint may know, with their campaigns, by id."""
     found: dict[UUID, tuple[UUID, Item]] = {}
     wanted = list(dict.fromkeys(item_ids))
     if kept is not None:

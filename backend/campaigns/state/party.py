@@ -1,7 +1,4 @@
-"""The place of the story: the players' characters, and the open scene at their place.
-
-The functions do not commit.
-"""
+"""The players' characters, and the open scene at their place. The functions do not commit."""
 
 from __future__ import annotations
 
@@ -22,15 +19,11 @@ PlaceT = TypeVar("PlaceT", UUID, str)
 
 
 def has_name(entity: Entity, name: str) -> bool:
-    """True if an entity has this name or alias, in upper or lower case."""
     return name.casefold() in {each.casefold() for each in (entity.name, *entity.aliases)}
 
 
 def find_story_place(places: Iterable[PlaceT | None]) -> PlaceT | None:
-    """Return the place of the story: that of the first character who has one.
-
-    The character whom the chat's persona plays comes first.
-    """
+    """Return the place of the first character who has one; the persona's character comes first."""
     return next((place for place in places if place), None)
 
 
@@ -43,10 +36,7 @@ def is_scene_here(scene: PlaceT | None, place: PlaceT | None) -> bool:
 
 
 def is_scene_left(scene: PlaceT | None, places: Collection[PlaceT]) -> bool:
-    """True if a scene is over, because all players' characters are elsewhere.
-
-    `places` are their places. A character without a place is in the scene.
-    """
+    """True if all players' characters are elsewhere. One without a place is in the scene."""
     return bool(scene) and bool(places) and scene not in places
 
 
@@ -62,10 +52,7 @@ class Party:
 async def read_party(
     session: AsyncSession, campaign_id: UUID, lead_id: UUID | None = None
 ) -> Party:
-    """Load the place of the story, its scene, and the open scenes that are left.
-
-    `lead_id` is the character whom the story follows; the default is the oldest one.
-    """
+    """Load the place of the story and its scenes. `lead_id` is the character whom it follows."""
     rows = (await session.execute(_PARTY, {"campaign": campaign_id})).all()
     players = sorted(
         (row for row in rows if row.kind == "entity"), key=lambda row: (row.id != lead_id, row.id)

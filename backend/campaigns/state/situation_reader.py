@@ -67,10 +67,7 @@ MAX_ENTITIES = 500
 
 
 class CampaignReader:
-    """Reads the items of a campaign that a viewpoint may know.
-
-    `player` is the persona's name. The player's character with that name leads the party.
-    """
+    """Reads items that a viewpoint may know. The character named `player` leads the party."""
 
     def __init__(
         self,
@@ -114,9 +111,8 @@ class CampaignReader:
     ) -> list[tuple[CampaignItem, Item]]:
         """Return the items that meet all conditions of one alternative, the oldest first.
 
-        If there are more than `limit`, the last changed ones are kept, the world, scenes and
-        players' characters before others. Each alternative has an index; for an OR, SQLite would
-        read all items of the campaign.
+        Above `limit`, the world, scenes, players' characters and last changed items are kept. Each
+        alternative has an index; for an OR, SQLite would read all items of the campaign.
         """
         found = union_all(*(select(CampaignItem.id).where(*self._own, *x) for x in alternatives))
         query = select(CampaignItem).where(CampaignItem.id.in_(found))
@@ -136,7 +132,6 @@ class CampaignReader:
     async def load_items(
         self, kind: Kind, *conditions: Condition, limit: int | None = None, newest: bool = False
     ) -> list[tuple[CampaignItem, Item]]:
-        """Return items of one kind with their rows."""
         is_kind = CampaignItem.kind == kind
         return await self.load_rows(is_kind, *conditions, limit=limit, newest=newest)
 
@@ -171,10 +166,7 @@ class CampaignReader:
         return place
 
     async def load_nearest(self, scene: Scene | None) -> list[tuple[CampaignItem, Item]]:
-        """Return players' characters, people near them or in the scene, then the last changed ones.
-
-        At most `MAX_ENTITIES`, the oldest first.
-        """
+        """Return `MAX_ENTITIES` entities: players', nearby, in the scene, then the last changed."""
         is_player = CampaignItem.subkind == "pc"
         place = await self._find_story_place() or (scene and scene.location_id)
         places = [place] if place else []
@@ -187,12 +179,10 @@ class CampaignReader:
         return sorted(rows, key=lambda each: each[0].id)
 
     async def load_known_ids(self, item_ids: Collection[UUID]) -> set[UUID]:
-        """Return the ids of items that exist and that the viewpoint may know."""
         query = select(CampaignItem.id).where(*self._own, CampaignItem.id.in_(item_ids))
         return set(await self.session.scalars(query))
 
     async def count_live(self, *kinds: Kind) -> dict[Kind, int]:
-        """Return the number of live items by kind."""
         query = (
             select(CampaignItem.kind, func.count())
             .where(*self._own, CampaignItem.is_live, CampaignItem.kind.in_(kinds))
@@ -214,18 +204,10 @@ _HOT_KINDS = ("world", "thread", "clock", "scene")
 
 
 class SituationReader(CampaignReader):
-    """Reads the current situation of the story for a viewpoint."""
-
     async def load_situation(
         self, names: CampaignSnapshot, *, line: str, recent: Sequence[str]
     ) -> Situation:
-        """Return the current situation without facts and events: see `add_facts`.
-
-        Args:
-            names: The campaign's snapshot of the version that is read.
-            line: The user's message.
-            recent: The last messages of the chat, the newest last.
-        """
+        """Return the current situation without facts and events: see `add_facts`."""
         fields = open_campaign(self.sealer, self.campaign)
         in_view = await self._load_view(names)
         world = next((item for *_, item in in_view if isinstance(item, World)), World())
@@ -314,10 +296,7 @@ class SituationReader(CampaignReader):
         )
 
     async def add_facts(self, names: CampaignSnapshot, now: Situation, *, form: Form) -> Situation:
-        """Add the facts about the entities that the last messages name.
-
-        For a full block, add those about the players, the people near them, and the place.
-        """
+        """Add facts about mentioned entities; for a full block, also about people and place."""
         about: list[UUID] = []
         if form == "full":
             about = [each.id for each in (*now.players, *now.present[:MAX_DETAILED])]
@@ -380,7 +359,6 @@ class SituationReader(CampaignReader):
     async def _load_entities(
         self, names: CampaignSnapshot, ids: Sequence[UUID], *, at: UUID | None = None
     ) -> list[VisibleEntity]:
-        """Return entities by id, and the people at a place, the last changed first."""
         if names.around is None:
             rows = await self._load_prebuilt(_AROUND, {"place": at, "ids": ids})
             return [
@@ -431,7 +409,6 @@ class SituationReader(CampaignReader):
         return facts
 
     async def _load_relations(self, names: CampaignSnapshot, ids: Sequence[UUID]) -> list[Relation]:
-        """Return relations from and to entities, the oldest first."""
         if not ids:
             return []
         if names.around is None:
@@ -448,10 +425,7 @@ class SituationReader(CampaignReader):
         return {row.id: item for row, item in rows if isinstance(item, Chapter)}
 
     async def load_closed_scenes(self, told: Collection[UUID] = ()) -> dict[UUID, Scene]:
-        """Return the last closed scenes with a summary by id, the oldest first.
-
-        `told` are the scenes that chapters summarise.
-        """
+        """Return the last closed scenes with a summary, oldest first. Chapters cover `told`."""
         rows = await self._load_prebuilt(_CLOSED_SCENES)
         scenes = [
             (row.id, item)
@@ -498,10 +472,7 @@ def _select_own(
 
 
 def _union_all(*queries: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
-    """Combine queries.
-
-    Each has an index; for an OR, SQLite would read all items of the campaign.
-    """
+    """Combine indexed queries, because for an OR, SQLite would read all items of the campaign."""
     return _select_own(_ITEMS.c.id.in_(union_all(*queries)))
 
 

@@ -58,10 +58,8 @@ LOOK_BACK_MESSAGES = 200
 class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a prompt that come from a campaign.
 
-    `terms` are those of its glossary that the viewpoint may know, the most used first; `chapters`
-    are ordered by id, the newest first; `scenes` are the last closed ones, the oldest first. `told`
-    are the ids of items in the block or in `named`. The turn's table is built from `now` and
-    `names`.
+    `terms` begin with the most used, `chapters` with the newest, `scenes` with the oldest. `told`
+    are the ids of items in the block or in `named`.
     """
 
     campaign_id: UUID
@@ -77,8 +75,6 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SituationService:
-    """Loads the situation of a campaign's story."""
-
     def __init__(self, database: Database, names: SnapshotCache) -> None:
         self._database = database
         self._names = names
@@ -176,20 +172,11 @@ class SituationService:
         viewpoint: Viewpoint = GM,
         player: str = "",
     ) -> CampaignLayers:
-        """Return the parts of a prompt that come from the chat's campaign.
+        """Return the parts of a prompt that come from the chat's campaign, without stale items.
 
-        Args:
-            session: The session to read with.
-            identity: The chat's owner.
-            campaign: The chat's campaign, without stale items.
-            chat: The chat.
-            leaf: The last message before the user's message.
-            line: The user's message.
-            recent: The last messages before it, the newest last.
-            until: The position of a message that is regenerated: changes that come from it, or from
-                later messages, are ignored.
-            viewpoint: The prompt contains only knowledge of the viewpoint.
-            player: The persona's name: see `CampaignReader`.
+        `leaf` is the last message before the user's message `line`, and `recent` ends with it.
+        Changes from the position `until` on are ignored, because its message is regenerated.
+        `player` is the persona's name.
         """
         names = await self._names.load(session, identity.sealer, campaign)
         rewritten: set[UUID] = set()
@@ -245,7 +232,6 @@ class SituationService:
         )
 
     async def fold(self, identity: Identity, campaign_id: UUID) -> None:
-        """Fold the stale items in a transaction of its own."""
         async with self._database.write() as session:
             await get_campaign(session, identity, campaign_id, lock=True)
 

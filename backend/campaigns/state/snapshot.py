@@ -88,9 +88,8 @@ _seq = attrgetter("seq")
 class SnapshotCache(UserSignedOut):
     """A cache of campaign snapshots.
 
-    A snapshot is brought up to date with the items that changed since its version. The version
-    comes from the campaign's row in the turn's own database view, so changes by other processes are
-    seen.
+    A snapshot is updated to the version of the campaign's row in the turn's own database view, so
+    that changes by other processes are seen.
     """
 
     def __init__(self) -> None:
@@ -137,7 +136,6 @@ class SnapshotCache(UserSignedOut):
             size -= self._kept.popitem(last=False)[1].size
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Remove a user's snapshots."""
         self._sign_outs += 1
         for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
             del self._kept[key]
@@ -146,11 +144,9 @@ class SnapshotCache(UserSignedOut):
 class CampaignSnapshot:
     """Names of entities at one version of a campaign, and its items in view.
 
-    `audiences` are the entities' audiences in the format of their column. In view are the world,
-    open threads, clocks, the open scene, echoes and players' characters. `around` are all entities,
-    relations and facts in force; None if they are too large to cache. `tied` maps entities to items
-    that refer to them: people at a place, relations, facts. `past` are the kinds with items that
-    are never in view: chapters, terms, closed scenes. `size` is the sealed size of all items.
+    In view are the world, open threads, clocks, the open scene, echoes and players' characters.
+    `around` are all entities, relations and facts in force; None if they are too large to cache.
+    `tied` maps entities to items that refer to them. `past` are the kinds that are never in view.
     """
 
     def __init__(self, user_id: UUID) -> None:
@@ -168,7 +164,6 @@ class CampaignSnapshot:
         self._states: dict[UUID, tuple[Item, State]] = {}
 
     def find_audience(self, entity_id: UUID) -> str:
-        """Return the audience of an entity in the format of its column."""
         return self.audiences.get(entity_id, PUBLIC)
 
     def find_name(self, entity_id: UUID, viewpoint: Viewpoint) -> str | None:
@@ -177,10 +172,7 @@ class CampaignSnapshot:
         return names[0] if names and may_know(viewpoint, self.find_audience(entity_id)) else None
 
     def get_states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
-        """Return the states of items.
-
-        Those of the last call are reused, because most items recur.
-        """
+        """Return the states of items. The last ones are reused, because most items recur."""
         known = self._states
         self._states = {
             item_id: kept
@@ -234,7 +226,6 @@ class CampaignSnapshot:
         return sorted(known, key=_seq, reverse=True)
 
     def find_relations(self, ids: Iterable[UUID], viewpoint: Viewpoint) -> list[Relation]:
-        """Return relations from and to entities, the oldest first."""
         found = {
             each.id: each
             for one in ids
@@ -248,7 +239,6 @@ class CampaignSnapshot:
     async def update(
         self, session: AsyncSession, sealer: Sealer, campaign: Campaign
     ) -> CampaignSnapshot:
-        """Return a snapshot with the changes since its version."""
         since = {"campaign_id": campaign.id, "version": self.version}
         by_id, audiences, past = self.by_id, dict[UUID, str](), set(self.past)
         in_view, around = dict(self.in_view or {}), _Surroundings(self)
@@ -305,11 +295,7 @@ def _is_in_view(row: Any) -> bool:
 
 
 class _Surroundings:
-    """The items of `around` while a snapshot is updated; see `CampaignSnapshot`.
-
-    Other turns still read the old items: they are copied before the first change. Most turns have
-    no changes.
-    """
+    """The items of `around` during an update, copied before the first change for other turns."""
 
     def __init__(self, names: CampaignSnapshot) -> None:
         self.items: Mapping[UUID, SnapshotItem] = names.around or {}

@@ -62,7 +62,6 @@ def render_attributes(attributes: Mapping[str, Any], *, besides: Collection[str]
 
 
 def render_flags(flags: Mapping[str, bool]) -> list[str]:
-    """Return a world's flags, each with yes or no."""
     return [f"{render_name(name)}: {render_value(flag)}" for name, flag in flags.items()]
 
 
@@ -107,8 +106,6 @@ _DISPOSITIONS = {"ally": 40, "friend": 30, "hostile": 40, "enemy": 50, "intimate
 
 @dataclass(frozen=True, kw_only=True)
 class VisibleEntity:
-    """An entity with its id."""
-
     id: UUID
     entity: Entity
 
@@ -124,7 +121,6 @@ class MentionedEntity:
 
     @property
     def text(self) -> str:
-        """The entity in a few lines."""
         entity = self.entity
         about = [entity.description, entity.personality, *(text for _, text in self.facts)]
         if entity.kind == "pc":
@@ -138,14 +134,10 @@ class MentionedEntity:
 class Situation:
     """The current situation of the story, as a viewpoint may know it.
 
-    `players` begin with the one whom the story follows. `present` are the people at the place, the
-    most relevant first. `facts` are about them, the players and the place. `named` are the entities
-    that the last messages name. `told` are the ids of all entities that a full block describes.
-    `places` are the names of the players' places. `player_lines` are the rules' lines about the
-    first two players for the light form, `standing` those about all. `costs` and `threats` are
-    unresolved echoes. `flags` are for the game master. `in_play` are all items that were loaded.
-    `marks` renders audiences; `stakes`, `events`, `costs`, `threats`, `facts`, `places` and
-    `player_lines` have their marks.
+    `players` begin with the one whom the story follows, `present` with the most relevant people
+    at the place. `named` are the entities that the last messages name. `told` are the ids of all
+    entities that a full block describes. `player_lines` are the rules' lines about the first two
+    players for the light form, `standing` those about all. `in_play` are all loaded items.
     """
 
     name: str
@@ -176,7 +168,6 @@ class Situation:
 
     @property
     def lead_id(self) -> UUID | None:
-        """The player's character whom the story follows."""
         return next((player.id for player in self.players), None)
 
 
@@ -192,10 +183,7 @@ class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InjectedContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The block in a reply's prompt, stored sealed with the reply.
-
-    `shown` describes the last full block up to the reply.
-    """
+    """The block in a reply's prompt, stored sealed, and the last full block (`shown`)."""
 
     form: Form
     text: str
@@ -215,15 +203,7 @@ class StateBlock(msgspec.Struct, frozen=True, kw_only=True):
 def build_state_block(
     now: Situation, shown: BlockSummary, last: BlockSummary | None, *, form: Form, why: str
 ) -> StateBlock:
-    """Return the block of a turn.
-
-    Args:
-        now: The situation.
-        shown: The summary of the situation.
-        last: The summary in the chat's last full block; None if there is none.
-        form: The form that `choose_form` chose.
-        why: The reason for the form.
-    """
+    """Return the block of a turn. `last` is the summary of the last full block."""
     full, light = render_full_block(now), render_light_block(now)
     return StateBlock(
         form=form,
@@ -262,7 +242,6 @@ def choose_form(
 
 
 def is_resume_command(text: str) -> bool:
-    """True if the whole text is a request to continue."""
     said = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").strip()
     return " ".join(said.rstrip("?!. ").casefold().split()) in RESUME_COMMANDS
 
@@ -276,10 +255,7 @@ def render_played_block(block: StateBlock, now: Situation) -> StateBlock:
 
 
 def render_full_block(now: Situation, *, is_played: bool = False) -> str:
-    """Return the whole situation as Markdown, some two kilobytes.
-
-    In a turn that `is_played`, the guidance renders what its tools change, so the block does not.
-    """
+    """Return the situation as Markdown, some 2 KB, without the guidance's parts if `is_played`."""
     sections = [
         _render_session(now, with_stakes=not is_played),
         _render_section(
@@ -324,7 +300,6 @@ def render_light_block(now: Situation) -> str:
 
 
 def render_player_line(player: Entity) -> str:
-    """Return the name and hit points of a player's character."""
     points = render_attribute(player.attributes, "hp")
     return f"{player.name} HP {points}" if points else player.name
 

@@ -72,7 +72,6 @@ class StoryTime(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The day in the form that prompts and users read."""
         return f"Day {self.day}"
 
 
@@ -103,17 +102,10 @@ class StoryClock(UserSignedOut):
         *,
         is_committed: bool = True,
     ) -> dict[UUID, StoryTime]:
-        """Return the story's time at each of some messages that are of campaigns.
+        """Return the story's time at each message of a campaign.
 
-        A change counts for a message if it follows from the message or from one above it in its
-        chat. A change that follows from no message of the chat counts from the moment when it was
-        made. The day with which a campaign began holds before that, too.
-
-        Args:
-            session: Where to read.
-            sealer: The owner's.
-            message_ids: Messages of the owner's.
-            is_committed: False if the transaction has changed a ledger.
+        A change counts for its message and those after it in the chat. Without a message of the
+        chat, it counts from the time when it was made. The first day also holds before.
         """
         by_campaign: defaultdict[UUID, list[Any]] = defaultdict(list)
         for ids in split_chunks(list(dict.fromkeys(message_ids))):
@@ -155,7 +147,6 @@ class StoryClock(UserSignedOut):
         }
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Remove a user's cached changes."""
         for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
             del self._kept[key]
 

@@ -42,10 +42,7 @@ from backend.vault.sealing import Sealer
 
 
 def render_item(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
-    """Return the text of an item without its name: a line for each field that has a text.
-
-    `names` are the names of places; without a name, the place is omitted.
-    """
+    """Return the text of an item: a line for each field. `names` are the names of places."""
     match item:
         case Fact():
             return item.text
@@ -239,10 +236,7 @@ class Player(NamedTuple):
 async def find_player(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID | None
 ) -> Player | None:
-    """Return the only player character of a campaign; None if there are none or several.
-
-    A user without a persona is this character.
-    """
+    """Return the only player's character, or None. A user without a persona is this character."""
     if campaign_id is None:
         return None
     query = select(CampaignItem.id, CampaignItem.audience, CampaignItem.sealed_state).where(
@@ -291,10 +285,7 @@ async def check_viewpoint(
 async def read_marks(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID | None, audience: str
 ) -> AudienceMarks:
-    """Return marks with the names of entities that all of a stored audience may know.
-
-    Reads nothing for a public audience, because its texts need no marks.
-    """
+    """Return marks with the names of entities that an audience may know; none if it is public."""
     if audience == PUBLIC or campaign_id is None:
         return NAMELESS_MARKS
     query = select(CampaignItem.id, CampaignItem.sealed_state).where(
@@ -312,18 +303,13 @@ async def read_marks(
 
 
 class CampaignAudiences(AudienceChecked):
-    """Checks the audiences of messages."""
-
     async def audience_checked(self, session: AsyncSession, chat: Chat, audience: Audience) -> None:
         """Raise `ValidationError` if a message of the chat cannot have this audience."""
         await check_chat_audience(session, chat, audience)
 
 
 async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audience) -> None:
-    """Raise `ValidationError` if an entity is not in the chat's campaign.
-
-    A message of a chat without a campaign is public.
-    """
+    """Raise `ValidationError` if an entity is not in the chat's campaign, or there is none."""
     if audience == PUBLIC:
         return
     if chat.campaign_id is None:
@@ -335,10 +321,7 @@ async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audie
 async def check_event_audience(
     session: AsyncSession, chronicle_id: UUID, audience: Audience, *, owner_id: UUID
 ) -> None:
-    """Raise `ValidationError` if an entity is not in a campaign that uses the chronicle.
-
-    An event of a chronicle that no campaign uses is public.
-    """
+    """Raise `ValidationError` if an entity is in no campaign that uses the chronicle."""
     if audience == PUBLIC:
         return
     theirs = select(Campaign.id).where(
@@ -379,7 +362,6 @@ async def find_players_viewpoint(
 
 
 async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:
-    """True if the chat's campaign has hidden information."""
     campaign = await session.get(Campaign, chat.campaign_id) if chat.campaign_id else None
     return campaign is not None and open_campaign(sealer, campaign).settings.hidden_information
 

@@ -1,6 +1,6 @@
-"""CHARX, a zip archive with `card.json` at its root, and what the `assets` of a card point to.
+"""CHARX files, zip archives with `card.json` at the root, and the assets of cards.
 
-Unpacked in memory only; a name never becomes a path on a disk.
+Archives are unpacked in memory only. A name never becomes a path on a disk.
 """
 
 from __future__ import annotations
@@ -50,46 +50,41 @@ _ZIP_ERRORS = (
     ValueError,
     OverflowError,
 )
-"""What `zipfile` lets through when headers make no sense."""
+"""Exceptions that `zipfile` raises for invalid headers."""
 
 
 def is_archive(data: bytes) -> bool:
-    """Whether there is a zip in `data`, be it behind other bytes (a picture, say)."""
+    """True if `data` contains a zip archive, even after other data such as a picture."""
     return data.startswith(_FIRST_ENTRY) or _DIRECTORY_END in data[-_MAX_DIRECTORY_END_BYTES:]
 
 
 def unpack(
-    data: bytes, *, what: str = "CHARX archive", entries: Limit = ARCHIVE_ENTRIES
+    data: bytes, *, label: str = "CHARX archive", entries: Limit = ARCHIVE_ENTRIES
 ) -> dict[str, bytes]:
-    """The files of the archive by path, `/` between the parts.
-
-    Args:
-        data: The zip file.
-        what: What messages call it.
-        entries: How many entries it may have.
+    """Return the files of an archive by path. `label` is its name in messages.
 
     Raises:
-        CardError: Broken, encrypted, or with an entry that is no plain file under a safe name.
-        CardLimitError: Too many entries, too many bytes, or packed too tightly. Bytes are
-            counted as they are unpacked; what the headers claim is not believed.
+        CardError: Broken or encrypted, or an entry is not a plain file with a safe name.
+        CardLimitError: Too many entries or bytes, or too strong a compression. Bytes are counted
+            while they are unpacked, because headers can lie.
     """
-    # Before `zipfile` builds an object for each: half a million fit into 20 MB.
+    # Checked first, because `zipfile` builds an object for each entry and 20 MB can have 500,000.
     entries.check(data.count(_DIRECTORY_ENTRY), "The archive")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return _read_entries(archive, what, packed_size=len(data))
+            return _read_entries(archive, label, packed_size=len(data))
     except _ZIP_ERRORS as error:
-        raise CardError(f"The {what} is broken.") from error
+        raise CardError(f"The {label} is broken.") from error
 
 
-def _read_entries(archive: zipfile.ZipFile, what: str, *, packed_size: int) -> dict[str, bytes]:
+def _read_entries(archive: zipfile.ZipFile, label: str, *, packed_size: int) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     total = 0
     for entry in archive.infolist():
-        path = normalise_path(entry.orig_filename, what)
-        _check_kind(entry, what)
+        path = normalise_path(entry.orig_filename, label)
+        _check_kind(entry, label)
         if path in files:
-            raise CardError(f"The {what} has two entries of the same name.")
+            raise CardError(f"The {label} has two entries of the same name.")
         if path.endswith("/"):
             continue
         parts: list[bytes] = []
@@ -97,42 +92,41 @@ def _read_entries(archive: zipfile.ZipFile, what: str, *, packed_size: int) -> d
             while block := stream.read(_BLOCK_BYTES):
                 total += len(block)
                 ARCHIVE_BYTES.check(total, "The archive")
-                # Rounded up, so that anything over the ratio counts as over it.
+                # Rounded up, so that a fraction above the ratio exceeds it.
                 ARCHIVE_RATIO.check(-(-total // packed_size), "The archive")
                 parts.append(block)
         files[path] = b"".join(parts)
         if len(files[path]) != entry.file_size:
-            raise CardError(f"The {what} has an entry whose size differs from its header.")
+            raise CardError(f"The {label} has an entry whose size differs from its header.")
     return files
 
 
-def normalise_path(name: str, what: str = "CHARX archive") -> str:
-    """`name` with `/` between its parts.
+def normalise_path(name: str, label: str = "CHARX archive") -> str:
+    """Return `name` with `/` as the separator.
 
-    Raises:
-        CardError: It is absolute, climbs out with `..`, or has a NUL in it.
+    Raises `CardError` if it is absolute, or contains `..` or a NUL.
     """
     path = name.replace("\\", "/")
     climbs = ".." in path.split("/")
     if not path or climbs or path.startswith("/") or _DRIVE.match(path) or "\0" in path:
-        raise CardError(f"The {what} has an entry with a path outside the archive.")
+        raise CardError(f"The {label} has an entry with a path outside the archive.")
     return path
 
 
-def _check_kind(entry: zipfile.ZipInfo, what: str) -> None:
+def _check_kind(entry: zipfile.ZipInfo, label: str) -> None:
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
-        raise CardError(f"The {what} contains a link or another special file.")
+        raise CardError(f"The {label} contains a link or another special file.")
     if entry.flag_bits & _ENCRYPTED:
-        raise CardError(f"The {what} is encrypted.")
+        raise CardError(f"The {label} is encrypted.")
     if entry.compress_type not in _COMPRESSION_METHODS:
-        raise CardError(f"The {what} uses a compression other than deflate.")
+        raise CardError(f"The {label} uses a compression other than deflate.")
 
 
 def pack(files: Mapping[str, bytes], *, deflated: bool = False) -> bytes:
-    """An archive of `files`, in their order; the same bytes for the same files.
+    """Return an archive of `files`, in their order. The same files give the same bytes.
 
-    Stored unless `deflated`: media are compressed already, and a card is small beside them.
+    Files are stored unless `deflated`, because media are compressed already and cards are small.
     """
     method = zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
     target = io.BytesIO()
@@ -144,10 +138,10 @@ def pack(files: Mapping[str, bytes], *, deflated: bool = False) -> bytes:
 
 
 EMBEDDED_SCHEMES = ("embeded://", "embedded://")
-"""The format's own spelling, and the one that people write."""
+"""The spelling of the format, and the correct one, which some tools write."""
 
 RISU_SCHEME = "__asset:"
-"""RisuAI's, for a file that is inside the card's PNG."""
+"""RisuAI's scheme for a file inside the card's PNG."""
 
 SLICE_CHARACTERS = 64 * 1024
 """Characters of a data URI that are decoded at once."""
@@ -155,12 +149,12 @@ SLICE_CHARACTERS = 64 * 1024
 OCTET_STREAM = "application/octet-stream"
 _PASSIVE_TYPES = ("image/", "audio/", "video/", "font/")
 _ACTIVE_TYPES = {"image/svg+xml"}
-# Python's own table: the global one also reads the machine's files, which differ.
+# The global table of `mimetypes` also depends on files of the machine.
 _TYPES = mimetypes.MimeTypes()
 
 
 def guess_media_type(path: str) -> str:
-    """The media type that the extension stands for; `OCTET_STREAM` for all but passive media."""
+    """Return the media type for the extension, or `OCTET_STREAM` unless it is passive media."""
     guess, _ = _TYPES.guess_type(path, strict=False)
     return (
         guess
@@ -170,7 +164,7 @@ def guess_media_type(path: str) -> str:
 
 
 def find_embedded_path(uri: str) -> str | None:
-    """The path that an `embeded://` URI names, None for any other URI."""
+    """Return the path of an `embeded://` URI, or None for another URI."""
     for scheme in EMBEDDED_SCHEMES:
         if uri.lower().startswith(scheme):
             return uri[len(scheme) :]
@@ -178,7 +172,7 @@ def find_embedded_path(uri: str) -> str | None:
 
 
 def resolve(asset: CardAsset, files: Mapping[str, bytes]) -> bytes | None:
-    """The bytes behind an asset, None where they are not in the file. Nothing is fetched."""
+    """Return the data of an asset, or None if the file does not contain it. Nothing is fetched."""
     path = find_embedded_path(asset.uri)
     if path is not None:
         return files.get(path, files.get(unquote(path)))
@@ -201,12 +195,12 @@ def _decode_data_uri(uri: str) -> bytes | None:
 
 
 def unquote_in_slices(text: str) -> bytes:
-    """The bytes behind `%XX`. In slices: the library's function takes 200 bytes for each `%`."""
+    """Decode `%XX` in slices, because the library's function takes 200 bytes for each `%`."""
     parts: list[bytes] = []
     start = 0
     while start < len(text):
         end = start + SLICE_CHARACTERS
-        # Not in the middle of `%XX`; what begins with another `%` is none.
+        # End the slice before a `%` among its last two characters, so that no `%XX` is split.
         percent = text.rfind("%", max(start + 1, end - 2), end)
         end = percent if percent > 0 else end
         parts.append(unquote_to_bytes(text[start:end]))
@@ -215,26 +209,26 @@ def unquote_in_slices(text: str) -> bytes:
 
 
 def list_icons(assets: Iterable[CardAsset]) -> list[CardAsset]:
-    """The icons among the assets, the one named `main` first."""
+    """Return the icons among the assets, with `main` first."""
     found = [asset for asset in assets if asset.type == "icon"]
     return sorted(found, key=lambda asset: asset.name != "main")
 
 
 def find_main_icon(assets: Iterable[CardAsset], files: Mapping[str, bytes]) -> bytes | None:
-    """The picture of the character: the first of its icons that the file holds."""
+    """Return the picture of the character: the first icon that the file contains."""
     pictures = (resolve(icon, files) for icon in list_icons(assets))
     return next((picture for picture in pictures if picture), None)
 
 
-def missing(
+def describe_missing(
     assets: Iterable[CardAsset], files: Mapping[str, bytes], inside: Collection[str] = ()
 ) -> list[str]:
-    """Warnings about assets that the file does not hold. It holds those `inside`, by their URI."""
-    held = {"", "ccdefault:", *inside}
-    elsewhere = [
-        asset for asset in assets if asset.uri not in held and resolve(asset, files) is None
+    """Return a warning if assets are missing. `inside` are URIs that the file contains."""
+    known = {"", "ccdefault:", *inside}
+    missing = [
+        asset for asset in assets if asset.uri not in known and resolve(asset, files) is None
     ]
-    if not elsewhere:
+    if not missing:
         return []
-    count = "1 is" if len(elsewhere) == 1 else f"{len(elsewhere):,} are"
-    return [f"The file does not hold every asset of the card: {count} elsewhere."]
+    count = "1 is" if len(missing) == 1 else f"{len(missing):,} are"
+    return [f"The file does not contain every asset of the card: {count} missing."]

@@ -1,8 +1,8 @@
-"""Objects of files that other tools write, read and written by a table of their fields.
+"""Read and write JSON objects of other tools by a table of fields.
 
-A table says of each field of a model where the formats have it, and how a value of any type is
-bent into the field's. Reading refuses no value for its type: what it bends, it notes. `overlay`
-writes into an object what has changed, and keeps all else.
+A table lists each field of a model, its member in each format, and a reader that converts any
+value. Reading refuses no value for its type; it notes every conversion. `overlay` writes changes
+into an object and keeps all other members.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 _UNSET: Any = msgspec.UNSET
 
 
-class UnusableError(ValueError):  # noqa: N818  # a value's state, told to `Notes`; it never gets out
-    """A value that can't be bent into what is wanted. Its text, if any, follows the name."""
+class UnusableError(ValueError):
+    """The value cannot be converted. `Notes` adds the text, if any, after the member's name."""
 
 
 class Notes:
-    """Collects what had to be bent, each sentence once, with how often.
+    """Collects sentences about converted values. Each one is kept once, with its count.
 
-    `member` is the name of what is being read, for the sentences.
+    `member` is the name of the member that is being read.
     """
 
     def __init__(self) -> None:
@@ -44,16 +44,15 @@ class Notes:
         self._counts: Counter[str] = Counter()
 
     def add(self, sentence: str) -> None:
-        """Note a sentence, without its full stop, for the person who imports."""
+        """Add a sentence for the user, without the full stop."""
         self._counts[sentence] += 1
 
-    def bent(self, how: str) -> None:
-        """Note what became of the member that is being read."""
+    def add_change(self, how: str) -> None:
         self.add(f"`{self.member}` {how}")
 
     @property
     def sentences(self) -> list[str]:
-        """The sentences, in the order of their first occasion."""
+        """The sentences, in the order of their first occurrence."""
         return [
             f"{sentence}." if count == 1 else f"{sentence} ({count:,} times)."
             for sentence, count in self._counts.items()
@@ -61,28 +60,25 @@ class Notes:
 
 
 Reader = Callable[[Any, Notes], T]
-"""Bends a value into the one that is wanted, or raises `UnusableError`."""
+"""Converts a value, or raises `UnusableError`."""
 
 
 def omit_null(value: Any) -> Any:
-    """A writer that leaves null out."""
+    """Write nothing for null."""
     return _UNSET if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a model, and where formats have it.
+    """A field of a model, and its members in formats.
 
     Attributes:
-        name: Its name in the model.
-        read: Bends a value into the field's.
-        places: By format, the members that hold it, with blanks between: the first that says
-            something is read, and the first is written. `a.b` is a member of the object `a`.
-        write: Makes the format's value of the model's, where they differ; `msgspec.UNSET` leaves
-            it out.
-        default: What it is when it is absent; `msgspec.UNSET` leaves that to the model.
-        is_required: The format always has it, so null is bent like any value. Elsewhere others
-            write null for what is absent.
+        places: By format, the members for the field, separated by spaces. The first one with a
+            value is read. The first one is written. `a.b` is a member of the object `a`.
+        write: Converts the value for the format. `msgspec.UNSET` leaves it out.
+        default: The value if it is absent. `msgspec.UNSET` uses the default of the model.
+        is_required: The format always has the member, so null is converted as any value is. For
+            other members null means absent.
     """
 
     name: str
@@ -94,9 +90,9 @@ class Field:
 
 
 class Codec:
-    """The fields of a table that one format has, read and written.
+    """Reads and writes the fields of a table that one format has.
 
-    `members` are the names that it reads, without those in objects within; `inner` are those.
+    `members` are the names of the format, without those in nested objects, which are in `inner`.
     """
 
     def __init__(self, table: Iterable[Field], file_format: str) -> None:
@@ -111,10 +107,10 @@ class Codec:
         self.inner = frozenset(member for outer, member in places if outer)
 
     def read(self, raw: Mapping[str, Any], notes: Notes) -> Object:
-        """The model's fields that `raw` has, by their names in the model."""
+        """Return the fields that `raw` has, by their names in the model."""
         objects = {outer: reduce(get_object, outer, raw) for outer in self._outer}
-        around = notes.member
-        prefix = f"{around}." if around else ""
+        outer_member = notes.member
+        prefix = f"{outer_member}." if outer_member else ""
         found: Object = {}
         for field, places in self._fields:
             value = _UNSET
@@ -133,7 +129,7 @@ class Codec:
                     value = field.default
             if value is not _UNSET:
                 found[field.name] = value
-        notes.member = around
+        notes.member = outer_member
         return found
 
     def unread(self, raw: Mapping[str, Any]) -> list[str]:
@@ -141,13 +137,13 @@ class Codec:
         objects = {outer: reduce(get_object, outer, raw) for outer in self._outer}
         lost: list[str] = []
         for _, places in self._fields:
-            said = [(name, objects[outer].get(name)) for outer, name in places]
-            said = [(name, value) for name, value in said if value is not None and value != ""]
-            lost += [name for name, value in said[1:] if value != said[0][1]]
+            found = [(name, objects[outer].get(name)) for outer, name in places]
+            found = [(name, value) for name, value in found if value is not None and value != ""]
+            lost += [name for name, value in found[1:] if value != found[0][1]]
         return lost
 
     def write(self, values: Mapping[str, Any]) -> Object:
-        """The object of the format that has `values`, which are by their names in the model."""
+        """Return an object of the format from `values` by their names in the model."""
         written: Object = {}
         for field, places in self._fields:
             value = values[field.name]
@@ -163,21 +159,21 @@ class Codec:
 
 
 def _split_place(place: str) -> tuple[tuple[str, ...], str]:
-    """The names of the objects around a member, from the outermost, and its own."""
+    """Return the names of the enclosing objects, from the outermost, and the name of the member."""
     *outer, member = place.split(".")
     return tuple(outer), member
 
 
 def _note_unusable(notes: Notes, error: UnusableError) -> None:
     if how := str(error):
-        notes.bent(how)
+        notes.add_change(how)
     else:
         member = notes.member
-        notes.add(f"A value of `{member}` could not be used, so the default stands in for it")
+        notes.add(f"A value of `{member}` could not be used, so the default is used")
 
 
 def get_object(raw: Mapping[str, Any], member: str) -> Object:
-    """The object in a member of `raw`; an empty one where there is none."""
+    """Return the object in a member of `raw`, or an empty one."""
     found = raw.get(member)
     return cast("Object", found) if isinstance(found, dict) else {}
 
@@ -189,7 +185,7 @@ def omit(raw: Mapping[str, Any], members: Collection[str]) -> Object:
 def overlay(
     raw: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`raw` with what differs between `before` and `now`, member by member of the objects."""
+    """Return `raw` with the differences between `before` and `now`, merged member by member."""
     found = dict(raw)
     for member in {**before, **now}:
         was, value = before.get(member, _UNSET), now.get(member, _UNSET)
@@ -207,7 +203,7 @@ def overlay(
 
 
 def list_names(members: Iterable[str]) -> str:
-    """Return names of members as a list for people: bounded, and without control characters."""
+    """Return names of members as text, limited in length and without control characters."""
     names = list(members)
     clean = ("".join(c if c.isprintable() else " " for c in each) for each in names[:MAX_NAMES])
     shown = ", ".join(f"`{each[:MAX_NAME_CHARACTERS].replace('`', ' ')}`" for each in clean)
@@ -215,36 +211,35 @@ def list_names(members: Iterable[str]) -> str:
 
 
 def to_text(value: object) -> str:
-    """Any value as text; null is empty."""
+    """Return any value as text. Null is empty."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def read_text(value: object, notes: Notes) -> str:
-    """Any value as text; a list of texts is its lines."""
+    """Return any value as text. A list of texts becomes lines."""
     match value:
         case str():
             return value
         case None:
-            notes.bent("was null and is now empty")
+            notes.add_change("was null and is now empty")
         case list() if all(isinstance(item, str) for item in cast("list[object]", value)):
-            notes.bent("was a list and is now its lines")
+            notes.add_change("was a list and is now its lines")
             return "\n".join(cast("list[str]", value))
         case _:
-            notes.bent("was no text and is now the text of its value")
+            notes.add_change("was not text and is now the text of its value")
     return to_text(value)
 
 
 def read_flag(value: object, _: Notes) -> bool:
-    """Anything as true or false."""
     if isinstance(value, str):
         return value.strip().lower() not in _FALSE_WORDS
     return bool(value)
 
 
 def read_number(value: object, _: Notes) -> float:
-    """A number, also one in a text."""
+    """Read a number, even from text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise UnusableError
     try:
@@ -257,32 +252,32 @@ def read_number(value: object, _: Notes) -> float:
 
 
 def make_number_reader(low: float, high: float) -> Reader[float]:
-    """A reader of numbers; one out of bounds is put at the bound."""
+    """Return a reader of numbers. A number out of range is set to the limit."""
 
     def read(value: object, notes: Notes) -> float:
         found = read_number(value, notes)
         bounded = min(max(found, low), high)
         if bounded != found:
-            notes.add("A number was out of bounds and was put at the bound")
+            notes.add("A number was out of range and was set to the limit")
         return bounded
 
     return read
 
 
 def make_integer_reader(low: int, high: int) -> Reader[int]:
-    """The same for whole numbers; fractions are rounded."""
-    read_number = make_number_reader(low, high)
+    """Return a reader of integers. Fractions are rounded."""
+    read_bounded = make_number_reader(low, high)
 
     def read(value: object, notes: Notes) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return value
-        return round(read_number(value, notes))
+        return round(read_bounded(value, notes))
 
     return read
 
 
 def make_choice_reader(choices: tuple[T, ...]) -> Reader[T]:
-    """A reader of one of `choices`: by its number, or by its name."""
+    """Return a reader of one of `choices`, by number or by name."""
     by_name = {str(choice): choice for choice in choices}
 
     def read(value: object, notes: Notes) -> T:

@@ -1,4 +1,4 @@
-"""The fields of a card, version by version, with readers for values of any type."""
+"""The fields of a card by version, with readers for values of any type."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from backend.characters.cards.model import (
 )
 
 MAX_SECONDS = 2**53 - 1
-"""The largest integer that every JSON reader takes exactly."""
+"""The largest integer that every JSON reader represents exactly."""
 
 
 def _make_text_reader(limit: Limit) -> Reader[str]:
-    """A reader of texts, which are never cut: it raises `CardLimitError`."""
+    """Return a reader of texts. It raises `CardLimitError` instead of cutting one."""
 
     def read(value: object, notes: Notes) -> str:
         found = read_text(value, notes)
@@ -46,7 +46,7 @@ _read_text, _read_short = _make_text_reader(TEXT), _make_text_reader(SHORT_TEXT)
 
 
 def _read_texts(value: object, notes: Notes, read: Reader[str] = _read_text) -> list[str]:
-    """Any value as a list of texts; a single text is a list of one, null an empty list."""
+    """Read any value as a list of texts. A single text becomes a list, and null an empty list."""
     items = _list_items(value, notes)
     LIST_ITEMS.check(len(items), f"`{notes.member}`")
     return [read(item, notes) for item in items if item is not None]
@@ -57,22 +57,22 @@ def _list_items(value: object, notes: Notes) -> list[object]:
         case list():
             return cast("list[object]", value)
         case None:
-            notes.bent("was null and is now an empty list")
+            notes.add_change("was null and is now an empty list")
             return []
         case dict():
-            notes.bent("was an object and is now the list of its values")
+            notes.add_change("was an object and is now the list of its values")
             return list(cast("Object", value).values())
         case "":
             return []
         case _:
-            notes.bent("was a single value and is now a list")
+            notes.add_change("was a single value and is now a list")
             return [value]
 
 
 def _read_tags(value: object, notes: Notes) -> list[str]:
-    """A list of tags, none blank; a single text is split at its commas."""
+    """Read a list of tags without blank ones. A single text is split at commas."""
     if isinstance(value, str) and value.strip():
-        notes.bent("was a single text and was split at its commas")
+        notes.add_change("was a single text and was split at its commas")
         value = value.split(",")
     tags = [tag.strip() for tag in _read_texts(value, notes, _read_short) if tag.strip()]
     TAGS.check(len(tags), f"`{notes.member}`")
@@ -82,12 +82,12 @@ def _read_tags(value: object, notes: Notes) -> list[str]:
 
 
 def _read_object(value: object, _: Notes) -> Object:
-    """An object. PHP writes an empty one as a list."""
+    """Read an object. An empty list is an empty object, as PHP writes it."""
     if isinstance(value, dict):
         return cast("Object", value)
     if value == []:
         return {}
-    raise UnusableError("was no object and was left out")
+    raise UnusableError("was not an object and was left out")
 
 
 def _read_extensions(value: object, notes: Notes) -> Object:
@@ -111,18 +111,18 @@ def _read_multilingual(value: object, notes: Notes) -> dict[str, str]:
 
 
 def _read_seconds(value: object, notes: Notes) -> int:
-    """A point in time in whole seconds."""
+    """Read a time in whole seconds since 1970."""
     try:
         seconds = int(read_number(value, notes))
     except UnusableError:
         seconds = -1
     if not 0 <= seconds <= MAX_SECONDS:
-        raise UnusableError("was no time in seconds and was left out")
+        raise UnusableError("was not a time in seconds and was left out")
     return seconds
 
 
 def _read_uri(value: object, notes: Notes) -> str:
-    # A `data:` URI holds a whole picture: only the file's own size bounds it.
+    # A `data:` URI contains a whole picture, so only the limit of the file applies.
     uri = read_text(value, notes)
     limit = JSON_BYTES if uri.startswith("data:") else SHORT_TEXT
     limit.check(len(uri), f"`{notes.member}`")
@@ -142,7 +142,7 @@ _ASSET: Final = Codec(
 
 def _read_assets(value: object, notes: Notes) -> list[CardAsset]:
     if not isinstance(value, list):
-        raise UnusableError("was no list and was left out")
+        raise UnusableError("was not a list and was left out")
     described = cast("list[object]", value)
     LIST_ITEMS.check(len(described), f"`{notes.member}`")
     assets = [
@@ -151,14 +151,14 @@ def _read_assets(value: object, notes: Notes) -> list[CardAsset]:
         if isinstance(entry, dict)
     ]
     if len(assets) < len(described):
-        notes.bent("had entries that are no objects; they were left out")
+        notes.add_change("had entries that are not objects; they were left out")
     return assets
 
 
 def _find_places(name: str, synonyms: str) -> dict[str, str]:
     """Return the members of a field: its name, and the same in camel case, as some tools write it.
 
-    In flat cards there are `synonyms`, too.
+    Flat cards also have `synonyms`.
     """
     first, *words = name.split("_")
     camel = first + "".join(map(str.capitalize, words))
@@ -167,7 +167,7 @@ def _find_places(name: str, synonyms: str) -> dict[str, str]:
 
 
 def _define_required(name: str, read: Reader[Any], synonyms: str = "") -> Field:
-    """A field of V2 and V3. `synonyms` are names that flat cards of other tools have for it."""
+    """Define a required field of V2 and V3. `synonyms` are names in flat cards of other tools."""
     return Field(name, read, _find_places(name, synonyms), is_required=True)
 
 

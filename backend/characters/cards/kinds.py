@@ -175,4 +175,4 @@ KINDS: Final[tuple[FileKind, ...]] = (
         ),
     ),
 )
-"""The first kind that a file has the marks of counts."""
+"""The first kind with matching marks is used."""

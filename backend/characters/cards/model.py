@@ -1,9 +1,10 @@
-"""A character card as Talekeeper uses it, whatever version and file it came from."""
+"""The model of a character card, independent of its version and file, and the limits of cards."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
@@ -17,14 +18,14 @@ MAX_FILE_BYTES = 20 * MEGABYTE
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A count that may not be exceeded. `name` is for clients, `unit` for people."""
+    """A limit of a count. `name` is for clients, `unit` for people."""
 
     name: str
     allowed: int
     unit: str
 
     def check(self, found: int, where: str = "The file") -> None:
-        """Raise `CardLimitError` when `found` is over the limit; `where` opens the sentence."""
+        """Raise `CardLimitError` if `found` exceeds the limit. `where` begins the sentence."""
         if found > self.allowed:
             raise CardLimitError(
                 f"{where} has {found:,} {self.unit}; {self.allowed:,} are allowed.",
@@ -36,23 +37,23 @@ class Limit:
 
 PNG_CHUNKS = Limit("png_chunks", 1_000, "PNG chunks")
 INFLATED_TEXT = Limit("inflated_text", 8 * MEGABYTE, "or more bytes of text once inflated")
-"""All compressed text of a PNG together."""
+"""The limit of all compressed texts of a PNG together."""
 
 JSON_BYTES = Limit("json_bytes", MAX_FILE_BYTES, "bytes of JSON")
 JSON_DEPTH = Limit("json_depth", 64, "or more levels of nesting")
 JSON_VALUES = Limit("json_values", 1_000_000, "or more values")
-"""20 MB of `[[],[],...]` would become half a gigabyte of objects."""
+"""Without it, 20 MB of `[[],[],...]` would take half a gigabyte."""
 
 YAML_BYTES = Limit("yaml_bytes", MEGABYTE, "bytes of YAML")
-"""YAML takes some hundred times as long to read as JSON."""
+"""YAML takes about a hundred times as long to read as JSON."""
 YAML_VALUES = Limit("yaml_values", 100_000, "or more values")
-"""1 MB of `{a,a,...}` would take 400 MB and many seconds. Keys count as well."""
+"""Without it, 1 MB of `{a,a,...}` would take 400 MB and many seconds. Keys count as well."""
 YAML_EXPANDED = Limit("yaml_expanded", 2 * MEGABYTE, "characters or more with its aliases expanded")
 
 ARCHIVE_ENTRIES = Limit("archive_entries", 1_000, "archive entries")
 ARCHIVE_BYTES = Limit("archive_bytes", 100 * MEGABYTE, "or more bytes once unpacked")
 ARCHIVE_RATIO = Limit("archive_ratio", 100, "times its own size or more once unpacked")
-"""Of the whole archive: a single flat picture may well be packed more tightly."""
+"""The ratio of the whole archive, because a single flat picture can compress further."""
 
 NAME = Limit("name_characters", 200, "characters")
 SHORT_TEXT = Limit("short_text_characters", 2_000, "characters")
@@ -60,14 +61,14 @@ TEXT = Limit("text_characters", 200_000, "characters")
 LIST_ITEMS = Limit("list_items", 1_000, "items")
 TAGS = Limit("tags", 200, "tags")
 TAG = Limit("tag_characters", 200, "characters")
-"""Tags are in every list of characters."""
+"""Short, because every list of characters contains tags."""
 
 CARD_BYTES = Limit("card_bytes", 4 * MEGABYTE, "bytes of JSON without its lorebook")
-"""A card is read whole whenever its character speaks."""
+"""Small, because a card is read whole whenever its character speaks."""
 
 
 def check_file_size(size: int) -> None:
-    """Raise `TooLargeError` (413) for an upload of more than `MAX_FILE_BYTES`."""
+    """Raise `TooLargeError` (413) if an upload has more than `MAX_FILE_BYTES`."""
     if size > MAX_FILE_BYTES:
         raise TooLargeError(
             f"The file has {size:,} bytes; {MAX_FILE_BYTES:,} are allowed.",
@@ -85,9 +86,9 @@ MAX_DEPTH = 10_000
 
 
 class CardAsset(msgspec.Struct, kw_only=True):
-    """What the card says about a picture or sound of the character's.
+    """The card's entry about a picture or sound of the character.
 
-    `uri` is `embeded://path` (the format spells it so) for a file in the CHARX archive,
+    `uri` is `embeded://path` (the spelling of the format) for a file in the CHARX archive,
     `ccdefault:` for the card's own picture, a `data:` URI, or an address, which is never fetched.
     """
 
@@ -99,7 +100,7 @@ class CardAsset(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class DepthPrompt:
-    """A text that goes into the history `depth` messages above its end."""
+    """A text placed in the history, `depth` messages above its end."""
 
     prompt: str
     depth: int = DEFAULT_DEPTH
@@ -107,11 +108,11 @@ class DepthPrompt:
 
 
 class Card(msgspec.Struct, kw_only=True):
-    """The fields of Character Card V3; older versions leave the newer ones at their defaults.
+    """The fields of Character Card V3. Older versions leave the newer fields at their defaults.
 
-    `creation_date` and `modification_date` are seconds since 1970, 0 where unknown.
-    `character_book` is the embedded lorebook as it came. Stored cards have none: it is kept as a
-    lorebook of its own (`CardBooks`). Those of older versions may have one still.
+    `creation_date` and `modification_date` are seconds since 1970, or 0 if unknown.
+    `character_book` is the embedded lorebook as imported. Stored cards have none, because it is
+    stored as a separate lorebook (`CardBooks`). Cards stored by older versions may still have one.
 
     Source: https://github.com/kwaroran/character-card-spec-v3 (SPEC_V3.md).
     """
@@ -141,9 +142,9 @@ class Card(msgspec.Struct, kw_only=True):
 
     @property
     def depth_prompt(self) -> DepthPrompt | None:
-        """SillyTavern's `extensions.depth_prompt`, with its defaults; None where it says nothing.
+        """SillyTavern's `extensions.depth_prompt`, or None if it has no text.
 
-        An unusable depth or role falls back to the default: 4, system.
+        An unusable depth or role is replaced by the default: 4, system.
         """
         stored: Any = self.extensions.get("depth_prompt")
         if not isinstance(stored, dict):
@@ -161,7 +162,7 @@ class Card(msgspec.Struct, kw_only=True):
 
 
 def _parse_depth(value: object) -> int:
-    """`value` as a depth: SillyTavern writes numbers, some editors write them as text."""
+    """Parse a depth. SillyTavern writes numbers, and some editors write text."""
     if not isinstance(value, int | float | str) or isinstance(value, bool):
         return DEFAULT_DEPTH
     try:
@@ -173,10 +174,10 @@ def _parse_depth(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file that came inside a CHARX archive.
+    """A file from a CHARX archive.
 
-    `media_type` follows from the extension of `path`, not from what is in the file; anything
-    that a browser might run is `application/octet-stream`.
+    `media_type` follows from the extension of `path`, not from the content. It is
+    `application/octet-stream` for anything that a browser might run.
     """
 
     path: str
@@ -186,18 +187,18 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class CardImport:
-    """A card and everything else that was read from a file.
+    """A card and all other data read from a file.
 
     Attributes:
         card: The card, normalised.
-        raw: The JSON object as it came, except for lone surrogates, which no text can contain.
-            A file of another program is translated first. `writer` takes unknown members from it.
-        spec: The version that the file is of.
-        is_png: It is a PNG file.
-        avatar: The picture: the PNG file itself, or the main icon of a CHARX or JSON card.
-            As it came: not checked, not re-encoded.
-        assets: Every other file of a CHARX archive, and the main icon too.
-        warnings: Sentences about what had to be bent, for the person who imports.
+        raw: The JSON object of the file, with lone surrogates replaced. A file of another program
+            is translated first. `writer` takes unknown members from it.
+        spec: The version of the card.
+        is_png: The file is a PNG.
+        avatar: The picture: the PNG file itself, or the main icon of a CHARX or JSON card. It is
+            not checked and not encoded again.
+        assets: All files of a CHARX archive except the card, including the main icon.
+        warnings: Sentences for the user about data that was changed or left out.
     """
 
     card: Card
@@ -207,3 +208,59 @@ class CardImport:
     avatar: bytes | None = None
     assets: list[Asset] = field(default_factory=list[Asset])
     warnings: list[str] = field(default_factory=list[str])
+
+
+MAX_GREETINGS_CHARACTERS: Final = 1_000_000
+"""Limit of the greetings of one chat together: ten of the longest messages."""
+
+MAX_GREETING_WARNINGS: Final = 10
+"""Limit of greetings that an import names."""
+
+
+def list_greetings(card: Card, *, is_group: bool) -> list[str]:
+    """Return the greetings that a chat opens with, even blank ones. Macros are not expanded."""
+    texts = [card.first_mes, *card.alternate_greetings]
+    return [*texts, *card.group_only_greetings] if is_group else texts
+
+
+def check_greetings(card: Card, *, known: Card | None = None, longest: int) -> None:
+    """Raise `CardLimitError` for a greeting that is too long for a chat.
+
+    Greetings of `known` are accepted, so that an imported card can be edited. `longest` is the
+    limit of a message in characters.
+    """
+    limit = Limit("greeting_characters", longest, "characters")
+    before = frozenset(list_greetings(known, is_group=True)) if known else frozenset[str]()
+    for name, text in _iterate_greetings(card):
+        if text not in before:
+            limit.check(len(text), name)
+
+
+def describe_long_greetings(card: Card, *, longest: int) -> list[str]:
+    """Return sentences for the user about greetings that prevent a chat from being opened."""
+    too_long = [(name, text) for name, text in _iterate_greetings(card) if len(text) > longest]
+    warnings = [
+        f"{name} has {len(text):,} characters; a message may have {longest:,}. "
+        "Shorten it before you open a chat."
+        for name, text in too_long[:MAX_GREETING_WARNINGS]
+    ]
+    if (more := len(too_long) - MAX_GREETING_WARNINGS) > 0:
+        warnings.append(f"{more} more greetings are too long.")
+    together = sum(map(len, list_greetings(card, is_group=True)))
+    if together > MAX_GREETINGS_CHARACTERS:
+        warnings.append(
+            f"The greetings have {together:,} characters together; a chat opens with "
+            f"{MAX_GREETINGS_CHARACTERS:,} at most. Shorten or delete some before you open a chat."
+        )
+    return warnings
+
+
+def _iterate_greetings(card: Card) -> Iterator[tuple[str, str]]:
+    """Yield the place of each greeting in the card, and its text."""
+    yield "`first_mes`", card.first_mes
+    for name, texts in (
+        ("alternate_greetings", card.alternate_greetings),
+        ("group_only_greetings", card.group_only_greetings),
+    ):
+        for number, text in enumerate(texts, start=1):
+            yield f"`{name}` {number}", text

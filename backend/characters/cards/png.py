@@ -1,4 +1,4 @@
-"""The chunks of a PNG: finding the card's text among them, and writing it.
+"""Read and write the chunks of a PNG that contain a card's text.
 
 Sources: PNG, third edition (https://www.w3.org/TR/png-3/), chapters 5 and 11.3.3;
 https://github.com/kwaroran/character-card-spec-v3, "PNG/APNG".
@@ -18,12 +18,12 @@ from backend.characters.errors import CardError
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 CARD_KEYWORDS = (b"ccv3", b"chara")
-"""In the order in which they are believed."""
+"""Keywords of cards, the most trusted first."""
 
 ASSET_KEYWORD = b"chara-ext-asset_"
-"""RisuAI's way of putting more files into a PNG, which the format advises against.
+"""RisuAI's keyword for more files in a PNG, which the format advises against.
 
-The name of the file follows, after a colon in newer ones; a card's `__asset:name` points to it.
+The name of the file follows, in newer files after a colon. `__asset:name` of a card refers to it.
 """
 
 _WHITE_SPACE = b" \t\n\r\v\f"
@@ -34,29 +34,26 @@ _CRC = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk, as a view into the file: nothing is copied."""
+    """A chunk as a view into the file, without copies."""
 
     kind: bytes
     data: memoryview
     crc: int
     whole: memoryview
 
-    def crc_matches(self) -> bool:
-        """Whether the stored checksum is that of kind and data."""
+    def has_valid_crc(self) -> bool:
         return zlib.crc32(self.data, zlib.crc32(self.kind)) == self.crc
 
-    def keyword(self) -> bytes:
-        """The keyword of a text chunk, in lower case."""
+    def read_keyword(self) -> bytes:
+        """Return the keyword of a text chunk in lower case."""
         # At most 79 bytes by the standard: a chunk of megabytes is not searched through.
         return bytes(self.data[:80]).partition(b"\0")[0].lower()
 
 
 def iterate_chunks(data: bytes) -> Iterator[Chunk]:
-    """The chunks of a PNG in order, IEND last; what follows IEND is not looked at.
+    """Yield the chunks of a PNG in order, up to IEND.
 
-    Raises:
-        CardError: The file is cut short, or is not made of chunks.
-        CardLimitError: More than `PNG_CHUNKS`.
+    Raises `CardError` if the file is truncated or damaged, and `CardLimitError`.
     """
     view = memoryview(data)
     position, count = len(SIGNATURE), 0
@@ -80,19 +77,18 @@ def iterate_chunks(data: bytes) -> Iterator[Chunk]:
 
 
 class TextReader:
-    """Reads the texts of one PNG, and keeps count of how much they inflate to in all."""
+    """Reads the texts of one PNG and limits their total size after decompression."""
 
     def __init__(self) -> None:
         self._inflated = 0
 
     def read(self, chunk: Chunk) -> bytes:
-        """The value of a tEXt, zTXt or iTXt chunk, inflated where it is compressed.
+        """Return the value of a tEXt, zTXt or iTXt chunk, decompressed.
 
-        Raises:
-            CardError: The chunk is not formed as its kind asks, or can't be inflated.
-            CardLimitError: The texts read so far inflate to more than `INFLATED_TEXT`.
+        Raises `CardError` if it is malformed, and `CardLimitError` if all texts read so far exceed
+        `INFLATED_TEXT`.
         """
-        rest = chunk.data[len(chunk.keyword()) + 1 :]
+        rest = chunk.data[len(chunk.read_keyword()) + 1 :]
         if chunk.kind == b"tEXt":
             return bytes(rest)
         if chunk.kind == b"zTXt":
@@ -121,11 +117,11 @@ class TextReader:
 
 @dataclass(frozen=True, slots=True)
 class PngTexts:
-    """What a PNG carries beside its picture.
+    """The text chunks of a PNG.
 
     Attributes:
-        cards: The chunks that should hold a card, the most trusted keyword first.
-        assets: The chunks of files that RisuAI put in as base64, by name.
+        cards: The chunks with a card, the most trusted keyword first.
+        assets: RisuAI's chunks with base64 files, by name.
     """
 
     cards: list[Chunk]
@@ -133,9 +129,9 @@ class PngTexts:
 
 
 def find_texts(data: bytes) -> PngTexts:
-    """Walk through the whole file, as a card may also stand after the picture."""
+    """Search the whole file, because a card may also follow the picture."""
     texts = [chunk for chunk in iterate_chunks(data) if chunk.kind in _TEXT_CHUNKS]
-    keywords = [chunk.keyword() for chunk in texts]
+    keywords = [chunk.read_keyword() for chunk in texts]
     return PngTexts(
         cards=[
             chunk
@@ -152,11 +148,7 @@ def find_texts(data: bytes) -> PngTexts:
 
 
 def decode_value(value: bytes) -> bytes:
-    """The bytes behind base64, which may be wrapped in lines or lack its padding.
-
-    Raises:
-        CardError: Not base64.
-    """
+    """Decode base64, which may contain line breaks or lack its padding. Raises `CardError`."""
     packed = value.translate(None, _WHITE_SPACE)
     try:
         return binascii.a2b_base64(packed + b"=" * (-len(packed) % 4), strict_mode=True)
@@ -165,7 +157,7 @@ def decode_value(value: bytes) -> bytes:
 
 
 def remove_texts(data: bytes) -> bytes:
-    """The same PNG without its text chunks: a fault in them is none of the picture's."""
+    """Return a PNG without its text chunks."""
     kept = (chunk.whole for chunk in iterate_chunks(data) if chunk.kind not in _TEXT_CHUNKS)
     return b"".join((SIGNATURE, *kept))
 
@@ -173,17 +165,17 @@ def remove_texts(data: bytes) -> bytes:
 def replace_texts(
     data: bytes, texts: Mapping[bytes, bytes], *, more: Iterable[Chunk] = ()
 ) -> bytes:
-    """The same PNG with a tEXt chunk for each keyword in the place of those that it has.
+    """Return a PNG with its chunks of these keywords replaced by tEXt chunks.
 
-    What it has no place for stands behind the header, and so do `more` chunks: before the picture,
-    because many readers do not look behind it. All else stays byte for byte.
+    New texts and the `more` chunks are placed after the header, because many readers stop at the
+    picture. All other bytes are unchanged.
     """
     left = {keyword: _make_text_chunk(keyword, value) for keyword, value in texts.items()}
     parts: list[bytes | memoryview] = []
     end = len(SIGNATURE)
     for chunk in iterate_chunks(data):
         end += len(chunk.whole)
-        keyword = chunk.keyword() if chunk.kind in _TEXT_CHUNKS else b""
+        keyword = chunk.read_keyword() if chunk.kind in _TEXT_CHUNKS else b""
         if keyword not in texts:
             parts.append(chunk.whole)
         elif keyword in left:

@@ -1,7 +1,7 @@
-"""JSON and YAML of unknown origin, read within bounds.
+"""Read untrusted JSON and YAML within limits.
 
-What comes out is always JSON: objects with text keys, lists, texts that UTF-8 can hold, finite
-numbers, booleans and null, at most `JSON_DEPTH` levels deep.
+The result is always valid JSON: objects with text keys, lists, UTF-8 texts, finite numbers,
+booleans and null, nested at most `JSON_DEPTH` levels deep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from backend.characters.errors import CardError
 
 _SLICE_BYTES = 64 * 1024
 
-# Possessive (`++`, `*+`, `?+`): linear on any input.
+# The quantifiers are possessive (`++`, `*+`, `?+`), so that the time is linear on any input.
 _STRING = re.compile(rb'"(?>(?:[^"\\]++|\\.)*)"?+', re.DOTALL)
 _CLOSED_STRINGS = re.compile(rb'(?>(?:[^"]++|"(?>(?:[^"\\]++|\\.)*)")*)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -36,16 +36,13 @@ _DEPTH_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def check_structure(data: bytes, *, slice_bytes: int = _SLICE_BYTES) -> None:
-    """Bound nesting and values by the punctuation outside strings, before a parser recurses.
+    """Limit nesting and values by the punctuation outside strings, before a parser recurses.
 
-    `data` is read in slices: memory is a small multiple of one slice, and a text that is over a
-    limit is read no further than that.
-
-    Raises:
-        CardLimitError: Too deep, or too many values.
+    Raises `CardLimitError` at the first exceeded limit. `data` is read in slices, so that the
+    memory is a small multiple of one slice.
     """
     values = depth = 0
-    begun = b""  # of a string that the slice before did not close: its quote, a backslash
+    begun = b""  # the quote of a string that the last slice left open, and a pending backslash
     for start in range(0, len(data), slice_bytes):
         piece = begun + data[start : start + slice_bytes]
         end = _find_open_string(piece)
@@ -62,20 +59,23 @@ def check_structure(data: bytes, *, slice_bytes: int = _SLICE_BYTES) -> None:
 
 
 def _find_open_string(piece: bytes) -> int:
-    """Where the string begins that `piece` does not close; its length where there is none."""
+    """Return the position of the string that `piece` leaves open, or else its length."""
     found = _CLOSED_STRINGS.match(piece)
     return found.end() if found else 0
 
 
 _MAX_C_PARSER_LISTS = 100_000
-"""Lists from which on JSON is read by the parser in Python, ten times as slow: the one in C would
-keep all other threads waiting. No card has so many."""
+"""With more lists, JSON is read by the parser in Python, which is ten times slower.
 
-# The one in C is missing where PyYAML was built without libyaml.
+The parser in C would block all other threads. No card has so many lists.
+"""
+
+# The C loader is missing if PyYAML was built without libyaml.
 _YAML_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# YAML 1.2's core schema, in place of 1.1 with its `no`, `1:30` and dates; `None`: tried on every
-# scalar. Source: https://yaml.org/spec/1.2.2/, 10.3.2 (without octal, hexadecimal and infinity).
+# The core schema of YAML 1.2, because 1.1 converts `no`, `1:30` and dates. The key `None` applies
+# the patterns to every scalar. Source: https://yaml.org/spec/1.2.2/, 10.3.2 (without octal,
+# hexadecimal and infinity).
 _CORE_SCHEMA = {
     None: [
         (f"tag:yaml.org,2002:{name}", re.compile(pattern))
@@ -92,7 +92,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_text(data: bytes) -> Any:
-    """JSON where `data` begins like a JSON object or list, YAML otherwise."""
+    """Parse JSON if `data` begins with an object or a list, and YAML otherwise."""
     body = data.removeprefix(BOM_UTF8)
     return parse_json(body) if body.lstrip()[:1] in {b"{", b"["} else parse_yaml(body)
 
@@ -100,12 +100,10 @@ def parse_text(data: bytes) -> Any:
 def parse_json(data: bytes) -> Any:
     """Parse UTF-8 JSON, with or without a byte order mark.
 
-    More lenient than the standard in one thing: line breaks inside strings are taken as they
-    are. NaN, Infinity and numbers that overflow are refused; lone surrogates become U+FFFD.
+    Unlike the standard, line breaks inside strings are allowed. NaN, Infinity and numbers that
+    overflow are refused. Lone surrogates become U+FFFD.
 
-    Raises:
-        CardError: Not UTF-8, or not JSON; the message names line and column.
-        CardLimitError: Too long, too deep or too many values. Found before anything is built.
+    Raises `CardError` with the line and column, and `CardLimitError` before parsing.
     """
     body = data.removeprefix(BOM_UTF8)
     JSON_BYTES.check(len(body), "The JSON text")
@@ -113,13 +111,13 @@ def parse_json(data: bytes) -> Any:
     text = _decode(body)
     decoder = json.JSONDecoder(
         strict=False,
-        # What Python does with each object lets other threads run: the rest is one call in C.
+        # The hook runs Python code for each object, so that other threads can run in between.
         object_hook=_return_object,
         parse_constant=_refuse_constant,
         parse_float=_parse_float,
     )
     if body.count(b"[") > _MAX_C_PARSER_LISTS:
-        # Undocumented, and unknown to the type checker.
+        # `py_make_scanner` is undocumented and has no types.
         python: Any = json.scanner
         cast("Any", decoder).scan_once = python.py_make_scanner(decoder)
     try:
@@ -134,13 +132,10 @@ def parse_json(data: bytes) -> Any:
 
 
 def parse_yaml(data: bytes) -> Any:
-    """Parse YAML 1.2 in its core schema: `no` is a text, and a date is a text too.
+    """Parse YAML 1.2 in its core schema, in which `no` and dates are texts.
 
-    Aliases are expanded, tags are refused.
-
-    Raises:
-        CardError: Not UTF-8, or not YAML; the message names line and column.
-        CardLimitError: Too long, too deep, too many values, or too large once aliases are expanded.
+    Aliases are expanded, and tags are refused. Raises `CardError` with the line and column, and
+    `CardLimitError`.
     """
     YAML_BYTES.check(len(data), "The YAML text")
     text = _decode(data)
@@ -186,7 +181,7 @@ def _parse_float(digits: str) -> float:
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
-    """A copy of `value` that is JSON. Aliases may have nested deeper than the text showed."""
+    """Return a copy that is valid JSON. Expanded aliases can exceed the depth of the text."""
     match value:
         case str():
             return _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
@@ -204,14 +199,14 @@ def _clean(value: Any, depth: int = 0) -> Any:
 
 
 def _format_key(key: object) -> str:
-    """YAML has keys of any kind; written as JSON would write them."""
+    """Return a YAML key, which can have any type, as text."""
     return _clean(key) if isinstance(key, str) else json.dumps(key, default=str)
 
 
 def _check_events(text: str) -> None:
-    """Bound values, depth and expanded size by the parser's events, before anything is composed.
+    """Limit values, depth and expanded size by the parser's events, before anything is built.
 
-    An anchored node weighs what it holds, every alias to it weighs the same again.
+    Every alias counts as the full size of its anchored node.
     """
     weight = values = 0
     weights: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""Cards into files that other tools read.
+"""Write cards as files that other tools read.
 
-`raw` is the source of a card: an empty object for a character that was never imported.
+`raw` is the source of a card, or an empty object if the character was not imported.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _VERSIONS = {"v2": ("chara_card_v2", "2.0"), "v3": ("chara_card_v3", "3.0")}
 _ENVELOPE = {"spec", "spec_version", "data"}
 _MIRRORED_EXTENSIONS = {"talkativeness", "fav"}
 _KNOWN_EXTENSIONS = {"depth_prompt", "talkativeness", "fav", "world"}
-"""Those that can be edited: they can also be taken away, unlike those of other tools."""
+"""Extensions that users can edit, so they can also be deleted."""
 _SPECS: Mapping[bytes, ExportSpec] = {b"chara": "v2", b"ccv3": "v3"}
 
 
 def build_card_object(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> Object:
-    """The JSON object of `card` in version 2 or 3.
+    """Return the JSON object of `card` in version 2 or 3.
 
-    What the model knows comes from the card. What it does not know comes back from `raw`, the
-    source: at the top, in `data`, in `extensions`, and in each asset's entry.
+    Known fields come from the card. Unknown members are restored from `raw`, the source: at the
+    top, in `data`, in `extensions`, and in each asset's entry.
 
-    V3's own fields are written into V2 too where they say something: V2's readers pass over
-    them, and nothing is lost between tools that know both.
+    Fields of V3 are also written into V2 if they are set. Readers of V2 ignore them, and nothing is
+    lost between tools that know both.
     """
     is_nested = isinstance(raw.get("data"), dict)
     nested = get_object(raw, "data")
@@ -54,17 +54,17 @@ def build_card_object(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> O
         **omit(nested, CARD_FIELDS.members),
     }
     name, version = _VERSIONS[spec]
-    beside = (
+    outside = (
         _copy_unknown_members(raw, data)
         if is_nested
         else omit(raw, FLAT_FIELDS.members | _ENVELOPE)
     )
-    return {"spec": name, "spec_version": version, "data": data, **beside}
+    return {"spec": name, "spec_version": version, "data": data, **outside}
 
 
 def _write_known_fields(card: Card, source: Mapping[str, Any], spec: ExportSpec) -> Object:
     values = cast("Object", msgspec.to_builtins(card))
-    # Other tools' extensions come back; a known one that was taken away stays away.
+    # Extensions of other tools are restored. A known one may have been deleted on purpose.
     others = omit(get_object(source, "extensions"), _KNOWN_EXTENSIONS)
     values["extensions"] = others | values["extensions"]
     values["assets"] = _merge_assets(values["assets"], source.get("assets"))
@@ -77,7 +77,7 @@ def _write_known_fields(card: Card, source: Mapping[str, Any], spec: ExportSpec)
 
 
 def _merge_assets(own: list[Object], listed: object) -> list[Object]:
-    """Each asset over its former entry, which is known by its URI, name and type."""
+    """Merge each asset into its former entry, identified by its URI, name and type."""
     entries = cast("list[object]", listed) if isinstance(listed, list) else []
     objects = [cast("Object", entry) for entry in entries if isinstance(entry, dict)]
     former = {_get_asset_key(entry): entry for entry in objects}
@@ -89,9 +89,9 @@ def _get_asset_key(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _copy_unknown_members(raw: Mapping[str, Any], data: Object) -> Object:
-    """What stood beside `data`.
+    """Return the members outside `data`.
 
-    SillyTavern repeats fields there, for readers of V1: they follow what `data` says now.
+    SillyTavern repeats fields there for readers of V1. They are updated from `data`.
     """
     extensions = data["extensions"]
     mirrors = {
@@ -103,29 +103,24 @@ def _copy_unknown_members(raw: Mapping[str, Any], data: Object) -> Object:
 
 
 def to_json(card: Card, raw: Mapping[str, Any], spec: ExportSpec = "v3") -> bytes:
-    """A JSON file, indented for people."""
+    """Return an indented JSON file."""
     encoded = msgspec.json.encode(build_card_object(card, raw, spec))
     return msgspec.json.format(encoded, indent=2)
 
 
 def to_png(card: Card, raw: Mapping[str, Any], picture: bytes) -> bytes:
-    """`picture`, a PNG, with the card as V3 and as V2 in it."""
+    """Return `picture`, a PNG, with the card as V3 and as V2."""
     return png.replace_texts(
         picture, {word: _pack_card(card, raw, _SPECS[word]) for word in _SPECS}
     )
 
 
 def to_changed_png(card: Card, before: Card, original: bytes, picture: bytes | None) -> bytes:
-    """The PNG that a card was imported from, with what has changed since.
+    """Return the imported PNG, `original`, with all changes from `before` to `card`.
 
-    What did not change stays byte for byte. Each of its texts takes over the fields that changed
-    and keeps what it says else: a `chara` that differs from `ccv3` still does.
-
-    Args:
-        card: The card now.
-        before: The card as it was imported.
-        original: The file that it was imported from.
-        picture: A PNG that takes the place of the file's picture; None where that one stays.
+    Unchanged parts stay byte for byte. Each text of the PNG gets the changed fields and keeps its
+    other fields, so that a `chara` that differs from `ccv3` still differs. `picture`, a PNG,
+    replaces the picture of the file.
     """
     if card == before and picture is None:
         return original
@@ -142,9 +137,9 @@ def to_changed_png(card: Card, before: Card, original: bytes, picture: bytes | N
 
 
 def extract_png_assets(card: Card, original: bytes) -> tuple[Card, list[Asset]]:
-    """The files that RisuAI put into a PNG, under paths of an archive, and the card that says so.
+    """Return the files that RisuAI put into a PNG, and the card with their new URIs.
 
-    One that is no base64 is left out.
+    The files get paths of an archive. Invalid base64 is left out.
     """
     named = {asset.uri: asset for asset in card.assets}
     files: dict[str, Asset] = {}
@@ -180,16 +175,9 @@ def to_charx(
     picture: bytes | None = None,
     assets: Iterable[Asset] = (),
 ) -> bytes:
-    """A CHARX archive of the card and its files.
+    """Return a CHARX archive of the card and its files, by the paths in the card's `assets`.
 
-    Args:
-        card: The card.
-        raw: Its source.
-        picture: A PNG that takes the place of the main icon.
-        assets: The files, under the paths that the card's `assets` name.
-
-    Raises:
-        CardError: A path leads out of the archive.
+    `picture`, a PNG, replaces the main icon. Raises `CardError` if a path leads out of the archive.
     """
     files = {charx.normalise_path(asset.path): asset.data for asset in assets}
     files.pop(charx.CARD_NAME, None)
@@ -201,7 +189,7 @@ def to_charx(
 
 
 def _rename_files(card: Card, files: Mapping[str, bytes]) -> tuple[Card, dict[str, bytes]]:
-    """The files under paths that every system can unpack, and the card that names those paths."""
+    """Return the files under paths that every system can unpack, and the card with those paths."""
     paths = portable_paths(files)
     assets = [
         msgspec.structs.replace(asset, uri=EMBEDDED_SCHEMES[0] + paths[path])
@@ -214,9 +202,9 @@ def _rename_files(card: Card, files: Mapping[str, bytes]) -> tuple[Card, dict[st
 
 
 def _replace_icon(card: Card, files: dict[str, bytes], picture: bytes) -> Card:
-    """The card with `picture` for its main icon, and the picture among the files.
+    """Return the card with `picture` as its main icon, and add the picture to the files.
 
-    It stands where the former one stood, where that was a PNG, too.
+    It gets the path of the former icon if that is a PNG, too.
     """
     former = next(iter(list_icons(card.assets)), None)
     others = [asset for asset in card.assets if asset is not former]

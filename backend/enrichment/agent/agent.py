@@ -43,7 +43,7 @@ from backend.generation.sampling import Sampling
 from backend.generation.tools.calls import InvalidCallError
 from backend.generation.tools.streams import answer_with_tools
 from backend.llm.answers import LoopEnd, RunBudget, ask, build_prompt, join_answer, run_tool_loop
-from backend.memory.indexing.documents import DocumentEmbedder
+from backend.memory.embedding.protocol import DocumentEmbedder
 from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings

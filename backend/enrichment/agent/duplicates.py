@@ -22,8 +22,7 @@ from backend.core.cpu_pool import CpuPool
 from backend.core.text_forms import normalize
 from backend.enrichment.agent.lookup import KnowledgeLookup
 from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError, ShownReferences
-from backend.memory.embedding.protocol import EmbedderError, Floats
-from backend.memory.indexing.documents import DocumentEmbedder
+from backend.memory.embedding.protocol import DocumentEmbedder, EmbedderError, Floats
 from backend.memory.search.terms import count_terms
 from backend.vault.sealing import Sealer
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, cast
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, bindparam, case, func, or_, select
+from sqlalchemy import ColumnElement, and_, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import State
@@ -163,33 +163,14 @@ _REFERENCES = {"location": "location_id", "giver": "giver_id", "present": "prese
 _HIDDEN = frozenset({PLAY, POOL, ROLL})
 
 _COLUMNS = (CampaignItem.id, CampaignItem.kind, CampaignItem.sealed_state)
-_OF_CAMPAIGN = CampaignItem.campaign_id == bindparam("campaign"), CampaignItem.exists
 _IS_LIVE_SCENE = and_(CampaignItem.kind == "scene", CampaignItem.is_live)
 _IS_LIVE_FACT = and_(CampaignItem.kind == "fact", CampaignItem.is_live)
 _IS_CHANGEABLE = or_(CampaignItem.kind.in_(("world", "entity", "thread", "clock")), _IS_LIVE_SCENE)
 _COMES_FIRST = or_(CampaignItem.kind == "world", CampaignItem.subkind == "pc", _IS_LIVE_SCENE)
-_ITEMS = (
-    select(*_COLUMNS)
-    .where(*_OF_CAMPAIGN, _IS_CHANGEABLE)
-    .order_by(case((_COMES_FIRST, 0), else_=1), CampaignItem.version.desc(), CampaignItem.id.desc())
-    .limit(bindparam("most"))
-)
-_NAMED = select(*_COLUMNS).where(
-    *_OF_CAMPAIGN, CampaignItem.id.in_(bindparam("named", expanding=True))
-)
-_FACTS = (
-    select(*_COLUMNS)
-    .where(*_OF_CAMPAIGN, _IS_LIVE_FACT)
-    .order_by(CampaignItem.seq.desc())
-    .limit(500)
-)
-_CHANGED = select(
-    *_COLUMNS,
-    CampaignItem.audience,
-    and_(CampaignItem.exists, or_(_IS_CHANGEABLE, _IS_LIVE_FACT)).label("counts"),
-).where(
-    CampaignItem.campaign_id == bindparam("campaign"),
-    CampaignItem.version > bindparam("version"),
+_ORDER = (
+    case((_COMES_FIRST, 0), else_=1),
+    CampaignItem.version.desc(),
+    CampaignItem.id.desc(),
 )
 
 
@@ -270,8 +251,14 @@ async def read_world(
 
     In a campaign with more than `MAX_KNOWN` items, entities that `lines` name are found by `names`.
     """
-    place, knows = {"campaign": campaign.id}, filter_known_to_all(audience, CampaignItem.audience)
-    rows = list(await session.execute(_ITEMS.where(knows), {**place, "most": MAX_KNOWN}))
+    known = select(*_COLUMNS).where(
+        CampaignItem.campaign_id == campaign.id,
+        CampaignItem.exists,
+        filter_known_to_all(audience, CampaignItem.audience),
+    )
+    rows = list(
+        await session.execute(known.where(_IS_CHANGEABLE).order_by(*_ORDER).limit(MAX_KNOWN))
+    )
     if len(rows) == MAX_KNOWN:
         index = (await names.read(session, sealer, campaign)).index
         named: dict[UUID, None] = {}
@@ -279,10 +266,11 @@ async def read_world(
             named |= dict.fromkeys(index.find(line))
         for row in rows:
             named.pop(row.id, None)
-        wanted = {**place, "named": list(named)[:MAX_NAMED]}
-        rows += await session.execute(_NAMED.where(knows), wanted)
+        wanted = CampaignItem.id.in_(list(named)[:MAX_NAMED])
+        rows += await session.execute(known.where(wanted))
     rows.sort(key=attrgetter("id"))
-    facts = (await session.execute(_FACTS.where(knows), place)).all()
+    latest = known.where(_IS_LIVE_FACT).order_by(CampaignItem.seq.desc()).limit(500)
+    facts = (await session.execute(latest)).all()
     items: dict[UUID, ItemState] = {}
     async for row in iterate_in_slices([*rows, *facts], lambda row: len(row.sealed_state)):
         items[row.id] = ItemState(row.kind, read_state(sealer, row.id, row.sealed_state))
@@ -293,9 +281,13 @@ async def refresh_world(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, known: KnownWorld, *, audience: str
 ) -> KnownWorld:
     """Return a world as it is now. Only changed items are read, as the campaign may be locked."""
-    since = {"campaign": campaign.id, "version": known.version}
+    changed = select(
+        *_COLUMNS,
+        CampaignItem.audience,
+        and_(CampaignItem.exists, or_(_IS_CHANGEABLE, _IS_LIVE_FACT)).label("counts"),
+    ).where(CampaignItem.campaign_id == campaign.id, CampaignItem.version > known.version)
     items = dict(known.items)
-    rows = (await session.execute(_CHANGED, since)).all()
+    rows = (await session.execute(changed)).all()
     async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         items.pop(row.id, None)
         if row.counts and may_all_know(audience, row.audience):

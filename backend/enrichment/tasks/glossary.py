@@ -43,7 +43,7 @@ from backend.campaigns.names.roster import NameIndex
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.repository import character_ids
+from backend.chats.repository import list_character_ids
 from backend.enrichment.cleaning import clip, strip_tags, to_one_line
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import (
@@ -243,7 +243,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         names = [sealer.open(MESSAGE_AUTHOR, line.id, line.sealed_author) for line in lines]
         players: list[str] = []
         texts: list[str] = []
-        for character_id in (await character_ids(session, [chat.id])).get(chat.id, []):
+        for character_id in (await list_character_ids(session, [chat.id])).get(chat.id, []):
             card = await characters.get_card(
                 session, character_id, owner_id=owner_id, sealer=sealer
             )

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Meta, structs
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import Change, State, build_creation, compare_states
@@ -126,10 +126,6 @@ MAX_LINE = 400
 Fields = Mapping[UUID, set[str]]
 """The keys of fields by item."""
 
-_BEGUN = select(func.min(CampaignChange.created_at)).where(
-    CampaignChange.item_id == bindparam("scene")
-)
-
 
 async def build_scene_table(
     session: AsyncSession,
@@ -183,7 +179,8 @@ async def find_later_changes(
 
     `last` is the position of the last message of the scene that is being read.
     """
-    begun = await session.scalar(_BEGUN, {"scene": scene_id})
+    first = select(func.min(CampaignChange.created_at)).where(CampaignChange.item_id == scene_id)
+    begun = await session.scalar(first)
     items = list(table.state.items)
     changes = await find_recent_changes(
         session, sealer, items, since=begun or now(), chat_id=chat_id

@@ -1,4 +1,4 @@
-"""Anthropic's models, through its Messages API."""
+"""The adapter for Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from typing import Any
 
+from backend.generation.catalogue import ListedModel
 from backend.generation.client.client import ModelClient
-from backend.generation.client.provider import ModelProvider, ServerConfig
+from backend.generation.client.provider import (
+    EnvironmentProvider,
+    ModelProvider,
+    ModelTraits,
+    ProviderKind,
+    ServerConfig,
+    ServicePreset,
+)
 from backend.generation.failures.failures import Refusal
 from backend.generation.json_text import clean_text, mapping, sequence
 from backend.generation.model import (
@@ -32,15 +40,16 @@ from backend.generation.tools.calls import (
     read_calls,
     serialize_arguments,
 )
+from backend.settings import Settings
 
 DEFAULT_REPLY_TOKENS = 8_192
-"""Length of a reply where the user sets none: the API wants one."""
+"""Output limit if the user sets none, because the API requires one."""
 
 MIN_THINKING_TOKENS = 1_024
-"""The smallest budget for thinking that the API takes, in tokens."""
+"""Minimum thinking budget of the API."""
 
 MIN_THINKING_TOP_P = 0.95
-"""The smallest `top_p` that the API takes while the model thinks."""
+"""Minimum `top_p` of the API while the model thinks."""
 
 _NO_THINKING = {"type": "disabled"}
 _ADAPTIVE_THINKING = {"type": "adaptive", "display": "summarized"}
@@ -50,19 +59,19 @@ _SCHEMA_MEMBERS = (
 )
 
 _OPENING = "[Start]"
-"""Stands where the user has not spoken yet: the API wants the first turn to be the user's."""
+"""The user's message before a greeting, because the API requires that the user begins."""
 
 _CACHED = {"cache_control": {"type": "ephemeral"}}
-"""At a block: what is sent up to here is kept, and read by requests that begin with the same."""
+"""Marks a block up to which the API caches the prompt for later requests."""
 
 MAX_BLOCKS = 1_000
-"""Blocks of one answer. The calls and signatures of further ones are ignored."""
+"""Maximum number of blocks of one answer. Calls and signatures of further ones are ignored."""
 
 MAX_SIGNATURE_CHARACTERS = 2**20
-"""Characters of a block's signature: the API puts the thoughts themselves into it, encrypted."""
+"""Maximum length of a block's signature, which contains the encrypted thoughts."""
 
 _THOUGHTS = "thoughts"
-"""Where thoughts stand in the state of a call."""
+"""The member of a call's state that contains thoughts."""
 
 _FINISHES: dict[str, FinishReason] = {
     "end_turn": "stop",
@@ -84,17 +93,16 @@ def build_request_body(
     max_output_tokens: int,
     is_adaptive: bool,
 ) -> dict[str, Any]:
-    """Return the body of a request. Messages without text stay out: the API refuses them.
+    """Build the body of a request. Empty messages are omitted, because the API refuses them.
 
-    The API is asked to keep what is the same in the next turn: the system blocks, and the last of
-    the stable messages. It looks back from there for what it has kept already.
+    The API caches the system blocks and the messages up to the last stable one.
 
     Args:
-        prompt: What is sent.
-        sampling: The user's settings, without those that exclude each other.
+        prompt: The shaped prompt.
+        sampling: The user's settings, without conflicting ones.
         start: The beginning of the reply, without spaces at its end.
-        max_output_tokens: The most that the model writes, thinking included.
-        is_adaptive: The model takes no budget for thinking and chooses it itself.
+        max_output_tokens: The model's output limit, including thoughts.
+        is_adaptive: The model chooses its own thinking budget.
     """
     messages = [*prompt.messages, *([PromptMessage("assistant", start)] if start else ())]
     spoken = [
@@ -114,10 +122,10 @@ def build_request_body(
 
 
 def find_conflicts(sampling: Sampling) -> list[SamplingField]:
-    """Return the settings that the API refuses beside the others.
+    """Return the settings that the API refuses in combination with the others.
 
     Thinking excludes other temperatures than 1, `top_k`, a `top_p` below 0.95, and the beginning of
-    a reply. Without thinking, recent models refuse `top_p` beside a temperature.
+    a reply. Without thinking, recent models refuse `top_p` together with a temperature.
     Source: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
     """
     found: list[SamplingField] = []
@@ -139,7 +147,7 @@ def find_conflicts(sampling: Sampling) -> list[SamplingField]:
 def _build_turns(
     spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRound]
 ) -> list[Any]:
-    """The turns of the conversation: system messages amid it are the user's."""
+    """Build the turns of the conversation. Later system messages become the user's."""
     turns: list[Any] = []
     for message, is_last_stable in spoken:
         role = "assistant" if message.role == "assistant" else "user"
@@ -153,7 +161,7 @@ def _build_turns(
     if not turns:
         turns.append(_build_turn("user", [_build_text_block(_OPENING)]))
     if not rounds and turns[-1]["role"] == "assistant":
-        # What the reply is to begin with: the API refuses spaces at its end.
+        # The API refuses spaces at the end of the reply's beginning.
         last = turns[-1]["content"][-1]
         last["text"] = last["text"].rstrip()
     for tool_round in make_ids_distinct(rounds):
@@ -162,7 +170,7 @@ def _build_turns(
 
 
 def _build_round_turns(tool_round: ToolRound) -> Iterator[dict[str, Any]]:
-    """What the model asked, with the thoughts that led there, and what it was answered."""
+    """Yield the model's calls with the thoughts before them, and the results."""
     named = [call for call in tool_round.calls if call.name]
     thought = [*mapping(named[0].vendor_state).get(_THOUGHTS, ())] if named else []
     said = [_build_text_block(tool_round.text.rstrip())] if tool_round.text.strip() else []
@@ -176,7 +184,7 @@ def _build_round_turns(tool_round: ToolRound) -> Iterator[dict[str, Any]]:
         "user",
         [
             {"type": "tool_result", "tool_use_id": call.id, "content": _render_result(result)}
-            # A call without a name is no block: what is answered to it is said to the model.
+            # Calls without a name would be refused, so their results are texts.
             if call.name
             else _build_text_block(_render_result(result))
             for call, result in zip(tool_round.calls, tool_round.results, strict=True)
@@ -199,22 +207,22 @@ def _render_result(result: Any) -> str:
 def _map_settings(
     sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool
 ) -> dict[str, Any]:
-    """Return the settings that are set, by the API's names; thinking has tokens of its own."""
+    """Map the settings to the API's names. The thinking budget is added to the output limit."""
     reply = min(sampling.max_output_tokens or DEFAULT_REPLY_TOKENS, max_output_tokens)
     thinking, effort = _choose_thinking(sampling), _EFFORTS.get(sampling.reasoning_effort or "")
     if thinking and thinking["type"] == "enabled" and is_adaptive:
         thinking = _ADAPTIVE_THINKING
     tokens = reply
     if thinking and thinking["type"] == "enabled":
-        # The API refuses a budget that is not below the limit. The reply keeps its room, but a long
-        # one leaves half of the limit to a larger budget.
+        # The API requires a budget below the limit. The reply's tokens are reserved, but at most
+        # half of the limit if the budget needs it.
         most = max(max_output_tokens - reply, max_output_tokens // 2)
         budget = min(int(thinking["budget_tokens"]), most)
         thinking = {**thinking, "budget_tokens": budget}
         tokens = min(reply + budget, max_output_tokens)
     values = {
         "max_tokens": tokens,
-        # The API's scale ends at 1.
+        # The API's maximum is 1.
         "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -226,10 +234,7 @@ def _map_settings(
 
 
 def _choose_thinking(sampling: Sampling) -> dict[str, Any] | None:
-    """Return how the model thinks; None leaves it to the model.
-
-    A budget of -1 lets the model decide how much.
-    """
+    """Return the thinking mode; None uses the default. A budget of -1 is adaptive."""
     budget = sampling.thinking_budget
     if budget == 0 or (budget is None and sampling.reasoning_effort == "none"):
         return _NO_THINKING
@@ -241,10 +246,9 @@ def _choose_thinking(sampling: Sampling) -> dict[str, Any] | None:
 
 
 def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a JSON Schema that the API takes.
+    """Return the part of a JSON Schema that the API supports.
 
-    Each object is closed. Limits of numbers, lists and texts are left out: answers are checked
-    against them by the caller.
+    Objects are closed. Limits of numbers, lists and texts are omitted, and the caller checks them.
     Source: https://platform.claude.com/docs/en/build-with-claude/structured-outputs
     """
     plain: dict[str, Any] = {name: schema[name] for name in _SCHEMA_MEMBERS if name in schema}
@@ -263,7 +267,6 @@ def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def declare_tools(tools: Sequence[Tool]) -> list[Any]:
-    """The tools, with their JSON Schemas as they are."""
     return [
         {
             "name": tool.name,
@@ -276,7 +279,7 @@ def declare_tools(tools: Sequence[Tool]) -> list[Any]:
 
 @dataclass(slots=True)
 class _Block:
-    """A block of which fragments have come. `begun` is what the API sent at its start."""
+    """An incomplete block. `begun` is the JSON of its start event."""
 
     begun: Mapping[str, Any]
     arguments: list[str] = field(default_factory=list[str])
@@ -289,8 +292,7 @@ class _Block:
 class MessageReader:
     """Reads one answer, event by event or as a whole.
 
-    Text and thoughts are pieces as they come; a call is one when its block is complete. Thoughts
-    go with the first call: the API wants them back, signed, with its result.
+    Thoughts are stored with the first call, because the API requires them with its result.
     """
 
     def __init__(self) -> None:
@@ -301,10 +303,10 @@ class MessageReader:
         self._has_ended = False
 
     def read_event(self, event: Any) -> Delta:
-        """Read one event of a stream. Unknown ones are ignored.
+        """Read one event of a stream. Unknown events are ignored.
 
-        A block ends with its own event, with another block of its index, or with the answer: some
-        servers that imitate the API give every block one index, or end none.
+        A block ends with its end event, with another block of the same index, or with the answer,
+        because some imitations of the API use one index for all blocks or send no end events.
         """
         members = mapping(event)
         index = _get_number(members, "index")
@@ -317,7 +319,7 @@ class MessageReader:
                 return Delta((*calls, *_read_pieces(block.begun)))
             case "content_block_delta":
                 block = self._blocks.get(index) or self._begin(index, {})
-                return Delta(self._grown(block, mapping(members.get("delta"))))
+                return Delta(self._extend(block, mapping(members.get("delta"))))
             case "content_block_stop":
                 return Delta(self._close(index))
             case "message_delta":
@@ -331,7 +333,6 @@ class MessageReader:
         return Delta()
 
     def read_whole(self, answer: Any) -> Delta:
-        """An answer that was not streamed."""
         members = mapping(answer)
         self._usage |= mapping(members.get("usage"))
         pieces: list[TextPiece | ThinkingPiece | ToolCall] = []
@@ -341,7 +342,7 @@ class MessageReader:
         end = self._end(members)
         return Delta(tuple(pieces), end.usage, end.finish, end.reason)
 
-    def _grown(
+    def _extend(
         self, block: _Block, delta: Mapping[str, Any]
     ) -> tuple[TextPiece | ThinkingPiece, ...]:
         if block.length <= MAX_ARGUMENTS:
@@ -354,11 +355,10 @@ class MessageReader:
         return _read_pieces(delta)
 
     def close(self) -> tuple[ToolCall, ...]:
-        """See `AnswerReader`."""
         return tuple(chain.from_iterable(map(self._close, list(self._blocks))))
 
     def _begin(self, index: int, begun: Mapping[str, Any]) -> _Block:
-        """Begin a block, which is kept unless there are too many."""
+        """Begin a block. It is not stored if there are too many."""
         block = _Block(begun)
         self._begun += 1
         if self._begun <= MAX_BLOCKS:
@@ -366,12 +366,12 @@ class MessageReader:
         return block
 
     def _close(self, index: int) -> tuple[ToolCall, ...]:
-        """End the block of an index, if one is open, and return the calls in it."""
+        """End the open block of an index and return its calls."""
         block = self._blocks.pop(index, None)
         return () if block is None else self._find_calls(block)
 
     def _find_calls(self, block: _Block) -> tuple[ToolCall, ...]:
-        """Return the calls in a block that is complete; keep its thoughts for the next call."""
+        """Return the calls of a complete block. Store its thoughts for the next call."""
         begun = block.begun
         match begun.get("type"):
             case "thinking":
@@ -406,8 +406,8 @@ class MessageReader:
 
 
 def _read_pieces(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
-    """The text and the thoughts that are in a block, or in a fragment of one."""
-    # Halves of characters stay as they are: the other half may be in the next fragment.
+    """Return the text and thoughts in a block or in a fragment of one."""
+    # Lone surrogates are unchanged, because the other half may be in the next fragment.
     thought, said = block.get("thinking"), block.get("text")
     return (
         *([ThinkingPiece(thought)] if isinstance(thought, str) and thought else ()),
@@ -416,7 +416,7 @@ def _read_pieces(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, .
 
 
 def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
-    """The API counts what it kept and what it read of that beside the rest of the prompt."""
+    """Return the usage. The API's input tokens exclude the cached ones."""
     if not reported:
         return None
     cached = _get_number(reported, "cache_read_input_tokens")
@@ -442,7 +442,8 @@ def _get_number(value: Mapping[str, Any], name: str) -> int:
 
 WHO = "Anthropic"
 DEFAULT_BASE_URL = "https://api.anthropic.com"
-VERSION = "2023-06-01"
+KEY_HEADER = "x-api-key"
+VERSION_HEADER, VERSION = "anthropic-version", "2023-06-01"
 MESSAGES = "/v1/messages"
 
 ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
@@ -451,7 +452,7 @@ ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
         *("thinking_budget", "reasoning_effort", "start_reply_with"),
     }
 )
-"""Settings that the API has a field for. A model may take fewer, and answers with 400."""
+"""The settings that the API has fields for. Some models refuse some of them."""
 
 EXCLUDES: Mapping[SamplingField, Sequence[SamplingField]] = {
     **dict.fromkeys(
@@ -460,13 +461,13 @@ EXCLUDES: Mapping[SamplingField, Sequence[SamplingField]] = {
     ),
     "temperature": ("top_p",),
 }
-"""Settings that may be left out while another one is set: see `find_conflicts`."""
+"""Settings that may be omitted if another one is set: see `find_conflicts`."""
 
 ADAPTIVE = "adaptive_thinking"
-"""Remembered in `ModelAbilities.without` of models that refuse a budget for thinking."""
+"""Stored in `ModelAbilities.without` of models that refuse a thinking budget."""
 
 _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
-    # The one that Talekeeper prefers to keep comes first: the last one that is named is left out.
+    # If a refusal names several, the last one is omitted, so the preferred one comes first.
     "effort": ("reasoning_effort",),
     "thinking": ("thinking_budget", "reasoning_effort"),
     "budget_tokens": ("thinking_budget",),
@@ -477,30 +478,34 @@ _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnthropicConfig(ServerConfig):
-    """How Anthropic's API is reached."""
-
-    api_key: str = field(repr=False)
-
-
-class AnthropicProvider(ModelProvider[AnthropicConfig, ModelClient]):
-    """One key's connection to Anthropic, shared by its models."""
-
+class AnthropicProvider(ModelProvider[ServerConfig, ModelClient]):
     who, vendor_url = WHO, DEFAULT_BASE_URL
 
+    @property
+    def list_url(self) -> str:
+        return f"{self.base_url}/v1/models?limit=1000"
+
+    @property
+    def default_figures(self) -> ListedModel:
+        # Source: https://platform.claude.com/docs/en/about-claude/models/overview
+        return ListedModel(name="-", context_window=200_000, max_output_tokens=64_000)
+
+    def find_traits(self, model: str) -> ModelTraits:  # noqa: ARG002 - the same for all
+        return ModelTraits(accepts=ADAPTER_ACCEPTS, excludes=EXCLUDES)
+
+    def get_client(self, connection: ModelClient) -> ModelClient:
+        return connection
+
     def _connect(self) -> ModelClient:
-        return self._make_client({"x-api-key": self.config.api_key, "anthropic-version": VERSION})
+        return self._make_client({KEY_HEADER: self.config.api_key or "", VERSION_HEADER: VERSION})
 
     async def _disconnect(self, connection: ModelClient) -> None:
         await connection.aclose()
 
 
 class AnthropicModel(ServerModel[AnthropicProvider]):
-    """A `ChatModel` of Anthropic's."""
-
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
-        return (self._provider.config.base_url or DEFAULT_BASE_URL).rstrip("/") + MESSAGES
+        return self._provider.base_url + MESSAGES
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         body = build_request_body(
@@ -508,7 +513,7 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
             request.sampling,
             start=request.start,
             max_output_tokens=self.spec.max_output_tokens,
-            is_adaptive=ADAPTIVE in self._provider.abilities.of(self.spec.name).without,
+            is_adaptive=ADAPTIVE in self._provider.abilities.find(self.spec.name).without,
         )
         body["model"] = self.spec.name
         if request.tools:
@@ -528,10 +533,10 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
         return _SETTING_NAMES
 
     def _fit_settings(self, request: ModelRequest) -> ModelRequest:
-        """See `ServerModel`. The API refuses spaces at the end of the beginning of a reply."""
+        """See `ServerModel`. The API refuses spaces at the end of the reply's beginning."""
         conflicts = find_conflicts(request.sampling)
         fitted = request.without(*conflicts) if conflicts else request
-        return fitted.starting_with(fitted.start.rstrip())
+        return fitted.with_start(fitted.start.rstrip())
 
     def _leave_out(
         self,
@@ -540,10 +545,39 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
         names: Mapping[str, Sequence[SamplingField]],
         text: str,
     ) -> ModelRequest | None:
-        """See `ServerModel`. Models that refuse a budget for thinking choose it themselves."""
-        known = self._provider.abilities.of(self.spec.name).without
+        """See `ServerModel`. Models that refuse a thinking budget use adaptive thinking."""
+        known = self._provider.abilities.find(self.spec.name).without
         is_budget = "thinking_budget" in names[refusal.member]
         if is_budget and "adaptive" in text and ADAPTIVE not in known:
             self._provider.learn(self.spec.name, without=(*known, ADAPTIVE))
             return request
         return super()._leave_out(request, refusal, names, text)
+
+
+def _read_settings(settings: Settings) -> EnvironmentProvider | None:
+    if settings.anthropic_api_key is None:
+        return None
+    config = ServerConfig(
+        api_key=settings.anthropic_api_key.get_secret_value(),
+        models=settings.anthropic_models,
+        base_url=settings.anthropic_base_url or None,
+        chunk_timeout=settings.model_silence_seconds,
+    )
+    return EnvironmentProvider(config=config)
+
+
+ANTHROPIC = ProviderKind(
+    title="Anthropic",
+    variables=("TALEKEEPER_ANTHROPIC_API_KEY",),
+    read_settings=_read_settings,
+    provider=AnthropicProvider,
+    model=AnthropicModel,
+    presets=(
+        ServicePreset(
+            name="anthropic",
+            title="Anthropic",
+            key_url="https://console.anthropic.com/settings/keys",
+        ),
+    ),
+    reserved_headers=frozenset({KEY_HEADER, VERSION_HEADER}),
+)

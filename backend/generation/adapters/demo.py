@@ -1,8 +1,7 @@
-"""The built-in model: no key, no network, no language model. It says so in every reply.
+"""The built-in demo model, which needs no key, network or language model.
 
-The user's last line can command it (`/demo help` says how), so that everything around a model,
-its failures included, can be tried without one. For the chronicle's agent and for summaries it
-answers by simple rules (`_demo_agent`).
+Users can test everything with it, including failures: `/demo help` lists its commands. Background
+tasks get answers by simple rules.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ SAYINGS: dict[str, Any] = tomllib.loads(
 SUMMARY_HEAD = "(Demo summary)"
 _WHY = f"{MARK}, which goes by simple rules: a name, and a verb of finding, killing, promising."
 _EVENT, _ENTRY = "create_chronicle_event", "create_lorebook_entry"
-_MAX_CALLS, _MAX_NAMES, _MOST_MOMENTS = 3, 10, 5
+_MAX_CALLS, _MAX_NAMES, _MAX_MOMENTS = 3, 10, 5
 
 
 def compile_words(words: str, ending: str) -> re.Pattern[str]:
@@ -56,7 +55,7 @@ def compile_words(words: str, ending: str) -> re.Pattern[str]:
 
 
 _KINDS = {kind: compile_words(verbs, "s?") for kind, verbs in SAYINGS["events"].items()}
-"""What events are told by, the weightiest first."""
+"""The verbs of each kind of event, the most significant kind first."""
 
 _LINE = re.compile(r"^#(\d+) (?:([^:\n]{1,80}): )?", re.MULTILINE)
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
@@ -71,7 +70,6 @@ _WORDS_WANTED = re.compile(r"\babout (\d{1,5}) words\b", re.IGNORECASE)
 
 
 def build_triage(prompt: Prompt, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the new lines of a story matter."""
     events, entries = _find_news(prompt)
     kinds = mapping(mapping(schema.get("properties")).get("kinds"))
     allowed = sequence(mapping(kinds.get("items")).get("enum"))
@@ -80,7 +78,7 @@ def build_triage(prompt: Prompt, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose_chronicle_calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall]:
-    """The calls of one step of the chronicle's agent; none where other tools are offered."""
+    """Return the calls of one step of the chronicle's agent; none if it has other tools."""
     offered = {tool.name for tool in tools}
     if _EVENT not in offered:
         return []
@@ -97,10 +95,7 @@ def choose_chronicle_calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCa
 
 
 def choose_compaction_calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall] | None:
-    """What keeps a campaign's state: events, and who or what is told to be something.
-
-    None where other tools are offered.
-    """
+    """Return calls that add events, characters and places to a campaign; None for other tools."""
     if "chronicle_event_tool" not in {tool.name for tool in tools}:
         return None
     events, entries = ([], []) if prompt.rounds else _find_news(prompt)
@@ -121,7 +116,7 @@ def choose_compaction_calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolC
 
 
 def build_glossary(prompt: Prompt) -> dict[str, Any]:
-    """Candidates of a glossary, defined by the sentences that they are in, and all of the tags."""
+    """Accept all candidates, each defined by its sentence, and all tags."""
     terms, tags = (
         [
             line.removeprefix("- ").split(" | ", 1)
@@ -137,7 +132,7 @@ def build_glossary(prompt: Prompt) -> dict[str, Any]:
 
 
 def write_summary(prompt: Prompt) -> str | None:
-    """An extract of what is to be summed up; None where the prompt asks for something else."""
+    """Return an extract of the text to summarise; None for prompts of other tasks."""
     system = join_system_messages(prompt)
     if "Task: rolling summary" not in system.splitlines():
         return None
@@ -147,7 +142,6 @@ def write_summary(prompt: Prompt) -> str | None:
 
 
 def build_scene(prompt: Prompt) -> dict[str, Any]:
-    """An extract of a scene, and the events in it as its key moments."""
     text = find_last_line(prompt)
     before, *moments = find_section(text, "summary_so_far").split("\n- ")
     told = [*map(str.strip, moments), *(event["summary"] for event in _find_news(prompt)[0])]
@@ -160,7 +154,7 @@ def build_scene(prompt: Prompt) -> dict[str, Any]:
 
 
 def build_chapter(prompt: Prompt) -> dict[str, Any]:
-    """The first sentence of each scene, and the first scene's title."""
+    """Combine the first sentence of each scene under the first scene's title."""
     scenes = find_section(find_last_line(prompt), "scenes").replace(SUMMARY_HEAD, "").splitlines()
     told = [each[2:].partition(": ") for each in scenes if each.startswith("- ")]
     kept = [sentence for *_, text in told for sentence in split_sentences(text)[:1]]
@@ -168,19 +162,19 @@ def build_chapter(prompt: Prompt) -> dict[str, Any]:
 
 
 def _extract(text: str, before: str, most: int) -> str:
-    """The first sentence of each new line behind what was told before, in about so many words."""
+    """Append the first sentence of each new line to `before`, in about `most` words."""
     kept = split_sentences(before.replace(SUMMARY_HEAD, ""))
     for _, speaker, said in find_new_lines(text):
         kept += [f"{speaker}: {each}" if speaker else each for each in split_sentences(said)[:1]]
     while len(kept) > 1 and sum(len(each.split()) for each in kept) > most:
-        # Every other one goes, from the oldest: something of everything stays.
+        # Remove every second sentence of the older half.
         half = max(1, len(kept) // 2)
         kept = kept[:half][1::2] + kept[half:]
     return " ".join(" ".join([SUMMARY_HEAD, *kept]).split()[: most + 2])
 
 
 def _find_news(prompt: Prompt) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Events and entries that the new lines tell of, as arguments of the tools; known ones not."""
+    """Return new events and entries in the new lines, as arguments of the tools."""
     text = find_last_line(prompt)
     known_events, known_lore = find_section(text, "known_events"), find_section(text, "known_lore")
     events: dict[str, dict[str, Any]] = {}
@@ -198,7 +192,7 @@ def _find_news(prompt: Prompt) -> tuple[list[dict[str, Any]], list[dict[str, Any
 
 
 def _find_event(sentence: str, speaker: str, mark: str) -> dict[str, Any] | None:
-    """The event that a sentence tells of, in its words; None for a question or a wish."""
+    """Return the event in a sentence; None for a question or a wish."""
     kinds = list(_KINDS)
     kind = next((kind for kind in kinds if _KINDS[kind].search(sentence)), None)
     who: list[str] = [name for name in _NAME.findall(sentence) if name not in _NO_NAMES]
@@ -216,24 +210,23 @@ def _find_event(sentence: str, speaker: str, mark: str) -> dict[str, Any] | None
 
 
 def join_system_messages(prompt: Prompt) -> str:
-    """The system messages, one after the other."""
     return "\n".join(message.text for message in prompt.messages if message.role == "system")
 
 
 def find_last_line(prompt: Prompt) -> str:
-    """The user's last message; what follows it (a post-history instruction) is not the user's."""
+    """Return the last message of the user, which a post-history instruction may follow."""
     spoken = (message.text for message in reversed(prompt.messages) if message.role == "user")
     return next(spoken, "")
 
 
 def find_section(text: str, name: str) -> str:
-    """What stands between the last line `<name>` and `</name>`; empty where there is none."""
+    """Return the text between the last line `<name>` and `</name>`; "" if there is none."""
     _, opened, rest = f"\n{text}".rpartition(f"\n<{name}>\n")
     return rest.rpartition(f"</{name}>")[0] if opened else ""
 
 
 def find_new_lines(text: str) -> Iterator[tuple[str, str, str]]:
-    """The new lines in a prompt, `#12 Marlena: text`: mark, speaker, text. Not the demo's own."""
+    """Yield mark, speaker and text of lines such as `#12 Marlena: text`, without the demo's own."""
     lines = find_section(text, "new_lines")
     heads = list(_LINE.finditer(lines))
     ends = [*(head.start() for head in heads[1:]), len(lines)][: len(heads)]
@@ -244,7 +237,7 @@ def find_new_lines(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """A text's sentences, without the marks of speech and emphasis."""
+    """Return the sentences without quotation marks and emphasis."""
     found: list[str] = _SENTENCE.findall(re.sub(r"[*_\"“”]+", "", text))
     return [each for sentence in found if (each := sentence.strip(" \t-"))]
 
@@ -258,7 +251,7 @@ _LATER = "This follows from the last turn with:"
 
 
 def choose_play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCall]]:
-    """What it tells (None: what it tells everybody) and what it calls; nothing at other tables."""
+    """Return the narration (None for the usual reply) and calls of a turn in a played campaign."""
     offered = {tool.name for tool in tools}
     if "finish_turn" not in offered:
         return None, []
@@ -285,7 +278,7 @@ def choose_play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list
 def _conclude_play(
     fixed: re.Match[str] | None, *, is_over: bool
 ) -> tuple[str | None, list[ToolCall]]:
-    """Tell what the die has fixed; in a later turn, go on."""
+    """Narrate the result of a roll. In a later turn, offer an opportunity."""
     if fixed is None or is_over:
         return "", [_make_call("accept", variant="opportunity")]
     is_free = fixed[1] in {"critical", "success"}
@@ -320,7 +313,7 @@ DEMO_SPEC = ModelSpec(
 _COMMAND = re.compile(
     r"^(?:[^\n:/]{1,80}:\s*)?/demo(?:\s+([a-z-]+))?(?:\s+(\d{1,7}))?", re.MULTILINE
 )
-"""At the head of a line, after the speaker's name where the prompt puts one."""
+"""A command at the beginning of a line, after the speaker's name if the prompt contains one."""
 
 _CHARACTER = re.compile(r"\bYou are ([A-Z][^\n.,;:(]{0,60})")
 _FAILURES: Mapping[str, Callable[[], ModelError]] = {
@@ -334,9 +327,9 @@ _COMMANDS = {"slow", "think", "long", "silent", *_FAILURES}
 
 
 class DemoModel:
-    """A `ChatModel` that needs nothing. The same prompt always gets the same reply.
+    """A `ChatModel` without a language model. Replies are deterministic.
 
-    `tokens_per_second` is its pace; 0 and infinity mean without a pause.
+    With 0 or infinite `tokens_per_second`, there is no delay.
     """
 
     def __init__(self, tokens_per_second: float) -> None:
@@ -346,11 +339,10 @@ class DemoModel:
 
     @property
     def learned(self) -> ModelAbilities:
-        """See `ChatModel`. Its spec says all of it."""
         return NOTHING_LEARNED
 
     def learn(self, **changes: Any) -> None:
-        """See `ChatModel`. Nothing has to be remembered."""
+        """See `ChatModel`. Does nothing."""
 
     async def stream(
         self,
@@ -358,9 +350,9 @@ class DemoModel:
         sampling: Sampling,
         *,
         tools: Sequence[Tool] = (),
-        schema: Mapping[str, Any] | None = None,  # noqa: ARG002 - it says what it says
+        schema: Mapping[str, Any] | None = None,  # noqa: ARG002 - replies have no form
     ) -> AsyncGenerator[Piece, None]:
-        """See `ChatModel`. Word by word, at the configured pace."""
+        """See `ChatModel`. Each piece is a word."""
         kept = choose_compaction_calls(prompt, tools)
         told = write_summary(prompt) if kept is None else "" if kept else "Nothing to keep."
         command, words = ("", told.split()) if told is not None else _choose_reply(prompt)
@@ -379,7 +371,7 @@ class DemoModel:
             if command in _FAILURES and number == fails_at:
                 failure = _FAILURES[command]
                 raise failure()
-            # At even distances: a late word does not delay those after it.
+            # At fixed times, so that a late word does not delay the next ones.
             beat += delay
             await asyncio.sleep(max(0.0, beat - clock()))
             yield piece
@@ -396,7 +388,7 @@ class DemoModel:
         tools: Sequence[Tool],
         sampling: Sampling,  # noqa: ARG002 - nothing is sampled
     ) -> ToolAnswer:
-        """See `ChatModel`. The tools of the chronicle's agent, and no others."""
+        """See `ChatModel`. Calls only the tools of the chronicle's agent."""
         if made := choose_chronicle_calls(prompt, tools):
             usage = _estimate_usage(prompt, len(made))
             return ToolAnswer(text="", calls=made, usage=usage, finish="tool_calls")
@@ -404,13 +396,13 @@ class DemoModel:
         usage = _estimate_usage(prompt, len(text.split()))
         return ToolAnswer(text=text, calls=(), usage=usage, finish="stop")
 
-    async def structured(
+    async def generate_json(
         self,
         prompt: Prompt,
         schema: Mapping[str, Any],
         sampling: Sampling,  # noqa: ARG002 - nothing is sampled
     ) -> StructuredAnswer:
-        """See `ChatModel`. Triage, a glossary, a scene, a chapter, or lines to say next."""
+        """See `ChatModel`. Recognises the schemas of background tasks."""
         asked = schema.get("properties", {})
         if "significant" in asked:
             value = build_triage(prompt, schema)
@@ -423,7 +415,7 @@ class DemoModel:
 
 
 def _apply_limits(words: Iterable[str], sampling: Sampling) -> tuple[list[str], FinishReason]:
-    """What may be said, as pieces, and why it ends there; a word counts as a token."""
+    """Apply stop sequences and the output limit. A word counts as a token."""
     text = " ".join(words)
     text = text[
         : min((at for stop in sampling.stop or () if (at := text.find(stop)) >= 0), default=None)
@@ -435,7 +427,7 @@ def _apply_limits(words: Iterable[str], sampling: Sampling) -> tuple[list[str], 
 
 
 def _choose_reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
-    """The command in the user's last line, if there is one, and the words of the reply."""
+    """Return the command in the user's last line, or "", and the words of the reply."""
     line = find_last_line(prompt)
     command = _COMMAND.search(line)
     if command and command[1] == "long":
@@ -454,7 +446,7 @@ def _choose_reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
 
 
 def _estimate_usage(prompt: Prompt, completion: int, *, thinking: int = 0) -> TokenUsage:
-    """An estimate by length: counting a full window would cost more than the reply."""
+    """Estimate the tokens by length, because counting would take longer than the reply."""
     characters = sum(len(message.text) for message in prompt.messages)
     return TokenUsage(
         prompt_tokens=max(1, characters // 4),

@@ -1,17 +1,28 @@
-"""Gemini, through Google AI's API. Embeddings use Google's SDK, which no other module imports."""
+"""The adapter for Google AI's Gemini API. Only embeddings use Google's SDK."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import chain, groupby, takewhile
 from typing import TYPE_CHECKING, Any, cast
 
+from backend.generation.catalogue import ListedModel
 from backend.generation.client.client import ModelClient, ServerError
-from backend.generation.client.provider import ModelProvider, ServerConfig
+from backend.generation.client.provider import (
+    EmbeddingKind,
+    EmbeddingProvider,
+    EmbeddingRequest,
+    EnvironmentProvider,
+    ModelTraits,
+    ProviderKind,
+    ServerConfig,
+    ServicePreset,
+    Vector,
+)
 from backend.generation.json_text import mapping, sequence
 from backend.generation.model import (
     FinishReason,
@@ -30,13 +41,14 @@ from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling,
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
 from backend.generation.servers.replies import Delta
 from backend.generation.tools.calls import make_unreadable_call, read_calls
+from backend.settings import Settings
 
 if TYPE_CHECKING:
     from google.genai import Client  # noqa: TID251 - this is the adapter
     from google.genai.errors import APIError  # noqa: TID251 - this is the adapter
 
 _OPENING = "[Start]"
-"""Stands where the user has not spoken yet: Gemini wants the first turn to be the user's."""
+"""The user's message before a greeting, because Gemini requires that the user begins."""
 
 _THRESHOLDS: dict[SafetyThreshold, str] = {
     "off": "OFF",
@@ -66,19 +78,19 @@ _FINISHES: dict[str, FinishReason] = {
     ),
 }
 _MALFORMED_CALLS = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
-"""How a reply ends in which a call was to be, but none that Gemini hands on."""
+"""Finish reasons of replies with a malformed call."""
 
 
 def build_request_body(
     prompt: Prompt, sampling: Sampling, *, thinks: bool, show_thoughts: bool
 ) -> dict[str, Any]:
-    """The body of a request. Messages without text stay out: Gemini refuses them.
+    """Build the body of a request. Empty messages are omitted, because Gemini refuses them.
 
     Args:
-        prompt: What is sent.
-        sampling: What the user set; None stays with the provider.
-        thinks: The model thinks unless told otherwise.
-        show_thoughts: Thoughts are wanted where there are any.
+        prompt: The shaped prompt.
+        sampling: The user's settings.
+        thinks: The model thinks by default.
+        show_thoughts: Request the thoughts.
     """
     messages = [message for message in prompt.messages if message.text.strip()]
     leading = list(takewhile(lambda message: message.role == "system", messages))
@@ -98,10 +110,10 @@ def build_request_body(
 
 
 def _build_contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) -> list[Any]:
-    """The turns of the conversation.
+    """Build the turns of the conversation.
 
-    Gemini knows two roles that take turns, the user first: system messages amid the conversation
-    become the user's, and neighbours of one role become one turn.
+    Gemini requires that user and model alternate, the user first. Later system messages become the
+    user's, and consecutive messages of one role become one turn.
     """
     turns: list[Any] = [
         _build_turn(role, [{"text": _join_texts(neighbours)}])
@@ -115,7 +127,7 @@ def _build_contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRoun
 
 
 def _remove_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
-    """Return the rounds without ids that several calls have: results then follow their order."""
+    """Remove ids that several calls share. Results are then matched by their order."""
     states = [mapping(call.vendor_state) for each in rounds for call in each.calls]
     counts = Counter(state["id"] for state in states if "id" in state)
 
@@ -162,7 +174,7 @@ def _build_call_part(call: ToolCall) -> dict[str, Any]:
 
 
 def _build_result_part(call: ToolCall, result: Any) -> dict[str, Any]:
-    if not call.name:  # it would be refused: what is answered to it is said to the model
+    if not call.name:  # would be refused
         return {"text": result if isinstance(result, str) else json.dumps(result)}
     response = mapping(result) or {"output": result}
     answer: dict[str, Any] = {"name": call.name, "response": response}
@@ -186,14 +198,13 @@ def _map_settings(sampling: Sampling, *, thinks: bool, show_thoughts: bool) -> d
     budget = sampling.thinking_budget
     if budget is not None:
         config["thinkingConfig"] = {"thinkingBudget": budget}
-    # To ask for thoughts of a model that does not think is an error.
+    # Requesting thoughts of a model that does not think is an error.
     if show_thoughts and (thinks if budget is None else budget != 0):
         config.setdefault("thinkingConfig", {})["includeThoughts"] = True
     return config
 
 
 def declare_tools(tools: Sequence[Tool]) -> list[Any]:
-    """The tools, with their JSON Schemas as they are."""
     functions = [
         {
             "name": tool.name,
@@ -206,21 +217,21 @@ def declare_tools(tools: Sequence[Tool]) -> list[Any]:
 
 
 def build_response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What asks for JSON of `schema`, in `generationConfig`."""
+    """Return the members of `generationConfig` that request JSON of a schema."""
     return {"responseMimeType": "application/json", "responseJsonSchema": dict(schema)}
 
 
 class ResponseReader:
     """Reads the responses of `generateContent` and `streamGenerateContent`.
 
-    `answers_calls`: a call that Gemini could not read itself is a call with a problem.
+    With `answers_calls`, a call that Gemini could not read becomes a call with a problem.
     """
 
     def __init__(self, *, answers_calls: bool = False) -> None:
         self._answers_calls = answers_calls
 
     def read_whole(self, answer: Any) -> Delta:
-        """See `AnswerReader`. Without `alt=sse`, Gemini sends the chunks of a stream in a list."""
+        """See `AnswerReader`. Without `alt=sse`, Gemini sends the chunks as a list."""
         chunks = [self.read_event(each) for each in sequence(answer) or [answer]]
         last = next((each for each in reversed(chunks) if each.finish), Delta())
         return Delta(
@@ -231,7 +242,6 @@ class ResponseReader:
         )
 
     def read_event(self, event: Any) -> Delta:
-        """See `AnswerReader`."""
         response = mapping(event)
         usage = read_usage(mapping(response.get("usageMetadata")))
         if blocked := _get_word(mapping(response.get("promptFeedback")), "blockReason"):
@@ -250,7 +260,7 @@ class ResponseReader:
         )
 
     def close(self) -> Sequence[ToolCall]:
-        """See `AnswerReader`. Each call comes whole."""
+        """See `AnswerReader`. Gemini sends no partial calls."""
         return ()
 
 
@@ -273,7 +283,7 @@ def _read_part(part: Mapping[str, Any]) -> Iterator[TextPiece | ThinkingPiece | 
 
 
 def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
-    """Return the usage. Gemini counts thoughts beside the reply; `TokenUsage` counts them in it."""
+    """Return the usage. Gemini counts thoughts separately, `TokenUsage` as a part of the reply."""
     if "promptTokenCount" not in reported:
         return None
     thinking = _get_number(reported, "thoughtsTokenCount")
@@ -292,7 +302,7 @@ def _get_text(value: Mapping[str, Any], name: str) -> str:
 
 
 def _get_word(value: Mapping[str, Any], name: str) -> str:
-    """Return a value of an enumeration; what is unspecified says nothing."""
+    """Return a value of an enumeration; "" if it is unspecified."""
     word = _get_text(value, name)
     return "" if word.endswith("_UNSPECIFIED") else word
 
@@ -303,9 +313,10 @@ def _get_number(value: Mapping[str, Any], name: str) -> int:
 
 
 WHO = "Gemini"
+KEY_HEADER = "x-goog-api-key"
 DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com/"
 API_VERSION = "v1beta"
-"""The stable v1 lacks some of the models' names and has lacked fields."""
+"""The stable v1 lacks some models and fields."""
 
 ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
     {
@@ -313,8 +324,15 @@ ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
         *("stop", "max_output_tokens", "safety", "thinking_budget"),
     }
 )
-"""What the API has a field for. A model may take less: see the registry."""
+"""The settings that the API has fields for."""
 
+_PENALTIES = frozenset({"presence_penalty", "frequency_penalty"})
+_PENALTY_MODELS = "gemini-2.0-"
+"""The only models with penalties. Others refuse them in every turn: 400 "Penalty is not enabled for
+this model". Source: https://github.com/google-gemini/cookbook/issues/1290"""
+
+_THINKING_MODELS = frozenset({"gemini-2.5-flash", "gemini-2.5-pro"})
+"""Models that think by default. Flash-Lite thinks only if it gets a budget; others are unknown."""
 
 _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
     "stopSequences": ("stop",),
@@ -342,39 +360,48 @@ _BY_WORDS: Mapping[str, Sequence[SamplingField]] = {
     "budget 0 is invalid": ("thinking_budget",),
     "hinking is not enabled": ("thinking_budget",),
 }
-"""Settings that a refusal names in a sentence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeminiConfig(ServerConfig):
-    """How Google AI's API is reached."""
-
-    api_key: str = field(repr=False)
+"""Settings of refusals that do not contain their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class GeminiConnection:
-    """Google's SDK, which the embeddings use, over the client that the models use."""
+    """Google's SDK for embeddings, and the HTTP client below it for models."""
 
     sdk: Client
     client: ModelClient
     api_error: type[APIError]
 
 
-class GeminiProvider(ModelProvider[GeminiConfig, GeminiConnection]):
-    """One key's connection to Gemini, shared by its models."""
-
+class GeminiProvider(EmbeddingProvider[ServerConfig, GeminiConnection]):
     who, vendor_url = WHO, DEFAULT_BASE_URL
 
-    def _connect(self) -> GeminiConnection:
-        from google import genai  # noqa: PLC0415, TID251 - takes a second: not at start-up
-        from google.genai.client import DebugConfig  # noqa: PLC0415, TID251 - likewise
-        from google.genai.errors import APIError  # noqa: PLC0415, TID251 - likewise
+    @property
+    def list_url(self) -> str:
+        return f"{self.base_url}/{API_VERSION}/models?pageSize=1000"
 
-        client = self._make_client({"x-goog-api-key": self.config.api_key})
+    @property
+    def default_figures(self) -> ListedModel:
+        # Source: https://ai.google.dev/gemini-api/docs/models
+        return ListedModel(name="-", context_window=1_048_576, max_output_tokens=65_536)
+
+    def find_traits(self, model: str) -> ModelTraits:
+        has_penalties = model.startswith(_PENALTY_MODELS)
+        return ModelTraits(
+            accepts=ADAPTER_ACCEPTS if has_penalties else ADAPTER_ACCEPTS - _PENALTIES
+        )
+
+    def get_client(self, connection: GeminiConnection) -> ModelClient:
+        return connection.client
+
+    def _connect(self) -> GeminiConnection:
+        from google import genai  # noqa: PLC0415, TID251 - takes a second
+        from google.genai.client import DebugConfig  # noqa: PLC0415, TID251 - takes a second
+        from google.genai.errors import APIError  # noqa: PLC0415, TID251 - takes a second
+
+        client = self._make_client({KEY_HEADER: self.config.api_key or ""})
         sdk = genai.Client(
             api_key=self.config.api_key,
-            # The SDK takes from the environment what is absent here.
+            # Without these arguments, the SDK reads environment variables.
             vertexai=False,
             debug_config=DebugConfig(client_mode=None, replays_directory=None, replay_id=None),
             http_options=genai.types.HttpOptions(
@@ -384,6 +411,22 @@ class GeminiProvider(ModelProvider[GeminiConfig, GeminiConnection]):
             ),
         )
         return GeminiConnection(sdk, client, APIError)
+
+    async def embed(
+        self, connection: GeminiConnection, request: EmbeddingRequest
+    ) -> Sequence[Vector]:
+        # The SDK would merge plain strings into one content for models that it considers
+        # multimodal, and return one vector.
+        contents: Any = [{"parts": [{"text": text}]} for text in request.texts]
+        response = await connection.sdk.aio.models.embed_content(
+            model=request.model,
+            contents=contents,
+            config={
+                "task_type": f"RETRIEVAL_{request.task.upper()}",
+                "output_dimensionality": request.dimension,
+            },
+        )
+        return [each.values or [] for each in response.embeddings or ()]
 
     def failure(self, error: Exception) -> ModelError:
         """See `ModelProvider`. Embeddings raise errors of the SDK."""
@@ -399,23 +442,14 @@ class GeminiProvider(ModelProvider[GeminiConfig, GeminiConnection]):
 
 
 class GeminiModel(ServerModel[GeminiProvider]):
-    """A `ChatModel` of Gemini's.
-
-    `thinks`: it thinks unless a setting says otherwise.
-    """
-
-    def __init__(self, spec: ModelSpec, provider: GeminiProvider, *, thinks: bool) -> None:
+    def __init__(self, spec: ModelSpec, provider: GeminiProvider) -> None:
         super().__init__(spec, provider)
-        self._thinks = thinks
-
-    def _client(self, connection: GeminiConnection) -> ModelClient:
-        return connection.client
+        self._thinks = spec.name in _THINKING_MODELS
 
     def _address(self, *, stream: bool) -> str:
-        base = (self._provider.config.base_url or DEFAULT_BASE_URL).rstrip("/")
         name = self.spec.name if "/" in self.spec.name else f"models/{self.spec.name}"
         method = "streamGenerateContent?alt=sse" if stream else "generateContent"
-        return f"{base}/{API_VERSION}/{name}:{method}"
+        return f"{self._provider.base_url}/{API_VERSION}/{name}:{method}"
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         body = build_request_body(
@@ -437,7 +471,7 @@ class GeminiModel(ServerModel[GeminiProvider]):
         return _SETTING_NAMES
 
     def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
-        """See `ServerModel`. Some refusals name a setting in a sentence alone."""
+        """See `ServerModel`. Also recognises refusals without the name of a setting."""
         for words, settings in _BY_WORDS.items():
             set_by_user = request.sampling.set_fields()
             found: list[SamplingField] = [each for each in settings if each in set_by_user]
@@ -446,3 +480,46 @@ class GeminiModel(ServerModel[GeminiProvider]):
                     self._remember_refused(*found)
                 return request.without(*found)
         return super()._adapt(request, error)
+
+
+def _read_config(settings: Settings) -> ServerConfig:
+    key = settings.gemini_api_key
+    return ServerConfig(
+        api_key=key.get_secret_value() if key else None,
+        models=settings.gemini_models,
+        base_url=settings.gemini_base_url or None,
+        chunk_timeout=settings.model_silence_seconds,
+    )
+
+
+def _read_settings(settings: Settings) -> EnvironmentProvider | None:
+    if settings.gemini_api_key is None:
+        return None
+    return EnvironmentProvider(config=_read_config(settings))
+
+
+GEMINI = ProviderKind(
+    title="Gemini",
+    variables=("TALEKEEPER_GEMINI_API_KEY",),
+    read_settings=_read_settings,
+    provider=GeminiProvider,
+    model=GeminiModel,
+    presets=(
+        ServicePreset(
+            name="google-ai-studio",
+            title="Google AI Studio",
+            key_url="https://aistudio.google.com/apikey",
+        ),
+    ),
+    tokenizer="gemma3",
+    reserved_headers=frozenset({KEY_HEADER}),
+    embeddings=EmbeddingKind(
+        label=WHO,
+        read_settings=_read_config,
+        default_model="gemini-embedding-001",
+        # Vectors of fewer than 3,072 numbers are truncated, and not scaled.
+        default_dimension=768,
+        # Source: https://ai.google.dev/api/embeddings#method:-models.batchembedcontents
+        max_batch=100,
+    ),
+)

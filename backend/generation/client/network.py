@@ -1,9 +1,9 @@
-"""The addresses that the server connects to for providers that users add.
+"""The addresses that the server may connect to for users' providers.
 
-A name is looked up for each connection, every address that it has is checked, and the connection
-goes to one that passed, by its number: a name that changes its address in between gains nothing.
-What is not on the public internet is refused unless `TALEKEEPER_PROVIDER_NETWORKS` names it, or, if
-that is not set, an administrator has allowed the host and port on the page.
+A name is resolved for each connection, and the connection uses one of the checked addresses, so
+that a name cannot change its address after the check. Addresses outside the public internet are
+refused unless `TALEKEEPER_PROVIDER_NETWORKS` contains them, or, if that is not set, an
+administrator has allowed the host and port on the page.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from backend.generation.model import ModelError, ModelUnavailableError
 from backend.settings import Settings
 
 HOST_NAME = "host.docker.internal"
-"""The machine of a container. Docker Desktop and recent versions of Podman know the name; Docker on
-Linux knows it if the container was started with `--add-host=host.docker.internal:host-gateway`.
+"""The host of a container. Docker Desktop and recent versions of Podman resolve this name; Docker
+on Linux does so if the container was started with `--add-host=host.docker.internal:host-gateway`.
 
 Source: https://docs.docker.com/reference/cli/docker/container/run/#add-host
 """
 
-_MARKS = (".dockerenv", "run/.containerenv")
-"""Files that Docker and Podman put into a container."""
+_MARKER_FILES = (".dockerenv", "run/.containerenv")
+"""Files that Docker and Podman create in a container."""
 
 _CGROUP = re.compile(r"docker|containerd|kubepods|libpod|lxc")
-"""Parts of the control group of a container's first process, where it sees the whole path."""
+"""Parts of the control group's path of a container's first process."""
 
 
 def runs_in_container(root: Path = Path("/")) -> bool:
-    """True if the file system at `root` is that of a container."""
-    if any((root / mark).exists() for mark in _MARKS):
+    """True if the file system at `root` is a container's."""
+    if any((root / name).exists() for name in _MARKER_FILES):
         return True
     try:
         group = (root / "proc/1/cgroup").read_text(errors="replace")
@@ -51,13 +51,13 @@ def runs_in_container(root: Path = Path("/")) -> bool:
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a name, for a port. Raises `socket.gaierror`."""
+"""Returns the addresses of a name and port. Raises `socket.gaierror`."""
 
 MAX_TRIED_ADDRESSES = 4
-"""Addresses of one name that a connection tries."""
+"""Maximum number of addresses of one name that a connection tries."""
 
 _MAX_LOOKUPS = 16
-"""A name server that a user chose may be slow; the threads that wait for it are these alone."""
+"""Maximum number of waiting threads, because a user's name server may be slow."""
 
 _LOOPBACK = ("127.0.0.0/8", "::1")
 _WORDS = {
@@ -78,7 +78,7 @@ _NOT_PUBLIC = _parse_networks(
     *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
     *("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
 )
-"""Special-purpose addresses. Of IPv6 only `_GLOBAL_UNICAST` is public at all.
+"""Special-purpose addresses. IPv6 addresses outside `_GLOBAL_UNICAST` are not public either.
 
 Source: https://www.iana.org/assignments/iana-ipv4-special-registry, .../iana-ipv6-special-registry
 """
@@ -95,23 +95,23 @@ _METADATA = frozenset(
         *("fd00:42::42", "fe80::a9fe:a9fe"),
     )
 )
-"""Where clouds answer their machines with credentials, and what stands beside it: one of them has
-to be named by itself. 168.63.129.16 is Azure's, and looks public."""
+"""Addresses of clouds' metadata services, which return credentials, and similar services. They are
+allowed only by a setting with the single address. 168.63.129.16 is Azure's, and looks public."""
 
-_NEVER_ON_THE_PAGE = _parse_networks(
+_SETTING_ONLY = _parse_networks(
     *("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/128", "fe80::/10", "ff00::/8")
 )
-"""Link-local, multicast and reserved addresses: only the setting can name them."""
+"""Link-local, multicast and reserved addresses, which only the setting can allow."""
 
 _LOCALHOST = IPv4Address("127.0.0.1")
 
-_PUBLIC_NEEDS = "it needs https:// and port 80, 443 or one from 1024 on"
+_PUBLIC_NEEDS = "it needs https:// and port 80, 443, or 1024 and above"
 _CAN_BE_ALLOWED = (
     " An administrator can allow this host and port on the page, under Providers of models."
 )
 _SETTING_DECIDES = (
-    " TALEKEEPER_PROVIDER_NETWORKS decides which addresses are allowed: an administrator can add "
-    "this one there."
+    " TALEKEEPER_PROVIDER_NETWORKS decides which addresses are allowed. The operator can add this "
+    "one there."
 )
 _ADD_HOST = f" Start the container with --add-host={HOST_NAME}:host-gateway."
 
@@ -121,7 +121,7 @@ _WEB_PORTS = frozenset({80, 443})
 _FIRST_FREE_PORT = 1024
 
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
-"""The last part of names that the system may take for IPv4: `2130706433`, `0x7f.1`, `127.1.`."""
+"""The last part of names that systems may parse as IPv4: `2130706433`, `0x7f.1`, `127.1.`."""
 
 _ENTRY_WITH_PORT = re.compile(r"(?P<network>\[[^\[\]]+\]|[^:]+):(?P<port>[0-9]{1,5})")
 
@@ -132,7 +132,7 @@ _REFUSED = "Talekeeper does not connect to the provider's address. An administra
 class RefusedAddress(msgspec.Struct, frozen=True, kw_only=True):
     """The host and port of a refused provider.
 
-    `can_be_allowed`: an administrator can allow it. `instead` is the host to enter in its place.
+    `can_be_allowed`: an administrator can allow it. `instead` is the host to enter instead.
     """
 
     host: str
@@ -144,8 +144,8 @@ class RefusedAddress(msgspec.Struct, frozen=True, kw_only=True):
 class AddressRefusedError(ModelError):
     """This installation does not connect to the provider's URL or address.
 
-    A name that does not exist gets the same answer as one in an inner network. `address` is None
-    for a URL that cannot be used at all. The address is for those who may change the provider.
+    Unknown names and names in a private network get the same error. `address` is None for an
+    invalid URL. It is shown only to users who may change the provider.
     """
 
     status, slug, title = 422, "provider-address-refused", "Provider address not allowed"
@@ -158,13 +158,13 @@ class AddressRefusedError(ModelError):
 
 
 class ProviderNetworksError(ValidationError):
-    """`TALEKEEPER_PROVIDER_NETWORKS` can't be read."""
+    """`TALEKEEPER_PROVIDER_NETWORKS` has an invalid entry."""
 
 
 class AllowedAddress(msgspec.Struct, frozen=True):
     """A host and port that an administrator has allowed on the page.
 
-    `host` is an address, or a name in lower case. Make it with `NetworkPolicy.allowable`.
+    `host` is an address or a lowercase name. `NetworkPolicy.allowable` creates it.
     """
 
     host: str
@@ -175,21 +175,21 @@ class AllowedAddress(msgspec.Struct, frozen=True):
 
 
 class NetworkPolicy:
-    """The addresses and ports that providers may be at.
+    """The allowed addresses and ports of providers.
 
     Args:
         allowed: `none`, `loopback`, `private`, addresses and networks (`10.0.0.5`, `fd00::/8`),
-            each with a port if that alone is meant (`loopback:11434`, `[::1]:8080`).
-        own_port: Port that this server listens on, which is refused on this machine.
-        decides_alone: `listed` does not count, because the setting says where providers may be.
-        in_container: The loopback addresses are a container's own.
-        resolve: Looks names up.
+            each optionally with a port (`loopback:11434`, `[::1]:8080`).
+        own_port: The port of this server, which is refused on this machine.
+        decides_alone: Ignore `listed`, because the setting decides.
+        in_container: Loopback addresses belong to a container.
+        resolve: Resolves names.
 
     Attributes:
         listed: The addresses that administrators have allowed on the page.
 
     Raises:
-        ProviderNetworksError: An entry of `allowed` is none of these.
+        ProviderNetworksError: An entry of `allowed` is invalid.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class NetworkPolicy:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> NetworkPolicy:
-        """What the settings say; by default loopback, if nobody but this machine is served."""
+        """Create the policy of the settings. By default, a local server allows loopback."""
         allowed = settings.provider_networks
         if not allowed and _serves_only_this_machine(settings):
             allowed = ("loopback",)
@@ -224,15 +224,14 @@ class NetworkPolicy:
 
     @property
     def machine_host(self) -> str:
-        """The host at which programs of the user's machine are reached, from where this runs."""
+        """The host at which this process reaches programs on the user's machine."""
         is_near = any(_LOCALHOST in network for network, _ in self._allowed)
         return HOST_NAME if self._in_container and not is_near else str(_LOCALHOST)
 
     def allowable(self, host: str, port: int) -> AllowedAddress:
-        """The entry of `listed` for a host and port.
+        """Return the entry of `listed` for a host and port.
 
-        Raises `ValidationError` if no administrator can allow it on the page, or if it is not
-        written in its usual form.
+        Raises `ValidationError` if it cannot be allowed on the page, or has an unusual form.
         """
         name = host.strip().lower().removesuffix(".")
         try:
@@ -251,9 +250,9 @@ class NetworkPolicy:
     def allows(
         self, address: Address, port: int, *, is_plain: bool = False, host: str | None = None
     ) -> bool:
-        """True if a connection may go to this address and port.
+        """True if a connection to this address and port is allowed.
 
-        `is_plain` is a connection without TLS. `host` is the name that has the address.
+        `is_plain` is a connection without TLS. `host` is the name of the address.
         """
         if isinstance(address, IPv6Address):
             if address.scope_id is not None:
@@ -277,10 +276,7 @@ class NetworkPolicy:
         )
 
     def check_url(self, url: str) -> None:
-        """Raise `AddressRefusedError` for a URL that shows by itself to be refused.
-
-        Names are not looked up: that is done for each connection.
-        """
+        """Raise `AddressRefusedError` for a forbidden URL. Names are not resolved here."""
         try:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -293,24 +289,21 @@ class NetworkPolicy:
         address = _parse_address(parts.hostname)
         is_plain = parts.scheme == "http"
         if address is not None and not self.allows(address, port, is_plain=is_plain):
-            raise self._refusal(parts.hostname, port, is_plain=is_plain, address=address)
+            raise self._make_refusal(parts.hostname, port, is_plain=is_plain, address=address)
 
     async def addresses(self, host: str, port: int, *, is_plain: bool = False) -> list[str]:
-        """Return the addresses of a host that a connection may go to: at least one, at most 4.
+        """Return 1 to 4 allowed addresses of a host.
 
-        `is_plain` is a connection without TLS, over which a key could be read on its way.
-
-        Addresses that are refused are left out, and do not spoil the others: a name of a home
-        server may have an inner address beside its public one.
+        Refused addresses are omitted, because the name of a home server may have a private address
+        besides its public one. `is_plain` is a connection without TLS.
 
         Raises:
-            AddressRefusedError: There is none, or no such name.
-            ModelUnavailableError: Names can't be looked up at this time, or the name is one that
-                an administrator has allowed and has no address.
+            AddressRefusedError: No address is allowed, or the name does not exist.
+            ModelUnavailableError: Names cannot be resolved now, or an allowed name has no address.
         """
         name = host.lower().removesuffix(".")
         address = _parse_address(host)
-        found = [address] if address is not None else await self._found(name, port)
+        found = [address] if address is not None else await self._find_addresses(name, port)
         allowed = [
             str(each)
             for each in dict.fromkeys(found)
@@ -319,21 +312,21 @@ class NetworkPolicy:
         if allowed:
             return allowed[:MAX_TRIED_ADDRESSES]
         if not found and not self.decides_alone and AllowedAddress(name, port) in self.listed:
-            raise self._unreachable(name, "has no address")
-        raise self._refusal(host, port, is_plain=is_plain, address=address)
+            raise self._make_unreachable_error(name, "has no address")
+        raise self._make_refusal(host, port, is_plain=is_plain, address=address)
 
-    async def _found(self, name: str, port: int) -> list[Address]:
+    async def _find_addresses(self, name: str, port: int) -> list[Address]:
         try:
             return list(map(ip_address, await self._resolve(name, port)))
         except socket.gaierror as error:
             if error.errno == socket.EAI_AGAIN:
-                raise self._unreachable(name, "can't be looked up at this time") from None
-        except ValueError:  # no name can be like that
+                raise self._make_unreachable_error(name, "cannot be resolved now") from None
+        except ValueError:  # an invalid name
             pass
         return []
 
     def _is_listed(self, host: str | None, address: Address, port: int) -> bool:
-        """True if administrators have allowed a host that has this address, at this port."""
+        """True if administrators have allowed this port of a host with this address."""
         if host is None or self.decides_alone or AllowedAddress(host, port) not in self.listed:
             return False
         return _can_be_listed(address)
@@ -341,17 +334,17 @@ class NetworkPolicy:
     def _is_own(self, host: str, port: int) -> bool:
         return port == self.own_port and _is_loopback(host)
 
-    def _refusal(
+    def _make_refusal(
         self, host: str, port: int, *, is_plain: bool, address: Address | None
     ) -> AddressRefusedError:
-        """Return the error that says why a host is refused, and who can change that."""
+        """Return the error that explains why a host is refused, and who can change that."""
         url = _format_url(host, port, is_plain=is_plain)
         can_be_listed, instead = True, None
         if self._is_own(host, port):
             why = f"{url} is Talekeeper itself."
             can_be_listed = False
         elif address is not None and not _can_be_listed(address):
-            why = f"{url} is refused: clouds and networks use such addresses for themselves."
+            why = f"{url} is refused: such addresses are reserved for clouds and networks."
             can_be_listed = False
         elif self._in_container and _is_loopback(host):
             instead = HOST_NAME
@@ -376,16 +369,15 @@ class NetworkPolicy:
         )
         return AddressRefusedError(why, address=refused)
 
-    def _unreachable(self, name: str, why: str) -> ModelUnavailableError:
-        """Return the error for a name without addresses, with advice for the machine's own."""
+    def _make_unreachable_error(self, name: str, why: str) -> ModelUnavailableError:
         hint = _ADD_HOST if self._in_container and name == HOST_NAME else ""
         error = ModelUnavailableError(f"The provider's name {why}.")
         error.private = {"detail": f"The name {name} {why}.{hint}"}
         return error
 
     async def _look_up(self, host: str, port: int) -> list[str]:
-        """Ask the system, in threads of our own: its answer may take longer than we wait."""
-        # As bytes: Python's own coding of names fails at labels that are too long.
+        """Resolve a name in separate threads, which may outlive the request."""
+        # Bytes, because Python's encoding of names fails at long labels.
         found = await to_thread.run_sync(
             partial(socket.getaddrinfo, host.encode("ascii"), port, type=socket.SOCK_STREAM),
             abandon_on_cancel=True,
@@ -395,7 +387,7 @@ class NetworkPolicy:
 
 
 def _parse_entry(text: str) -> Sequence[tuple[Network, int | None]]:
-    """The networks that an entry of the setting names, and the port if it names one."""
+    """Return the networks of an entry of the setting, with its port if it has one."""
     name, port = text, None
     if match := _ENTRY_WITH_PORT.fullmatch(text):
         name, port = match["network"].strip("[]"), int(match["port"])
@@ -409,9 +401,9 @@ def _parse_entry(text: str) -> Sequence[tuple[Network, int | None]]:
 
 
 def _parse_address(host: str) -> Address | None:
-    """The address that a host is in numbers; None for a name.
+    """Return a numeric address, or None for a name.
 
-    Raises `AddressRefusedError` for an address in another spelling than the usual one.
+    Raises `AddressRefusedError` for an address in an unusual form.
     """
     if ":" not in host and not _NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]):
         return None
@@ -424,7 +416,7 @@ def _parse_address(host: str) -> Address | None:
 
 
 def _find_inner_address(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that a connection to an IPv6 address may come out at."""
+    """Return the IPv4 address to which an IPv6 address may lead."""
     if address.teredo is not None:
         return address.teredo[1]
     if address in _NAT64:
@@ -442,7 +434,7 @@ def _can_be_listed(address: Address) -> bool:
     """True if administrators can allow the address on the page."""
     if isinstance(address, IPv6Address) and (address.scope_id or _find_inner_address(address)):
         return False
-    return address not in _METADATA and not any(address in each for each in _NEVER_ON_THE_PAGE)
+    return address not in _METADATA and not any(address in each for each in _SETTING_ONLY)
 
 
 def _add_brackets(host: str) -> str:
@@ -454,7 +446,7 @@ def _format_url(host: str, port: int, *, is_plain: bool) -> str:
 
 
 def _serves_only_this_machine(settings: Settings) -> bool:
-    """True if the server listens on loopback alone, and no proxy is known to bring others to it."""
+    """True if the server listens only on loopback, and no proxy is configured."""
     names = [settings.host, *settings.allowed_hosts]
     if settings.public_origin:
         names.append(urlsplit(settings.public_origin).hostname or "")

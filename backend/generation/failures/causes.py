@@ -1,9 +1,9 @@
-"""Find the cause of a provider's refusal in its status, codes and sentences.
+"""Finds the cause of a provider's refusal by its codes and sentences, and then by its status.
 
-A status alone says little: 400 may mean that the account has no credit, 404 that privacy settings
-exclude a model, 429 that a balance is used up, and local servers answer 500 to a prompt that is too
-long. So codes and sentences come first, the more precise cause before the other, then the status.
-A sentence counts only with the statuses that it was seen with, because it may quote the prompt.
+The status is unreliable: 400 may mean that the account has no credit, 404 that privacy settings
+exclude a model, 429 that a balance is used up, and local servers return 500 for a long prompt.
+Sentences are searched only at the statuses at which they are known, because they may quote the
+prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backend.generation.client.client import ServerError
 from backend.generation.failures.provider_faults import ProviderFault
 
 MAX_WINDOW = 10_000_000
-"""Tokens: several times the largest window. A larger number is not one."""
+"""Maximum tokens of a window: several times the largest one."""
 
 _NUMBER = r"\d[\d,]{0,11}"
 
@@ -76,7 +76,7 @@ _WITH_NUMBERS = tuple(
         r"prompt has NEEDED tokens, but the configured context size is WINDOW",
         r"range of input length should be \[\d{1,6}, WINDOW\]",
         r"tokens in the prompt cannot exceed WINDOW\D{1,10}received NEEDED",
-        # Others that name the window alone
+        # Others that name only the window
         r"maximum (?:context|prompt|input) length (?:is|of) WINDOW",
     )
 )
@@ -94,7 +94,7 @@ _WITHOUT_NUMBERS = re.compile(
 
 
 def says_overflow(text: str, codes: Collection[str]) -> bool:
-    """True if a provider's codes or its words (in lower case) say that the prompt is too long."""
+    """True if codes or a lowercase text report that the prompt is too long."""
     return (
         not OVERFLOW_CODES.isdisjoint(codes)
         or any(pattern.search(text) for pattern in _WITH_NUMBERS)
@@ -103,11 +103,9 @@ def says_overflow(text: str, codes: Collection[str]) -> bool:
 
 
 def read_sizes(text: str, numbers: Mapping[str, int]) -> tuple[int | None, int | None]:
-    """Return the window and the tokens that the request needs, each None if it is not reported.
+    """Return the reported window and the tokens of the request, None if unknown.
 
-    Args:
-        text: The provider's words in lower case.
-        numbers: Members of the body: `n_ctx` and `n_prompt_tokens` of llama.cpp.
+    `text` is in lower case. `numbers` are members of the body, such as llama.cpp's `n_ctx`.
     """
     window, needed = _check_size(numbers.get("n_ctx")), _check_size(numbers.get("n_prompt_tokens"))
     match = next(filter(None, (pattern.search(text) for pattern in _WITH_NUMBERS)), None)
@@ -159,14 +157,14 @@ _STATUS_OF_CODE: Mapping[str, int] = {
     **dict.fromkeys(("timeout_error", "deadline_exceeded"), 504),
     "overloaded_error": 529,
 }
-"""Statuses of errors inside a stream, because the HTTP status of a stream is 200.
+"""Statuses of errors within a stream, whose HTTP status is 200.
 
 Sources: https://platform.claude.com/docs/en/api/errors,
 https://ai.google.dev/gemini-api/docs/troubleshooting
 """
 
 _TUNNEL_STATUSES = frozenset({520, 521, 522, 523, 525, 526, 530})
-"""Statuses of Cloudflare if it cannot reach its origin server, or cannot read the answer.
+"""Cloudflare's statuses if the origin server cannot be reached or sends an invalid answer.
 
 Source: https://developers.cloudflare.com/support/troubleshooting/http-status-codes/
 """
@@ -193,7 +191,7 @@ _PAGE_BY_STATUS: Mapping[int, Cause] = {
     **dict.fromkeys(_TIMEOUT_STATUSES, "timeout"),
     **dict.fromkeys(_TUNNEL_STATUSES, "tunnel"),
 }
-"""The same for web pages, which proxies make."""
+"""Causes by the status of a web page, which comes from a proxy."""
 
 _RATE_CODES = frozenset(
     {
@@ -207,22 +205,22 @@ _PATH_WORDS = re.compile(
     r"|404 page not found|file not found|^(?:404 )?not found\.?$|method not allowed"
     r"|resource not found"
 )
-"""Words of servers that have no such path. LM Studio sends them with status 200."""
+"""Words of servers without the requested path. LM Studio sends them with status 200."""
 
 _FORM_WORDS = re.compile(
     r"no endpoints found that (?:support|can handle)|tools param requires"
     r"|unsupported param: tools|\bjinja\b|chat[ _]template|roles? must alternate"
 )
-"""Words for a form of the request that a server does not take. OpenRouter says so with 404, and
-llama.cpp with 500 (https://github.com/ggml-org/llama.cpp/issues/10920)."""
+"""Words of refusals of the request's form. OpenRouter sends them with status 404, and llama.cpp
+with 500 (https://github.com/ggml-org/llama.cpp/issues/10920)."""
 
 _QUOTA_WORDS = re.compile(r"exceeded your current quota|check your plan and billing")
-"""OpenAI says so if the credit is used up, and Gemini of its rate limits."""
+"""OpenAI's words for used-up credit. Gemini uses them for rate limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A cause, the codes that prove it, and the words that do with one of the statuses."""
+    """A cause, and its codes, or its words with one of the statuses."""
 
     cause: Cause
     codes: frozenset[str]
@@ -314,7 +312,7 @@ RULES = (
 
 
 def find_status(error: ServerError, fault: ProviderFault) -> int | None:
-    """Return the status of an error: HTTP's, or one in the body if HTTP's is no error."""
+    """Return the HTTP status, or the one in the body if the HTTP status is no error."""
     if error.status >= 300:  # noqa: PLR2004 - HTTP's own classes
         return error.status
     codes = [code.lower() for code in fault.codes]
@@ -323,7 +321,7 @@ def find_status(error: ServerError, fault: ProviderFault) -> int | None:
 
 
 def find_cause(error: ServerError, fault: ProviderFault) -> Cause:
-    """Return the cause that an answer names, or else the usual cause of its status."""
+    """Return the cause that an answer names, or else that of its status."""
     status = find_status(error, fault)
     if status is not None and status < 400:  # noqa: PLR2004 - as above
         return "redirect"
@@ -359,7 +357,7 @@ def _find_by_status(error: ServerError, status: int | None, fault: ProviderFault
     if status is None:
         return "server" if error.in_stream or fault.is_error else "foreign"
     if status == 404:  # noqa: PLR2004 - as above
-        # A server that knows the path says which thing it does not have.
+        # A server with this path explains which model is missing.
         return "missing_model" if fault.sentences else "address"
     if status == 502 and not (fault.sentences or fault.codes):  # noqa: PLR2004 - as above
         return "tunnel"

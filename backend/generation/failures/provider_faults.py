@@ -1,9 +1,9 @@
 """The codes, sentences and numbers in the error body of a provider.
 
-Bodies have any shape. OpenAI nests an object under `error`, Google puts that into a list, FastAPI
-uses `detail`, Ollama writes a bare text, and routers quote the body of another provider as text in
-`metadata.raw`. Only members with known names are read, because others quote the prompt (`input`,
-`flagged_input`). All work is bounded: texts are cut before anything is searched in them.
+Their shapes differ: OpenAI uses an object in `error`, Google the same in a list, FastAPI `detail`,
+Ollama a text, and routers quote another provider's body as text in `metadata.raw`. Only known
+members are read, because others quote the prompt (`input`, `flagged_input`). Texts are truncated
+before they are searched.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from urllib.parse import quote
 from backend.generation.json_text import mapping, sequence
 
 MAX_SENTENCE_CHARS = 2_000
-"""Characters of one sentence that are read. The longest known answer has 700."""
+"""Maximum number of read characters of a sentence. The longest known one has 700."""
 
 MAX_QUOTE_CHARS = 300
-"""Characters of the provider's words that are shown."""
 
 REMOVED = "[removed]"
-"""Replaces the key, and anything that looks like one, in the provider's words."""
+"""Replaces keys, and texts that look like keys, in quotations."""
 
 _MAX_BODY_CHARS = 20_000
 _MAX_NODES = 200
 _MAX_CODES = 30
 _MAX_SENTENCES = 4
 _MAX_TEXTS = 12
-"""Texts that are looked at. Some are empty, or JSON."""
+"""Maximum number of read texts. Some are empty, or JSON."""
 
 _NESTED = (
     *("error", "errors", "detail", "details", "message", "metadata", "raw", "innererror"),
@@ -51,7 +50,7 @@ _CODE_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.\[\]-]{1,63}")
 _FIRST_ERROR_STATUS, _LAST_STATUS = 300, 599
 
 _EMPTY_PHRASES = frozenset({"", "error", "provider returned error", "upstream error", "api error"})
-"""Sentences that say nothing. A router sends them before the words of the real provider."""
+"""Sentences without content, which routers send before the provider's sentence."""
 
 _TITLE = re.compile(r"<(?:title|h1)(?:\s[^>]{0,100})?>([^<]{1,300})", re.IGNORECASE)
 _TAG = re.compile(r"<[^<>]{0,300}>")
@@ -85,17 +84,17 @@ _SECRET_PART = 8
 
 @dataclass(frozen=True, slots=True)
 class ProviderFault:
-    """The members of an error body that are read.
+    """The known members of an error body.
 
     Attributes:
-        codes: Code words, such as `insufficient_quota` or the name of a setting, each once.
+        codes: Distinct code words, such as `insufficient_quota` or the name of a setting.
         sentences: Texts for people, the outermost first. They may quote the prompt and the key.
         status: An HTTP status in the body.
         numbers: `n_ctx` and `n_prompt_tokens` of llama.cpp.
         waits: Waiting times in any notation.
         reasons: Categories of a content filter.
-        is_error: The body calls itself an error.
-        is_page: The body is a web page.
+        is_error: True if the body has an error member.
+        is_page: True if the body is a web page.
     """
 
     codes: tuple[str, ...] = ()
@@ -109,11 +108,11 @@ class ProviderFault:
 
     @property
     def text(self) -> str:
-        """All sentences in lower case and on one line."""
+        """All sentences in one lowercase line."""
         return " ".join(self.sentences).lower()
 
     def quote(self, secrets: Iterable[str] = ()) -> str:
-        """Return the provider's own words for people: one line without keys, 300 characters."""
+        """Return the first useful sentence, without keys and at most `MAX_QUOTE_CHARS` long."""
         told = (each for each in self.sentences if each.lower().strip(" .") not in _EMPTY_PHRASES)
         words = remove_keys(next(told, next(iter(self.sentences), "")), secrets)
         return words if len(words) <= MAX_QUOTE_CHARS else words[: MAX_QUOTE_CHARS - 1] + "…"
@@ -129,13 +128,13 @@ def read_fault(body: object, content_type: str = "") -> ProviderFault:
         if body and (is_html or _is_page(body)):
             return ProviderFault(sentences=_clean(_find_page_title(body)), is_page=True)
         if cut := _CUT_MESSAGE.search(body):
-            with suppress(ValueError):  # a broken escape: the text as it is
+            with suppress(ValueError):  # an invalid escape
                 body = {"message": json.loads(f'"{cut[1]}"'), "code": _find_codes(body)}
     return _Collector().collect(body)
 
 
 def find_code_words(*values: object, secrets: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return those of `values` that are code words, each once, without sentences and keys."""
+    """Return the distinct code words among `values`, without sentences and keys."""
     keys = [secret for secret in secrets if secret]
     return tuple(
         dict.fromkeys(
@@ -150,10 +149,10 @@ def find_code_words(*values: object, secrets: Iterable[str] = ()) -> tuple[str, 
 
 
 def remove_keys(text: str, secrets: Iterable[str]) -> str:
-    """Replace the secrets, and anything that looks like a key or a token, in a text."""
+    """Replace secrets, and texts that look like keys or tokens."""
     for secret in sorted(_list_secret_forms(secrets), key=len, reverse=True):
         pattern = re.escape(secret)
-        if len(secret) < _SHORT_SECRET:  # it may be a part of any word
+        if len(secret) < _SHORT_SECRET:  # it may be a part of other words
             pattern = rf"(?<!\w){pattern}(?!\w)"
         text = re.sub(pattern, REMOVED, text, flags=re.IGNORECASE)
     text = _KEY_LIKE.sub(REMOVED, text)
@@ -161,7 +160,7 @@ def remove_keys(text: str, secrets: Iterable[str]) -> str:
 
 
 def _list_secret_forms(secrets: Iterable[str]) -> set[str]:
-    """The secrets as they may be quoted: whole, word by word, and as part of a URL."""
+    """Return the forms in which secrets may be quoted: whole, by word, and in a URL."""
     forms: set[str] = set()
     for secret in filter(None, map(str.strip, secrets)):
         forms |= {secret, quote(secret, safe="")}
@@ -170,7 +169,7 @@ def _list_secret_forms(secrets: Iterable[str]) -> set[str]:
 
 
 def _is_random(run: str) -> bool:
-    """True if a run of characters is more likely a token than a name."""
+    """True if a run of characters is probably a token, not a name."""
     return any(
         len(part) >= _MIN_TOKEN_CHARS and re.search(r"[0-9]", part) and re.search(r"[A-Za-z]", part)
         for part in re.split(r"[_/]", run)
@@ -211,7 +210,7 @@ class _Collector:
         )
 
     def _read(self, members: Mapping[str, Any]) -> Iterator[object]:
-        """Take the known members of an object. Yield those that have members of their own."""
+        """Read the known members of an object, and yield the nested ones."""
         for name in _CODES:
             value = members.get(name)
             for each in sequence(value)[:_MAX_CODES] or [value]:
@@ -238,7 +237,7 @@ class _Collector:
             self._codes[value] = None
 
     def _read_text(self, text: str) -> Iterator[object]:
-        """Take a text as a sentence. Yield its value if it is JSON."""
+        """Add a sentence. If the text is JSON, yield its value instead."""
         self._texts += 1
         if self._texts > _MAX_TEXTS:
             return
@@ -251,7 +250,7 @@ class _Collector:
 
 
 def _find_filter_reasons(members: Mapping[str, Any]) -> Iterator[str]:
-    """OpenRouter's `reasons`, and the filters that Azure marks."""
+    """Yield OpenRouter's `reasons` and Azure's active filters."""
     for name in _REASONS:
         for reason in sequence(members.get(name))[:_MAX_CODES]:
             if isinstance(reason, str):
@@ -271,7 +270,7 @@ def _is_page(text: str) -> bool:
 
 
 def _find_page_title(page: str) -> str:
-    """The title of a web page, or its first words if it is too simple to have one."""
+    """Return the title of a web page, or the text of a simple page without a title."""
     if title := _TITLE.search(page):
         return title[1]
     is_simple = len(page) < _MAX_SIMPLE_PAGE and "<script" not in page and "<style" not in page
@@ -279,14 +278,14 @@ def _find_page_title(page: str) -> str:
 
 
 def _find_codes(text: str) -> list[str]:
-    """The code words of a JSON text that ends too early."""
+    """Return the code words of an incomplete JSON text."""
     return re.findall(r'"(?:code|type|status|reason)"\s{0,5}:\s{0,5}"([^"\\]{1,64})"', text)
 
 
 def _clean(text: str) -> tuple[str, ...]:
-    """A text on one line, without control characters, if anything is left of it.
+    """Return the text as one line without control characters, in a tuple that may be empty.
 
-    The last word of a text that is cut is left out: it may be half a key, which nothing recognises.
+    The last word of a truncated text is removed, because half a key would not be recognised.
     """
     text = _ESCAPE.sub("", text)
     seen = "".join(

@@ -1,4 +1,4 @@
-"""What a provider's server lists, of whatever vendor, and asking it for that."""
+"""Requests for the model list of a provider's server."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from typing import Any
 
 import msgspec
 
-from backend.generation.adapters.anthropic import DEFAULT_BASE_URL as ANTHROPIC_URL
-from backend.generation.adapters.anthropic import AnthropicProvider
-from backend.generation.adapters.gemini import DEFAULT_BASE_URL as GEMINI_URL
-from backend.generation.adapters.gemini import GeminiConnection, GeminiProvider
 from backend.generation.adapters.openai.probes import read_listed_window
 from backend.generation.catalogue import Ability, ListedModel
 from backend.generation.client.client import MAX_RESOURCE_BYTES, AnswerTooLargeError, ServerError
+from backend.generation.client.provider import AnyProvider
 from backend.generation.json_text import mapping, sequence
 from backend.generation.model import (
     ModelError,
     ModelRequestError,
     ModelTimeoutError,
 )
-from backend.generation.registry import Adapter
 
-SECONDS = 20.0
+LIST_SECONDS = 20.0
 
 MAX_LISTED = 2_000
-"""Models of one server that are kept."""
+"""Maximum number of stored models of one server."""
 
 _WITHOUT_LIST = frozenset(
     {
@@ -35,16 +31,16 @@ _WITHOUT_LIST = frozenset(
         *(HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED),
     }
 )
-"""Statuses of answers that are not JSON, or refusals, of servers that may still reply."""
+"""Statuses of servers without a model list, which may still reply to prompts."""
 
-_TYPE_NAMES = "Most addresses end in /v1. If yours is right, type the names of its models."
+_ADVICE = "Most addresses end in /v1. If yours is correct, enter the names of the models."
 
 _LISTS = ("data", "models", "result", "items")
-"""Members under which servers list their models."""
+"""Members that contain the list."""
 
 _OUTPUT = ("outputTokenLimit", "max_completion_tokens")
 _PRICES = {"input": "prompt", "output": "completion", "cached_input": "input_cache_read"}
-"""OpenRouter's words for prices, in dollars for one token."""
+"""OpenRouter's names of prices, in dollars per token."""
 
 _ABILITIES: Mapping[str, Ability] = {
     "tools": "tools",
@@ -65,75 +61,64 @@ class NoModelListError(ModelRequestError):
     slug, title = "no-model-list", "The model list could not be loaded"
 
 
-async def list_models(adapter: Adapter) -> list[ListedModel]:
-    """Return the models that a server lists, each with the figures in the list.
+async def list_models(provider: AnyProvider) -> list[ListedModel]:
+    """Return the models in a server's list, with the figures in the list.
 
-    A server that does not list windows is asked for them: the adapter learns those.
-
-    Raises `ModelError`, without the server's own words; `NoModelListError` if there is no list.
+    If the list contains no context windows, the server is asked for them and the provider learns
+    them. Raises `ModelError` without the server's own text, or `NoModelListError`.
     """
-    models = await _ask_list(adapter)
+    models = await _fetch_list(provider)
     for model in models:
-        # The list is newer than a refusal: the server may have been started with another window.
-        if model.context_window and adapter.abilities.of(model.name).window:
-            adapter.learn(model.name, window=None)
-    await adapter.learn_windows([each.name for each in models if not each.context_window])
+        # The list is newer than a refusal: the server may have restarted with another window.
+        if model.context_window and provider.abilities.find(model.name).window:
+            provider.learn(model.name, window=None)
+    await provider.learn_windows([each.name for each in models if not each.context_window])
     return models
 
 
-async def _ask_list(adapter: Adapter) -> list[ListedModel]:
-    match adapter:
-        case GeminiProvider():
-            url = (adapter.config.base_url or GEMINI_URL).rstrip("/")
-            url += "/v1beta/models?pageSize=1000"
-        case AnthropicProvider():
-            url = f"{adapter.config.base_url or ANTHROPIC_URL}/v1/models?limit=1000"
-        case _:
-            url = f"{adapter.config.base_url}/models"
-    async with adapter.connected() as connection:
-        client = connection.client if isinstance(connection, GeminiConnection) else connection
+async def _fetch_list(provider: AnyProvider) -> list[ListedModel]:
+    url = provider.list_url
+    async with provider.open_connection() as connection:
         try:
-            async with asyncio.timeout(SECONDS):
-                listing = await client.get(url)
+            async with asyncio.timeout(LIST_SECONDS):
+                listing = await provider.get_client(connection).get(url)
         except TimeoutError:
             raise ModelTimeoutError(
-                f"{adapter.who} did not list its models in {SECONDS:g} s."
+                f"{provider.who} did not list its models within {LIST_SECONDS:g} seconds."
             ) from None
         except AnswerTooLargeError:
             raise ModelListTooLargeError(
                 f"The list of models at {url} is larger than {MAX_RESOURCE_BYTES // 2**20} MB. "
-                "Enter the names of its models."
+                "Enter the names of the models."
             ) from None
         except ModelError:
             raise
         except ServerError as error:
             if error.status in _WITHOUT_LIST:
                 raise NoModelListError(
-                    f"There is no model list at {url} (status {error.status}). {_TYPE_NAMES}"
+                    f"There is no model list at {url} (status {error.status}). {_ADVICE}"
                 ) from None
-            raise adapter.failure(error) from None
+            raise provider.failure(error) from None
         except Exception as error:  # noqa: BLE001 - a server may answer anything
-            raise adapter.failure(error) from None
+            raise provider.failure(error) from None
     try:
         return await asyncio.to_thread(read_listing, listing)
     except ValueError:
-        raise NoModelListError(
-            f"The response from {url} has no model list. {_TYPE_NAMES}"
-        ) from None
+        raise NoModelListError(f"The response from {url} has no model list. {_ADVICE}") from None
 
 
 def read_listing(body: Any) -> list[ListedModel]:
-    """The models of a listing: an array, or an object with an array under a usual name.
+    """Return the models of a list: an array, or an object with an array in a usual member.
 
-    An entry is an object or a name. Entries that can't be understood are left out. Of more models
-    than `MAX_LISTED`, one more is returned. CPU-bound. Raises `ValueError` if there is no list.
+    An entry is an object or a name. Invalid entries are skipped. At most `MAX_LISTED` + 1 models
+    are returned. CPU-bound. Raises `ValueError` if there is no list.
     """
     found: dict[str, ListedModel] = {}
-    for each in _entries(body):
+    for each in _find_entries(body):
         entry = {"id": each} if isinstance(each, str) else mapping(each)
         methods = sequence(entry.get("supportedGenerationMethods", ["generateContent"]))
         if "generateContent" in methods:
-            model = _model(entry)
+            model = _read_model(entry)
             if model is not None:
                 found[model.name] = model
         if len(found) > MAX_LISTED:
@@ -141,7 +126,7 @@ def read_listing(body: Any) -> list[ListedModel]:
     return list(found.values())
 
 
-def _entries(body: Any) -> Sequence[Any]:
+def _find_entries(body: Any) -> Sequence[Any]:
     members = mapping(body)
     places: list[object] = [body, *(members.get(name) for name in _LISTS)]
     if any(isinstance(each, list) for each in places):
@@ -152,7 +137,7 @@ def _entries(body: Any) -> Sequence[Any]:
     raise ValueError("there is no list of models")
 
 
-def _model(entry: Mapping[str, Any]) -> ListedModel | None:
+def _read_model(entry: Mapping[str, Any]) -> ListedModel | None:
     name = entry.get("id") or entry.get("name") or entry.get("model")
     if not isinstance(name, str):
         return None
@@ -162,34 +147,34 @@ def _model(entry: Mapping[str, Any]) -> ListedModel | None:
     figures: dict[str, Any] = {
         "title": title if title != name else None,
         "context_window": read_listed_window(entry),
-        "max_output_tokens": _first(entry, _OUTPUT) or _first(best, _OUTPUT),
+        "max_output_tokens": _find_first(entry, _OUTPUT) or _find_first(best, _OUTPUT),
         "price": {
             ours: price
             for ours, theirs in _PRICES.items()
-            if (price := _price(prices.get(theirs))) is not None
+            if (price := _convert_price(prices.get(theirs))) is not None
         },
         "abilities": [ours for theirs, ours in _ABILITIES.items() if theirs in supported] or None,
     }
-    model = _read({"name": name.removeprefix("models/")})
+    model = _convert({"name": name.removeprefix("models/")})
     for figure, value in figures.items():
         if model is not None and value:
-            model = _read({**msgspec.to_builtins(model), figure: value}) or model
+            model = _convert({**msgspec.to_builtins(model), figure: value}) or model
     return model
 
 
-def _read(members: Mapping[str, Any]) -> ListedModel | None:
+def _convert(members: Mapping[str, Any]) -> ListedModel | None:
     try:
         return msgspec.convert(members, ListedModel)
     except msgspec.ValidationError:
         return None
 
 
-def _first(entry: Mapping[str, Any], names: Iterable[str]) -> Any:
+def _find_first(entry: Mapping[str, Any], names: Iterable[str]) -> Any:
     return next((entry[name] for name in names if entry.get(name)), None)
 
 
-def _price(value: object) -> float | None:
-    """Dollars for a million tokens, of a text that says them for one."""
+def _convert_price(value: object) -> float | None:
+    """Convert dollars per token, as text, to dollars per million tokens."""
     try:
         return round(float(value) * 1_000_000, 6) if isinstance(value, str) else None
     except ValueError:

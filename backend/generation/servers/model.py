@@ -1,8 +1,8 @@
-"""The part of a model on a server that all adapters share.
+"""The base class of models on servers.
 
-An adapter says how a request looks on the wire and how an answer is read. Here the request is sent
-as a stream, and sent again in another way if the server refuses a part of it: a message shape, a
-sampling setting, or a member that Talekeeper adds itself. What a refusal shows is remembered.
+Adapters build requests and read answers. This class sends each request as a stream, and changes and
+repeats it if the server refuses a part: a message shape, a sampling setting, or a member that
+Talekeeper adds. It remembers the refusals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import structs
 
 from backend.generation.catalogue import MessageShape
 from backend.generation.client.client import ModelClient, ServerError
-from backend.generation.client.provider import ModelProvider
+from backend.generation.client.provider import AnyProvider
 from backend.generation.failures.failures import Refusal, read_refusal
 from backend.generation.message_shapes import find_stricter_shape, shape_prompt
 from backend.generation.model import (
@@ -54,29 +54,29 @@ from backend.generation.servers.replies import (
 from backend.generation.servers.window_evidence import choose_window_after_refusal
 from backend.generation.thoughts import ThoughtReader
 
-ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
+ProviderT = TypeVar("ProviderT", bound=AnyProvider)
 
 _ADAPTABLE_ERRORS = (ModelRequestError, ModelServerError)
-"""Errors that another form of the request may mend. Templates of some servers fail with 500."""
+"""Errors after which another form of the request may succeed. Some templates fail with 500."""
 
 _REFUSES_START = ("prefill", "final `assistant` message")
-"""Words of models that take no beginning of a reply: those that think, and Claude since 4.6."""
+"""Words of models that refuse the beginning of a reply: thinking models, and Claude since 4.6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """One request to a model, and the form in which it is sent.
+    """One request to a model, and its form.
 
     Attributes:
-        prompt: The prompt as it was built, in no particular shape.
-        sampling: The settings of the user that are sent.
-        tools: What the model may call.
+        prompt: The prompt before shaping.
+        sampling: The user's settings to send.
+        tools: The available tools.
         schema: The JSON Schema of the whole text.
-        members: What the adapter adds to the body: how it asks for JSON.
-        start: The beginning of the reply that the server does not repeat.
-        shape: The message shape that is sent.
-        left_out: Settings of the user that are not sent.
-        is_trial: True if the server may not know this way of asking, and another one is tried next.
+        members: Members that the adapter adds to request JSON.
+        start: The beginning of the reply, which the server does not repeat.
+        shape: The message shape.
+        left_out: The user's settings that are not sent.
+        is_trial: True if the server may refuse this way, and another one is tried next.
     """
 
     prompt: Prompt
@@ -91,17 +91,15 @@ class ModelRequest:
 
     @property
     def is_plain(self) -> bool:
-        """True if a reply in words is asked for: no tools, no schema."""
+        """True for a reply in words, without tools or a schema."""
         return not (self.tools or self.schema or self.members or self.prompt.rounds)
 
     @property
     def is_json(self) -> bool:
-        """True if a JSON value is asked for."""
         return bool(self.schema or self.members or self.sampling.json_schema)
 
     @property
     def shaped_prompt(self) -> Prompt:
-        """The prompt as it is sent."""
         return shape_prompt(self.prompt, self.shape)
 
     def without(self, *settings: SamplingField) -> ModelRequest:
@@ -111,28 +109,23 @@ class ModelRequest:
         sampling = structs.replace(self.sampling, **absent)
         return replace(self, sampling=sampling, left_out=left_out, start=start)
 
-    def starting_with(self, start: str) -> ModelRequest:
-        """Return the request for a reply that begins in this way."""
+    def with_start(self, start: str) -> ModelRequest:
         return replace(self, start=start)
 
 
 _LIMIT_MEMBERS = ("max_tokens", "max_completion_tokens")
-"""Members of a request that limit the reply, for servers that count it as a part of the window."""
+"""Members of a request that limit the reply, which some servers count in the window."""
 
 
 class AnswerReader(Protocol):
     """Reads one answer, event by event or as a whole."""
 
-    def read_event(self, event: Any) -> Delta:
-        """Read one event of a stream."""
-        ...
+    def read_event(self, event: Any) -> Delta: ...
 
-    def read_whole(self, answer: Any) -> Delta:
-        """Read an answer that was not streamed."""
-        ...
+    def read_whole(self, answer: Any) -> Delta: ...
 
     def close(self) -> Sequence[ToolCall]:
-        """Return the calls of which no event has said that they are complete."""
+        """Return the calls that no event has completed."""
         ...
 
 
@@ -145,48 +138,42 @@ class ServerModel(ABC, Generic[ProviderT]):
 
     @property
     def learned(self) -> ModelAbilities:
-        """See `ChatModel`."""
-        return self._provider.abilities.of(self.spec.name)
+        return self._provider.abilities.find(self.spec.name)
 
     def learn(self, **changes: Any) -> None:
-        """See `ChatModel`."""
         self._provider.learn(self.spec.name, **changes)
 
     @abstractmethod
     def _address(self, *, stream: bool) -> str:
-        """Return where requests are sent."""
+        """Return the URL of requests."""
 
     @abstractmethod
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        """Return a request as the vendor's API takes it, without `extra_body`."""
+        """Return the vendor's body of a request, without `extra_body`."""
 
     @abstractmethod
     def _reader(self, request: ModelRequest) -> AnswerReader:
-        """Return the reader of the answer to a request."""
+        """Return a reader of the answer."""
 
     @abstractmethod
     def _setting_names(self, request: ModelRequest) -> Mapping[str, Sequence[SamplingField]]:
-        """Return the settings by the names that a refusal may have for them."""
+        """Return the settings by the names that refusals use."""
 
     def _fit_settings(self, request: ModelRequest) -> ModelRequest:
-        """Leave out settings that the vendor does not take together."""
+        """Remove settings that the vendor refuses in combination."""
         return request
-
-    def _client(self, connection: Any) -> ModelClient:
-        client: ModelClient = connection
-        return client
 
     async def _count(
         self,
-        client: ModelClient,  # noqa: ARG002 - for adapters whose servers can count
-        request: ModelRequest,  # noqa: ARG002 - likewise
-        heard: Sequence[Piece],  # noqa: ARG002 - likewise
+        client: ModelClient,  # noqa: ARG002 - for subclasses
+        request: ModelRequest,  # noqa: ARG002 - for subclasses
+        received: Sequence[Piece],  # noqa: ARG002 - for subclasses
     ) -> TokenUsage | None:
-        """Return the usage of a reply whose server reported none, if the server can count."""
+        """Let the server count the tokens if it reported no usage. Return None if it cannot."""
         return None
 
-    def _finished(self) -> None:
-        """Hear that the model has finished a reply: its server has loaded it."""
+    def _note_finish(self) -> None:
+        """Called after a finished reply, when the server has loaded the model."""
 
     async def stream(
         self,
@@ -196,7 +183,6 @@ class ServerModel(ABC, Generic[ProviderT]):
         tools: Sequence[Tool] = (),
         schema: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Piece, None]:
-        """See `ChatModel`."""
         request = self._request(prompt, sampling, tools=tools, schema=schema)
         silence = self._provider.config.chunk_timeout
         async with aclosing(self._pieces(request, silence=silence)) as pieces:
@@ -206,14 +192,12 @@ class ServerModel(ABC, Generic[ProviderT]):
     async def call_tools(
         self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
     ) -> ToolAnswer:
-        """See `ChatModel`."""
         answer = await self._collect(self._request(prompt, sampling, tools=tools))
         return read_tool_answer(answer, who=self._provider.who)
 
-    async def structured(
+    async def generate_json(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
-        """See `ChatModel`."""
         answer = await self._collect(self._request(prompt, sampling, schema=schema))
         text, finish = read_text(answer, who=self._provider.who)
         value = parse_value(text, who=self._provider.who, finish=finish)
@@ -229,10 +213,7 @@ class ServerModel(ABC, Generic[ProviderT]):
         members: Mapping[str, Any] | None = None,
         is_trial: bool = False,
     ) -> ModelRequest:
-        """Return a request in the form that the model is known to take.
-
-        Raise `SettingNotTakenError` for settings that the vendor's API does not have.
-        """
+        """Return a request in the known form of the model. Raises `SettingNotTakenError`."""
         self.spec.check_sampling(sampling)
         request = ModelRequest(
             prompt=prompt,
@@ -252,9 +233,9 @@ class ServerModel(ABC, Generic[ProviderT]):
         return self._fit_settings(request)
 
     async def _collect(self, request: ModelRequest) -> Delta:
-        """Return a streamed answer as a whole.
+        """Collect a streamed answer.
 
-        Background work streams too, so that the server notices when it is cancelled.
+        Background tasks also stream, so that the server notices when they are cancelled.
         """
         pieces: list[TextPiece | ToolCall] = []
         usage: TokenUsage | None = None
@@ -278,18 +259,18 @@ class ServerModel(ABC, Generic[ProviderT]):
     async def _pieces(
         self, request: ModelRequest, *, silence: float
     ) -> AsyncGenerator[Piece, None]:
-        heard: list[Piece] = []
-        async with self._provider.connected() as connection:
-            client = self._client(connection)
+        received: list[Piece] = []
+        async with self._provider.open_connection() as connection:
+            client = self._provider.get_client(connection)
             deltas = self._deltas(client, request)
             who = self._provider.who
             async with aclosing(relay(deltas, who=who, chunk_timeout=silence)) as pieces:
                 async for piece in pieces:
-                    heard.append(piece)
+                    received.append(piece)
                     if isinstance(piece, Finish):
-                        self._finished()
+                        self._note_finish()
                     if isinstance(piece, Finish) and request.is_plain:
-                        counted = await self._count(client, request, heard)
+                        counted = await self._count(client, request, received)
                         if counted is not None:
                             yield counted
                     yield piece
@@ -297,7 +278,7 @@ class ServerModel(ABC, Generic[ProviderT]):
     async def _deltas(
         self, client: ModelClient, request: ModelRequest
     ) -> AsyncGenerator[Delta, None]:
-        """Yield an answer, chunk by chunk; ask again while the server refuses a part of it."""
+        """Yield an answer, chunk by chunk. Adapt and repeat the request if it is refused."""
         while True:
             has_begun = False
             try:
@@ -305,7 +286,7 @@ class ServerModel(ABC, Generic[ProviderT]):
                     async for delta in deltas:
                         if not has_begun and (delta.pieces or delta.finish):
                             has_begun = True
-                            self._accepted(request)
+                            self._note_acceptance(request)
                             if request.shape != "lenient" or request.left_out:
                                 yield Delta((SentRequest(request.shape, request.left_out),))
                         yield delta
@@ -321,7 +302,7 @@ class ServerModel(ABC, Generic[ProviderT]):
     async def _attempt(
         self, client: ModelClient, request: ModelRequest
     ) -> AsyncGenerator[Delta, None]:
-        """Yield the answer to one request with its thoughts separated. Raise `ServerError`."""
+        """Yield the answer to one request with separated thoughts. Raises `ServerError`."""
         thoughts, limit = self._thought_reader(request), ReplyLimit(request.prompt.reply_limit)
         finish: FinishReason | None = None
         try:
@@ -345,7 +326,7 @@ class ServerModel(ABC, Generic[ProviderT]):
     async def _answer(
         self, client: ModelClient, request: ModelRequest
     ) -> AsyncGenerator[Delta, None]:
-        """Yield the answer to one request, chunk by chunk. Raise `ServerError`."""
+        """Yield the answer to one request, chunk by chunk. Raises `ServerError`."""
         reader = self._reader(request)
         has_finished = False
         last_event = time.monotonic()
@@ -356,7 +337,7 @@ class ServerModel(ABC, Generic[ProviderT]):
         ):
             async for event in events:
                 if event is None:
-                    # Comments show that a slow server is at work, for a while.
+                    # Comments keep a slow server's connection alive, for a limited time.
                     if time.monotonic() - last_event < self._provider.config.answer_timeout:
                         yield Delta()
                     continue
@@ -366,7 +347,7 @@ class ServerModel(ABC, Generic[ProviderT]):
                 has_finished = has_finished or delta.finish is not None
                 yield delta
         if stream.is_empty and not stream.is_done:
-            # Some servers end a stream that they cannot begin, and give their reason only without.
+            # Some servers end the stream without an error, and report it only without streaming.
             body = {**self._body(request, stream=False), **self._provider.config.extra_body}
             answer = await client.post(self._address(stream=False), body)
             yield reader.read_whole(answer)
@@ -383,25 +364,24 @@ class ServerModel(ABC, Generic[ProviderT]):
         return ThoughtReader(
             config.thought_tags,
             start=request.start,
-            thinks_first=self._provider.abilities.of(self.spec.name).thinks_first,
+            thinks_first=self._provider.abilities.find(self.spec.name).thinks_first,
             is_json=request.is_json,
             is_off=not config.reads_thoughts,
         )
 
     def _learn_thoughts(self, thoughts: ThoughtReader) -> None:
-        """Remember whether the model's replies begin inside thoughts, as this one has shown."""
-        known = self._provider.abilities.of(self.spec.name).thinks_first
+        known = self._provider.abilities.find(self.spec.name).thinks_first
         if thoughts.thinks_first != known:
             self._provider.learn(self.spec.name, thinks_first=thoughts.thinks_first)
 
-    def _accepted(self, request: ModelRequest) -> None:
-        """Remember a shape that the server accepts after it refused another one."""
+    def _note_acceptance(self, request: ModelRequest) -> None:
+        """Remember a shape that the server accepted after it refused another one."""
         if request.shape != self.spec.shape and "shape" not in self.spec.fixed:
             self.spec = replace(self.spec, shape=request.shape)
             self._provider.learn(self.spec.name, shape=request.shape)
 
     def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
-        """Return the request in another form. Raise `ModelError` if no form is left."""
+        """Return the request in another form. Raises `ModelError` if there is none."""
         failure = self._failure(error, request)
         if isinstance(failure, ModelContextOverflowError):
             body = {**self._body(request, stream=True), **self._provider.config.extra_body}
@@ -424,8 +404,8 @@ class ServerModel(ABC, Generic[ProviderT]):
         return adapted
 
     def _learn_window(self, prompt: Prompt, refusal: ModelContextOverflowError) -> None:
-        """Remember the window that a refusal names, or a smaller one than the prompt was for."""
-        known = self._provider.abilities.of(self.spec.name).window
+        """Remember the window in a refusal, or else a smaller one than the prompt was built for."""
+        known = self._provider.abilities.find(self.spec.name).window
         current = min(self.spec.context_window, known or self.spec.context_window)
         needed = refusal.needed or current - (prompt.reply_room or 0)
         window = choose_window_after_refusal(refusal.window, needed=needed, current=current)
@@ -437,11 +417,11 @@ class ServerModel(ABC, Generic[ProviderT]):
         request: ModelRequest,
         refusal: Refusal,
         names: Mapping[str, Sequence[SamplingField]],
-        text: str,  # noqa: ARG002 - for adapters that read more of the refusal
+        text: str,  # noqa: ARG002 - for subclasses
     ) -> ModelRequest | None:
-        """Return the request without a refused setting; remember it if the refusal is for good.
+        """Remove a refused setting; return None if the user has not set it.
 
-        None if the user set no such setting.
+        It is remembered if the refusal is for good.
         """
         set_by_user = request.sampling.set_fields()
         settings: list[SamplingField] = [
@@ -454,7 +434,7 @@ class ServerModel(ABC, Generic[ProviderT]):
         return request.without(*settings)
 
     def _remember_refused(self, *settings: SamplingField) -> None:
-        refused = self._provider.abilities.of(self.spec.name).refused
+        refused = self._provider.abilities.find(self.spec.name).refused
         refused = tuple(dict.fromkeys((*refused, *settings)))
         self._provider.learn(self.spec.name, refused=refused)
         self.spec = replace(
@@ -466,7 +446,7 @@ class ServerModel(ABC, Generic[ProviderT]):
     def _failure(
         self,
         error: ServerError,
-        request: ModelRequest,  # noqa: ARG002 - for adapters to which it makes a difference
+        request: ModelRequest,  # noqa: ARG002 - for subclasses
     ) -> ModelError:
-        """Return the error of a request that is not sent again."""
+        """Convert the error of a request that is not repeated."""
         return self._provider.failure(error)

@@ -1,4 +1,4 @@
-"""The limit on the length of a reply, because a server may send one without an end."""
+"""Reads replies: chunks of a stream become pieces, with a limit on silence and length."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from backend.generation.model import (
 from backend.generation.tools.calls import MAX_CALLS
 
 _MALFORMED_CALLS = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
-"""Gemini's words for a reply that ends with a call that it could not read."""
+"""Gemini's finish reasons of replies with a malformed call."""
 
-_TRAILER_TIMEOUT = 5.0
-"""Seconds for what may follow the end of a reply (usage): the reply no longer depends on it."""
+_USAGE_TIMEOUT = 5.0
+"""Maximum wait for the usage report after the end of a reply, in seconds."""
 
 
 DeltaPiece = TextPiece | ThinkingPiece | TextReset | ThinkingReset | ToolCall | SentRequest
@@ -47,9 +47,9 @@ DeltaPiece = TextPiece | ThinkingPiece | TextReset | ThinkingReset | ToolCall | 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One chunk of a vendor's stream in our own terms.
+    """One chunk of a stream, independent of the vendor.
 
-    `reason` is the provider's word for `finish` (`PROHIBITED_CONTENT`, say).
+    `reason` is the provider's word for `finish`, such as `PROHIBITED_CONTENT`.
     """
 
     pieces: tuple[DeltaPiece, ...] = ()
@@ -60,15 +60,13 @@ class Delta:
 
 @dataclass(slots=True)
 class _Content:
-    """The content that a stream has yielded so far."""
-
     has_begun: bool = False
     has_text: bool = False
     has_thoughts: bool = False
     calls: int = 0
 
     def add(self, piece: DeltaPiece) -> bool:
-        """Take note of a piece; return False for a call beyond `MAX_CALLS`."""
+        """Record a piece. Return False for a call beyond `MAX_CALLS`."""
         self.has_begun = self.has_begun or not isinstance(piece, SentRequest)
         match piece:
             case TextPiece(text):
@@ -85,7 +83,7 @@ class _Content:
         return True
 
     def is_empty(self, finish: FinishReason) -> bool:
-        """True if nothing can be kept. Thoughts alone are not kept if a filter ended the reply."""
+        """True if there is nothing to store. Thoughts do not count if a filter ended the reply."""
         has_content = self.has_text or self.calls or (self.has_thoughts and finish != "safety")
         return not has_content
 
@@ -93,20 +91,20 @@ class _Content:
 async def relay(
     deltas: AsyncGenerator[Delta, None], *, who: str, chunk_timeout: float
 ) -> AsyncGenerator[Piece, None]:
-    """Turn a vendor's chunks into the pieces that `ChatModel.stream` promises.
+    """Yield the pieces of `ChatModel.stream` from a vendor's chunks.
 
     Args:
-        deltas: The chunks. Raises `ModelError` and nothing else, and hangs up when it is closed.
-        who: The provider's name, for error texts.
-        chunk_timeout: Seconds of silence before the model counts as failed.
+        deltas: The chunks. It raises only `ModelError`, and closing it ends the request.
+        who: The provider's name in error texts.
+        chunk_timeout: Maximum silence, in seconds.
 
     Raises:
-        ModelTimeoutError: Silence.
+        ModelTimeoutError: The model sent nothing for too long.
         ModelInterruptedError: The connection was lost, or the stream ended without a finish.
-        ModelBlockedError: A content filter left nothing.
-        ModelMalformedCallError: The provider could not read a call, and there is nothing else.
-        ModelEmptyReplyError: It finished without text, thoughts or calls.
-        ModelError: What `deltas` raises, which keeps its cause after the reply has begun, too.
+        ModelBlockedError: A content filter blocked the whole reply.
+        ModelMalformedCallError: The reply contains only a malformed call.
+        ModelEmptyReplyError: The reply contains no text, thoughts or calls.
+        ModelError: An error of `deltas`.
     """
     usage: TokenUsage | None = None
     end: Delta | None = None
@@ -115,7 +113,7 @@ async def relay(
         while True:
             try:
                 async with asyncio.timeout(
-                    min(chunk_timeout, _TRAILER_TIMEOUT) if end else chunk_timeout
+                    min(chunk_timeout, _USAGE_TIMEOUT) if end else chunk_timeout
                 ):
                     delta = await anext(deltas, None)
             except (TimeoutError, ModelError) as error:
@@ -138,7 +136,7 @@ async def relay(
 
 
 def _check_end(end: Delta | None, who: str, content: _Content) -> FinishReason:
-    """Return why a reply ended. Raise `ModelError` if it is not a reply, or has no end."""
+    """Return the finish reason. Raises `ModelError` if it is not a complete reply."""
     if end is None and not content.has_begun:
         raise _make_foreign_error(who)
     if end is None or end.finish is None:
@@ -149,13 +147,13 @@ def _check_end(end: Delta | None, who: str, content: _Content) -> FinishReason:
 
 
 class _PieceJoiner:
-    """Joins the characters that are cut in two between pieces of text, and of thoughts."""
+    """Joins characters that are split between two pieces."""
 
     def __init__(self) -> None:
         self._text, self._thinking = CharacterJoiner(), CharacterJoiner()
 
     def join(self, pieces: Iterable[DeltaPiece], *, is_last: bool) -> Iterator[DeltaPiece]:
-        """Yield pieces of whole characters; a part at the very end becomes U+FFFD."""
+        """Yield pieces of whole characters. Half a character at the end becomes U+FFFD."""
         for piece in pieces:
             match piece:
                 case TextPiece(text):
@@ -174,7 +172,7 @@ class _PieceJoiner:
 
 
 def find_finish(finish: FinishReason, *, called: bool) -> FinishReason:
-    """Why a reply ended, where a server says "stop" although it calls."""
+    """Correct the finish reason "stop" of a reply that called tools."""
     return "tool_calls" if called and finish in {"stop", "other"} else finish
 
 
@@ -187,10 +185,10 @@ def _find_failure(
 
 
 def read_tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
-    """An answer that came as a whole, with its calls.
+    """Return a complete answer with its calls.
 
     Raises:
-        ModelMalformedAnswerError: There is a call that can't be read.
+        ModelMalformedAnswerError: A call cannot be read.
         ModelBlockedError, ModelEmptyReplyError: There is neither text nor a call.
         ModelForeignAnswerError: It is not an answer.
     """
@@ -205,7 +203,7 @@ def read_tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
 
 
 def read_text(answer: Delta, *, who: str) -> tuple[str, FinishReason]:
-    """Text and finish of an answer that came as a whole.
+    """Return the text and finish of a complete answer.
 
     Raises:
         ModelBlockedError, ModelEmptyReplyError: There is no text.
@@ -225,17 +223,16 @@ def _join_text(answer: Delta) -> str:
 
 
 def _make_empty_error(who: str, finish: FinishReason, reason: str) -> ModelError:
-    """Return the error for a reply that finished without text (and, with tools, without a call)."""
     if finish == "safety":
         word = reason or finish
         return ModelBlockedError(
-            f"{who}'s content filter left nothing ({word}). Change the text, or choose another "
-            "model.",
+            f"{who}'s content filter blocked the reply ({word}). Change the text, or choose "
+            "another model.",
             reason=word,
         )
     if finish == "length":
         return ModelEmptyReplyError(
-            f"{who} reached max_output_tokens before the first word; thinking counts towards it. "
+            f"{who} reached max_output_tokens before the first word. Thinking counts towards it. "
             "Raise it, or let the model think less."
         )
     if reason in _MALFORMED_CALLS:
@@ -250,17 +247,17 @@ def _make_empty_error(who: str, finish: FinishReason, reason: str) -> ModelError
 
 def _make_foreign_error(who: str) -> ModelForeignAnswerError:
     return ModelForeignAnswerError(
-        f"{who} answered with something that is not a reply. Check the address of the provider: "
-        "most addresses end in /v1."
+        f"{who} sent a response that is not a reply. Check the address of the provider: most "
+        "addresses end in /v1."
     )
 
 
 def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
-    """The JSON value in `text`, also where a server that ignores schemas put it in a code fence.
+    """Return the JSON value in a text, which may be in a code fence or between other words.
 
     Raises:
         ModelInterruptedError: It was cut off at the output limit.
-        ModelDeclinedError: The model declines to answer.
+        ModelDeclinedError: The model declined to answer.
         ModelMalformedAnswerError: It is not JSON.
     """
     bare = text.strip()
@@ -282,7 +279,6 @@ def _may_be_json(text: str) -> bool:
 
 
 def _cut_to_braces(text: str) -> str:
-    """The object in a text that has words around it: from its first brace to its last."""
     return text[max(text.find("{"), 0) : text.rfind("}") + 1]
 
 
@@ -294,15 +290,14 @@ def _make_timeout_error(who: str, seconds: float) -> ModelTimeoutError:
 
 
 SLICE_CHARACTERS = 4_000
-"""Characters that are read before others get their turn. A server may send a reply in one event,
-and reading short lines takes up to 4 µs a character."""
+"""Characters to read before other tasks run. A server may send a reply in one event, and reading
+short lines takes up to 4 µs per character."""
 
 
 class ReplyLimit:
-    """Cuts one reply after so many characters of text, and after as many of thoughts.
+    """A limit on the characters of one reply, and also on those of its thoughts.
 
-    Attributes:
-        is_reached: True once the reply was cut. Nothing after that is read.
+    `is_reached` is true after the reply was cut. Later chunks are ignored.
     """
 
     def __init__(self, characters: int) -> None:
@@ -310,7 +305,7 @@ class ReplyLimit:
         self.is_reached = False
 
     def read(self, delta: Delta) -> Sequence[Delta]:
-        """Return a part of the reply in slices. If it was cut, the last one has finish `length`."""
+        """Split a chunk into slices. If it was cut, the last one has the finish `length`."""
         pieces = [part for piece in delta.pieces for part in self._slices(piece)]
         if self.is_reached:
             end = Delta(usage=delta.usage, finish="length")

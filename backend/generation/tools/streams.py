@@ -1,11 +1,11 @@
-"""Replies with tool calls, from models that have native calls and from others.
+"""Replies with tool calls, from models with and without native calls.
 
-`native`: the provider's own calls. `structured`: the model answers in JSON of a schema, out of
-which the narration streams. `fenced`: it writes calls into a fenced block of its text. `none`: it
-calls nothing, and is not asked to.
+`native`: the provider's tool calls. `structured`: the model writes JSON of a schema, from which the
+narration is streamed. `fenced`: it writes calls into a fenced block of its text. `none`: it is not
+offered tools.
 
-The way that a model's answers show to work is remembered in its `ModelAbilities`, unless its user
-has set one. A model that has called a tool once is not doubted again.
+The first way that works is stored in the model's `ModelAbilities`, unless the user has set one.
+After the first tool call, the way is not tested again.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from backend.generation.tools.written_calls import (
 )
 
 _WAYS: tuple[ToolSupport, ...] = ("native", "structured", "fenced")
-"""The ways to ask for calls, the best first."""
+"""The ways to request calls, the best first."""
 
 BLOCK_TOKENS = 1_024
-"""Tokens for a block of calls alone, even if the user wants shorter replies."""
+"""Minimum output limit of a request for calls, even if the user wants shorter replies."""
 
 
 def choose_tool_support(model: ChatModel) -> ToolSupport:
-    """Return how a model is asked for calls: as its user set it, else as its answers have shown."""
+    """Return the way to request calls: the user's setting, or else the learned way."""
     if "tool_support" in model.spec.fixed:
         return model.spec.tool_support
     return model.learned.tools or model.spec.tool_support
 
 
 def may_learn_calls(model: ChatModel) -> bool:
-    """True if no setting says, and no answer has shown, whether a model calls tools."""
+    """True if it is unknown whether a model calls tools."""
     is_fixed = "tool_support" in model.spec.fixed
     return not is_fixed and not model.learned.calls_tools and model.learned.tools != "none"
 
@@ -75,20 +75,18 @@ async def stream_with_tools(
 ) -> AsyncGenerator[Piece, None]:
     """Yield a reply piece by piece: text and calls, then usage if known, then `Finish`.
 
-    A model that has called before, and then says no more, has finished. If a server refuses the
-    request before the first piece, it is asked in the next way. Close the generator early to hang
-    up: iterate inside `contextlib.aclosing`.
+    An empty reply after a round of calls is a finish. If the server refuses the request before the
+    first piece, the next way is tried. Iterate inside `contextlib.aclosing`.
 
     Args:
-        model: The model that replies.
+        model: The model.
         prompt: The messages, with the rounds of calls so far.
-        tools: The tools that may be called now.
+        tools: The available tools.
         sampling: The user's settings.
-        support: The way that is tried first; `choose_tool_support(model)` by default.
+        support: The first way to try; `choose_tool_support(model)` by default.
 
     Raises:
-        ModelError: As `ChatModel.stream` does. A call that cannot be read is not an error: its
-            piece has a `problem`.
+        ModelError: As in `ChatModel.stream`. An unreadable call is a piece with a `problem`.
     """
     first = support or choose_tool_support(model)
     ways = _WAYS[_WAYS.index(first) :] if first in _WAYS else (first,)
@@ -100,12 +98,10 @@ async def stream_with_tools(
 async def stream_calls(
     model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
 ) -> AsyncGenerator[ToolCall | TokenUsage, None]:
-    """Yield the calls of a model that is asked, in the fenced form, for nothing but calls.
+    """Yield the calls of a model that is asked, in the fenced way, only for calls.
 
-    A model that writes none is remembered as one without tools, unless it was cut off.
-
-    Raises:
-        ModelError: As `ChatModel.stream` does. Nothing is remembered then.
+    If it writes none, it is remembered as a model without tools, unless it was cut off. Raises
+    `ModelError`, and then nothing is remembered.
     """
     sampling = _reserve_call_tokens(sampling, model.spec.max_output_tokens)
     said: list[str] = []
@@ -133,7 +129,6 @@ async def stream_calls(
 
 
 def _collect_text(said: list[str], piece: Piece) -> None:
-    """Add the text of a piece, or drop all text at a reset."""
     if isinstance(piece, TextPiece):
         said.append(piece.text)
     elif isinstance(piece, TextReset):
@@ -141,7 +136,7 @@ def _collect_text(said: list[str], piece: Piece) -> None:
 
 
 def _reserve_call_tokens(sampling: Sampling, max_output_tokens: int) -> Sampling:
-    """Return the settings with a longest reply that leaves room for a block of calls."""
+    """Raise a low output limit to `BLOCK_TOKENS`."""
     most = sampling.max_output_tokens
     if most is None or most >= BLOCK_TOKENS:
         return sampling
@@ -152,11 +147,10 @@ def _reserve_call_tokens(sampling: Sampling, max_output_tokens: int) -> Sampling
 async def answer_with_tools(
     model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
 ) -> ToolAnswer:
-    """Return one step of a tool loop, in the best way that the model's server accepts.
+    """Return one step of a tool loop, in the best way that the server accepts.
 
-    A model that is known to call no tools is asked in the fenced form: it may do better at this.
-
-    Raises `ModelError` as `ChatModel.call_tools` does.
+    A model that is known to call no tools is asked in the fenced way, because this task may be
+    easier for it. Raises `ModelError`.
     """
     support, refusal = choose_tool_support(model), None
     if support == "native":
@@ -173,7 +167,7 @@ async def answer_with_tools(
     stream = _stream_in_ways(model, prompt, tools, sampling, ways, refusal=refusal)
     async with aclosing(stream):
         async for piece in stream:
-            pieces.append(piece)  # noqa: PERF401 - it is closed whatever happens
+            pieces.append(piece)  # noqa: PERF401 - an async comprehension would not close it
     said = tuple(piece for piece in pieces if isinstance(piece, TextPiece | ToolCall))
     usage = next((piece for piece in pieces if isinstance(piece, TokenUsage)), None)
     finish: FinishReason | None = next(
@@ -191,9 +185,9 @@ async def _stream_in_ways(
     *,
     refusal: ModelRequestError | None = None,
 ) -> AsyncGenerator[Piece, None]:
-    """Yield a reply in the first of several ways that the server accepts, and remember that way.
+    """Yield a reply in the first way that the server accepts, and remember that way.
 
-    `refusal` is the server's answer to a better way.
+    `refusal` is the error of a better way.
     """
     for way in ways:
         has_begun = False
@@ -219,7 +213,7 @@ async def _stream_in_ways(
 
 
 def _remember_piece(model: ChatModel, piece: Piece, way: ToolSupport, *, is_new: bool) -> None:
-    """Remember the way of a reply by one of its pieces. `is_new`: a better way was refused."""
+    """Remember the way if the piece is a call, or if a better way was refused (`is_new`)."""
     if isinstance(piece, ToolCall) and not piece.problem:
         _remember(model, way, calls_tools=True)
     elif is_new:
@@ -227,7 +221,6 @@ def _remember_piece(model: ChatModel, piece: Piece, way: ToolSupport, *, is_new:
 
 
 def _remember(model: ChatModel, way: ToolSupport, *, calls_tools: bool) -> None:
-    """Remember how a model is asked, unless its user has set that."""
     if "tool_support" in model.spec.fixed:
         return
     if (model.learned.tools, model.learned.calls_tools) != (way, calls_tools):
@@ -256,10 +249,9 @@ def _ask(
 async def _read_calls(
     pieces: AsyncGenerator[Piece, None], make_reader: Callable[[], CallReader]
 ) -> AsyncGenerator[Piece, None]:
-    """Yield a reply with the calls that are written in its text.
+    """Yield a reply with the calls in its text. Raises `ModelEmptyReplyError` if it has no content.
 
-    Calls that were written into text that is taken back have happened; the text is read again.
-    Raise `ModelEmptyReplyError` if it has neither text, thoughts nor calls.
+    After a reset, the text is read again, but calls in the old text stay valid.
     """
     reader = make_reader()
     has_content = False

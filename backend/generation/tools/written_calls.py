@@ -1,4 +1,4 @@
-"""Tool calls in a fenced block of the text, for models that keep to no schema either."""
+"""Tool calls of models without native calls: in a fenced block of the text, or in a JSON object."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from backend.generation.json_text import find_values, mapping, parse_json, sequence
 from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, ToolCall, ToolRound
@@ -22,29 +22,29 @@ from backend.generation.tools.calls import (
 )
 
 MAX_WRITTEN = MAX_ARGUMENTS
-"""Characters in which the calls of one reply, or of one block of it, are written."""
+"""Maximum number of characters of the calls in one reply or block."""
 
 _LISTS = ("calls", "tool_calls")
-"""Members of an object that contain a list of calls, the one that is asked for first."""
+"""Members that contain a list of calls. The prompt asks for the first one."""
 
 
 class CallReader(Protocol):
-    """Takes text and calls apart. Raises nothing."""
+    """Separates text and calls. Raises nothing."""
 
     def feed(self, text: str) -> Iterable[TextPiece | ToolCall]:
-        """What has become clear with the next part of the reply."""
+        """Yield the pieces that the next part of the reply completes."""
         ...
 
     def close(self) -> Iterable[TextPiece | ToolCall]:
-        """What is left at the end of the reply; nothing when asked again."""
+        """Yield the rest at the end of the reply. Idempotent."""
         ...
 
 
 def read_written_calls(text: str) -> list[ToolCall]:
-    """Return the calls in a text of JSON, the first `MAX_CALLS` of them.
+    """Return the first `MAX_CALLS` calls in a JSON text.
 
-    It may contain a list of calls, several calls one after the other, or objects that have calls as
-    a member. A text that cannot be read is one call with a problem.
+    It may contain a list of calls, several calls, or objects with a list of calls. An unreadable
+    text is one call with a problem.
     """
     if not text.strip():
         return []
@@ -88,18 +88,18 @@ def _read_entry(entry: object) -> list[ToolCall]:
 
 
 def write_calls(calls: Sequence[ToolCall]) -> str:
-    """Return the calls as a model would have written them, without those that have no name."""
+    """Render calls as a model writes them. Calls without a name are omitted."""
     known = [call for call in calls if call.name]
     return to_json([{"tool": call.name, "arguments": dict(call.arguments)} for call in known])
 
 
 def render_rounds(prompt: Prompt, instructions: str, reply: Callable[[ToolRound], str]) -> Prompt:
-    """Return the prompt with its rounds as messages, and instructions before the user's last line.
+    """Render the rounds as messages, and insert instructions before the user's last message.
 
     Args:
         prompt: The messages and the rounds of calls so far.
-        instructions: How to call tools.
-        reply: Returns a round's text and calls as the model wrote them.
+        instructions: Explain how to call tools.
+        reply: Renders a round's text and calls as the model wrote them.
     """
     messages = list(prompt.messages)
     spoken = [at for at, message in enumerate(messages) if message.role == "user"]
@@ -118,13 +118,13 @@ def render_rounds(prompt: Prompt, instructions: str, reply: Callable[[ToolRound]
 
 OPENING = "```tools"
 CLOSING = "\n```"
-"""The end of a block. JSON has no line breaks within its texts, so that it cannot contain one."""
+"""The end of a block. JSON texts contain no line breaks, so the block cannot contain it."""
 
 _FENCE = "```"
 _RUN = re.compile("`+")
 _HEAD = re.compile(r"[ \t]{0,4}(\w{0,12})")
 _OWN_WORDS = frozenset({"tool", "tools", "tool_call", "tool_calls"})
-"""Words after a fence that begin a block of calls. Models do not always write the one asked for."""
+"""Words after a fence that begin a block of calls, because models do not always write "tools"."""
 
 _INSTRUCTIONS = """\
 You can call tools. To call some, end your reply with a block like this, which the player does not \
@@ -146,13 +146,12 @@ and no calls."""
 
 
 def build_fenced_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
-    """Return the prompt for a model that may write calls into a block."""
     instructions = _INSTRUCTIONS + describe_tools(tools) if tools else _NO_MORE_TOOLS
     return render_rounds(prompt, instructions, _render_round)
 
 
 def build_prompt_without_tools(prompt: Prompt) -> Prompt:
-    """Return the prompt for a model that calls no tools, even if another message asks for calls."""
+    """Return a prompt that forbids calls, because another message may ask for them."""
     return render_rounds(prompt, _NO_TOOLS, _render_round)
 
 
@@ -164,11 +163,8 @@ def _render_round(tool_round: ToolRound) -> str:
 class FencedReader:
     """Streams the text around the blocks and reads the calls in them.
 
-    A block of JSON is one of calls, too, if it contains nothing but calls of offered tools. A block
-    that is too long, or not JSON, is one call with a problem.
-
-    Args:
-        names: Names of the offered tools.
+    A `json` block is also read if it contains only calls of the available tools (`names`). A block
+    that is too long or not JSON is one call with a problem.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -180,11 +176,11 @@ class FencedReader:
         self._length = 0
 
     def feed(self, text: str) -> Iterator[TextPiece | ToolCall]:
-        """See `CallReader`. Takes time in proportion to the text, however it is cut."""
+        """See `CallReader`. The time is linear in the text."""
         return self._read(text, is_last=False)
 
     def close(self) -> Iterator[TextPiece | ToolCall]:
-        """See `CallReader`. A block that was not closed is read as well."""
+        """See `CallReader`. An unclosed block is read, too."""
         yield from self._read("", is_last=True)
         if self._place in {"calls", "json"}:
             yield from self._end_block("")
@@ -215,7 +211,7 @@ class FencedReader:
                 return
 
     def _hold(self, text: str, at: int, mark: str, *, is_last: bool) -> int:
-        """Keep the end of the text back that may begin a mark. Return the place where it begins."""
+        """Hold back the end of the text that may begin a mark, and return its position."""
         end = len(text) if is_last else max(at, len(text) - count_held_back(text, mark))
         self._held = text[end:]
         return end
@@ -223,7 +219,7 @@ class FencedReader:
     def _begin_block(
         self, text: str, found: int, *, is_last: bool
     ) -> Generator[TextPiece, None, int]:
-        """Begin or end a block at a fence, and return the place after it."""
+        """Begin or end a block at a fence, and return the position after it."""
         run = _RUN.match(text, found)
         begin = (run.end() if run else len(text)) - len(_FENCE)
         if begin > found:
@@ -265,9 +261,9 @@ class FencedReader:
 
 
 def read_bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-    """Return the calls in a text that has no block around them; none if it contains anything else.
+    """Return the calls in a text without a block. Words before and after the calls are ignored.
 
-    Words before and after the calls are ignored.
+    Return none if the text contains other JSON values.
     """
     names = find_call_names(text) if len(text) <= MAX_WRITTEN else []
     if not names or not {tool.name for tool in tools}.issuperset(names):
@@ -276,5 +272,213 @@ def read_bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
 
 
 def count_held_back(text: str, mark: str) -> int:
-    """How much of the end of `text` may be the beginning of `mark`."""
+    """Return the length of the end of `text` that may begin `mark`."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+
+
+_STRUCTURE = re.compile(r'["{}\[\]:,]')
+_STRING_MARK = re.compile(r'["\\]')
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([^u]))", re.DOTALL)
+_LONGEST_ESCAPE = 6
+_LONGEST_NAME = 100
+"""Compared characters of a member's name."""
+_CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+class StreamedMember:
+    """Extracts the text of one member from a streamed JSON object.
+
+    Line breaks and invalid escapes are accepted, because models write them.
+
+    Attributes:
+        names: The names of the members that have begun.
+        is_too_long: True if the rest of the object exceeds `most` characters. Reading has stopped.
+    """
+
+    def __init__(self, name: str, *, most: int) -> None:
+        self.names: set[str] = set()
+        self.is_too_long = False
+        self._name = name
+        self._most = most
+        self._rest: list[str] = []
+        self._length = 0
+        self._depth = 0
+        self._is_over = False
+        self._is_value = False  # the next string is a value, not a name
+        self._string: Literal["name", "text", "other"] | None = None
+        self._last_name = ""
+        self._held = ""  # an incomplete escape
+        self._half = ""  # the first half of a surrogate pair
+
+    @property
+    def rest(self) -> str:
+        """The JSON so far, with an empty text as the member's value."""
+        return "".join(self._rest)
+
+    def feed(self, text: str) -> str:
+        """Return the next part of the member's text."""
+        text, self._held = self._held + text, ""
+        said: list[str] = []
+        at = 0
+        while at < len(text) and not self._is_over:
+            if self._string is None:
+                at = self._read_structure(text, at)
+            else:
+                at = self._read_string(text, at, said)
+        return self._join_surrogates(said)
+
+    def _read_structure(self, text: str, at: int) -> int:
+        """Read to the next mark outside of a string, and return the position after it."""
+        found = _STRUCTURE.search(text, at)
+        end = found.end() if found else len(text)
+        self._keep(text[at:end])
+        mark = found[0] if found else ""
+        if mark == '"':
+            self._open_string()
+        elif mark in {"{", "["}:
+            self._depth += 1
+        elif mark in {"}", "]"}:
+            self._depth -= 1
+            self._is_over = self._is_over or not self._depth
+        elif mark and self._depth == 1:
+            self._is_value = mark == ":"
+        return end
+
+    def _open_string(self) -> None:
+        if self._depth != 1:
+            self._string = "other"
+        elif not self._is_value:
+            self._string, self._last_name = "name", ""
+        else:
+            self._string = "text" if self._last_name == self._name else "other"
+
+    def _read_string(self, text: str, at: int, said: list[str]) -> int:
+        """Read to the next mark within a string, and return the position after it."""
+        found = _STRING_MARK.search(text, at)
+        end = found.start() if found else len(text)
+        self._take(text[at:end], text[at:end], said)
+        if found is None:
+            return end
+        if found[0] == '"':
+            if self._string == "name":
+                self.names.add(self._last_name)
+            self._string = None
+            self._keep('"')
+            return end + 1
+        if escape := _ESCAPE.match(text, end):
+            code, letter = escape.groups()
+            self._take(escape[0], chr(int(code, 16)) if code else _unescape(letter), said)
+            return escape.end()
+        if len(text) - end < _LONGEST_ESCAPE:
+            self._held = text[end:]
+            return len(text)
+        self._take(r"\u", "\ufffd", said)
+        return end + 2
+
+    def _take(self, raw: str, text: str, said: list[str]) -> None:
+        if self._string == "text":
+            said.append(text)
+            return
+        if self._string == "name":
+            self._last_name = (self._last_name + text)[:_LONGEST_NAME]
+        self._keep(raw)
+
+    def _keep(self, raw: str) -> None:
+        self._rest.append(raw)
+        self._length += len(raw)
+        if self._length > self._most:
+            self._is_over = self.is_too_long = True
+
+    def _join_surrogates(self, said: list[str]) -> str:
+        """Join surrogate pairs. A first half at the end is held back, other halves are U+FFFD."""
+        text, self._half = self._half + "".join(said), ""
+        if text and "\ud800" <= text[-1] <= "\udbff" and self._string == "text":
+            text, self._half = text[:-1], text[-1]
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _unescape(letter: str) -> str:
+    return _CONTROLS.get(letter, letter)
+
+
+_STRUCTURED_INSTRUCTIONS = """\
+Answer with one JSON object and nothing else: {"narration": "...", "calls": []}. The narration is \
+what the player reads; it comes first, and may be empty. Calls are those of tools, in order: \
+{"tool": "<name>", "arguments": {}}. Their results are the next message. Without a call, your \
+reply is over. """
+_TOOLS = "The tools, with the JSON Schemas of their arguments:\n\n"
+_NO_TOOLS_STRUCTURED = "No tools can be called any more."
+
+_LONGEST_HEAD = 100
+"""Characters after which an answer is known to be JSON or not."""
+
+
+def build_structured_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
+    offered = _TOOLS + describe_tools(tools) if tools else _NO_TOOLS_STRUCTURED
+    return render_rounds(prompt, _STRUCTURED_INSTRUCTIONS + offered, _render_json_round)
+
+
+def build_answer_schema(tools: Sequence[Tool]) -> dict[str, Any]:
+    calls = [
+        _build_object(tool={"type": "string", "enum": [tool.name]}, arguments=dict(tool.parameters))
+        for tool in tools
+    ]
+    listed = {"calls": {"type": "array", "items": {"anyOf": calls}}} if calls else {}
+    return _build_object(narration={"type": "string"}, **listed)
+
+
+def _build_object(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _render_json_round(tool_round: ToolRound) -> str:
+    return f'{{"narration": {to_json(tool_round.text)}, "calls": {write_calls(tool_round.calls)}}}'
+
+
+class StructuredReader:
+    """Streams the narration and reads the calls at the end.
+
+    An answer that is not JSON is narration as a whole, because some servers ignore schemas.
+    """
+
+    def __init__(self) -> None:
+        self._head = ""
+        self._is_plain = False
+        self._answer: StreamedMember | None = None
+
+    def feed(self, text: str) -> Iterator[TextPiece]:
+        """See `CallReader`. The time is linear in the text."""
+        if self._answer is None and not self._is_plain:
+            text = self._begin(text)
+        if self._answer is not None:
+            text = self._answer.feed(text)
+        if text:
+            yield TextPiece(text)
+
+    def close(self) -> Iterator[ToolCall]:
+        """See `CallReader`. Incomplete calls are one call with a problem."""
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return
+        if answer.is_too_long:
+            yield make_unreadable_call(TOO_LONG_PROBLEM)
+        elif "calls" in answer.names:
+            yield from read_written_calls(answer.rest)
+
+    def _begin(self, text: str) -> str:
+        """Return the text to read once the format is known, and "" until then."""
+        self._head += text
+        before, brace, _ = self._head.partition("{")
+        wrapping = before.strip()
+        if brace and wrapping in {"", "```", "```json"}:
+            self._answer = StreamedMember("narration", most=MAX_WRITTEN)
+            return self._head[len(before) :]
+        if brace or len(self._head) > _LONGEST_HEAD or not "```json".startswith(wrapping):
+            self._is_plain = True
+            return self._head
+        return ""

@@ -90,10 +90,7 @@ class ProviderAddressService:
             )
 
     async def allow(self, identity: Identity, new: NewProviderAddress) -> ProviderAddressView:
-        """Allow providers at a host and port. If it is allowed already, nothing changes.
-
-        Raises `ValidationError`, `NetworksAreSetError`, `TooManyAddressesError`.
-        """
+        """Allow providers at a host and port. If it is allowed already, nothing changes."""
         network = self._user_models.network
         if network.decides_alone:
             raise NetworksAreSetError("Change TALEKEEPER_PROVIDER_NETWORKS and restart.")
@@ -118,10 +115,7 @@ class ProviderAddressService:
         return make_struct(ProviderAddressView, row)
 
     async def refuse(self, identity: Identity, address_id: UUID) -> None:
-        """Delete an allowed address. Running replies continue.
-
-        Raises `ProviderAddressNotFoundError`.
-        """
+        """Delete an allowed address. Running replies continue."""
         query = delete_rows(ProviderAddress).where(ProviderAddress.id == address_id)
         returned = query.returning(ProviderAddress.host, ProviderAddress.port)
         async with self._database.write() as session:

@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
@@ -11,7 +11,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import NEEDS
 from backend.errors import ForbiddenError, PreconditionFailedError
 from backend.generation.client.network import AddressRefusedError
-from backend.http.schemas import EXAMPLE, PATCHES, PREVIEWS, RAISES, STORES, Page, make_etag
+from backend.http.schemas import EXAMPLE, PATCHES, PREVIEWS, RAISES, STORES, IfMatch, Page, tag_body
 from backend.llm.models import ProviderFields
 from backend.llm.providers.schemas import NewProvider, ProviderPreset, ProviderView, find_presets
 from backend.llm.providers.service import (
@@ -30,8 +30,6 @@ from backend.llm.providers.trials import (
 from backend.llm.user_models import UserModels
 
 MAX_BODY_BYTES = 256 * 1024
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class ProviderPresetController(Controller):
@@ -127,14 +125,13 @@ class ProviderController(Controller):
     )
     async def patch_provider(
         self,
-        request: AnyRequest,
         provider_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         providers: NamedDependency[ProviderService],
+        if_match: IfMatch = None,
     ) -> Response[ProviderView]:
         """Merge a patch into a provider. Absent fields stay. Null removes a key or a header."""
-        if_match = request.headers.get("if-match")
         return _respond(await providers.patch(identity, provider_id, data, if_match=if_match))
 
     @delete(
@@ -148,13 +145,12 @@ class ProviderController(Controller):
     )
     async def delete_provider(
         self,
-        request: AnyRequest,
         provider_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         providers: NamedDependency[ProviderService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a provider and its key. Chats that use its models need other ones."""
-        if_match = request.headers.get("if-match")
         await providers.delete(identity, provider_id, if_match=if_match)
 
     @get(
@@ -193,4 +189,4 @@ class ProviderController(Controller):
 
 
 def _respond(view: ProviderView) -> Response[ProviderView]:
-    return Response(view, headers={"ETag": make_etag(view.revision or 0)})
+    return tag_body(view, view.revision or 0)

@@ -9,7 +9,8 @@ import msgspec
 
 from backend.generation.catalogue import ListedModel, Name
 from backend.generation.client.network import NetworkPolicy
-from backend.generation.registry import ProviderKind
+from backend.generation.client.provider import ServicePreset
+from backend.generation.registry import KINDS, KindName
 from backend.generation.thoughts import ThoughtTags
 from backend.llm.models import ProviderFields
 
@@ -17,79 +18,30 @@ ProviderScope = Literal["user", "installation", "environment"]
 Slug = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9-]{0,39}$")]
 
 
-class ProviderPreset(msgspec.Struct, frozen=True, kw_only=True):
-    """A service or a program that a provider can be made for.
+class ProviderPreset(ServicePreset, frozen=True, kw_only=True):
+    """A service or a program that a provider can be added for.
 
     `key` says if it needs a key, and `key_url` where to get one. `is_local` is true if it runs on
     this machine. `taken_port` is the program's usual port if Talekeeper itself listens on it. In
     that case `base_url` has the next port.
     """
 
-    name: str
-    title: str
-    kind: ProviderKind = "openai"
-    base_url: str | None = None
-    key: Literal["required", "optional", "none"] = "required"
-    key_url: str | None = None
-    is_local: bool = False
+    kind: KindName
     taken_port: int | None = None
 
 
-def _local(name: str, title: str, port: int, *, path: str = "/v1") -> ProviderPreset:
-    url = f"http://127.0.0.1:{port}{path}"
-    return ProviderPreset(name=name, title=title, base_url=url, key="optional", is_local=True)
-
-
-PRESETS: tuple[ProviderPreset, ...] = (
-    ProviderPreset(
-        name="google-ai-studio",
-        title="Google AI Studio",
-        kind="gemini",
-        key_url="https://aistudio.google.com/apikey",
-    ),
-    ProviderPreset(
-        name="openrouter",
-        title="OpenRouter",
-        base_url="https://openrouter.ai/api/v1",
-        key_url="https://openrouter.ai/keys",
-    ),
-    ProviderPreset(
-        name="openai",
-        title="OpenAI",
-        base_url="https://api.openai.com/v1",
-        key_url="https://platform.openai.com/api-keys",
-    ),
-    ProviderPreset(
-        name="anthropic",
-        title="Anthropic",
-        kind="anthropic",
-        key_url="https://console.anthropic.com/settings/keys",
-    ),
-    ProviderPreset(
-        name="deepseek",
-        title="DeepSeek",
-        base_url="https://api.deepseek.com/v1",
-        key_url="https://platform.deepseek.com/api_keys",
-    ),
-    ProviderPreset(
-        name="mistral",
-        title="Mistral",
-        base_url="https://api.mistral.ai/v1",
-        key_url="https://console.mistral.ai/api-keys",
-    ),
-    _local("ollama", "Ollama", 11434),
-    _local("llama-cpp", "llama.cpp", 8080),
-    _local("koboldcpp", "KoboldCpp", 5001),
-    _local("lm-studio", "LM Studio", 1234),
-    _local("vllm", "vLLM", 8000),
-    _local("tabbyapi", "TabbyAPI", 5000),
-    ProviderPreset(name="other", title="Another OpenAI-compatible server", key="optional"),
-)
-
-
 def find_presets(network: NetworkPolicy) -> dict[str, ProviderPreset]:
-    """Return all presets by name. Local programs have addresses that work from this process."""
-    return {preset.name: _adapt(preset, network) for preset in PRESETS}
+    """Return all presets by name: services first, then local programs, then any other server.
+
+    Local programs have addresses that work from this process.
+    """
+    presets = [
+        _adapt(ProviderPreset(kind=name, **msgspec.structs.asdict(preset)), network)
+        for name, kind in KINDS.items()
+        for preset in kind.presets
+    ]
+    presets.sort(key=lambda preset: (preset.key != "required", not preset.is_local))
+    return {preset.name: preset for preset in presets}
 
 
 def _adapt(preset: ProviderPreset, network: NetworkPolicy) -> ProviderPreset:
@@ -113,7 +65,7 @@ class NewProvider(ProviderFields, frozen=True, kw_only=True, forbid_unknown_fiel
     `failed_test` marks it until a test succeeds.
     """
 
-    kind: ProviderKind | None = None
+    kind: KindName | None = None
     preset: str | None = None
     slug: Slug | None = None
     scope: Literal["user", "installation"] = "user"
@@ -124,17 +76,17 @@ class ProviderView(msgspec.Struct, kw_only=True):
     """A provider.
 
     `key_hint` and the values of `extra_headers` are the last four characters of long secrets. Users
-    see only `slug`, `kind`, `name` and `models` of providers that are not their own. Providers of
-    the environment have no `id`, because environment variables define them. `usual_concurrency` is
-    used if `concurrency` is null: the number of requests that the server handles at the same time,
-    null for any number. `failed_test` is true if it was saved after a failed test, and no test has
-    succeeded since.
+    see only `slug`, `kind`, `name`, `models` and `can_embed` of providers that are not their own.
+    Providers of the environment have no `id`, because environment variables define them.
+    `usual_concurrency` is used if `concurrency` is null: the number of requests that the server
+    handles at the same time, null for any number. `failed_test` is true if it was saved after a
+    failed test, and no test has succeeded since.
     """
 
     id: UUID | None = None
     scope: ProviderScope
     slug: str
-    kind: ProviderKind
+    kind: KindName
     name: str
     models: list[ListedModel]
     preset: str | None = None
@@ -147,6 +99,7 @@ class ProviderView(msgspec.Struct, kw_only=True):
     reads_thoughts: bool | None = None
     concurrency: int | None = None
     usual_concurrency: int | None = None
+    can_embed: bool = False
     is_editable: bool = False
     failed_test: bool = False
     listed_at: datetime | None = None

@@ -23,9 +23,8 @@ from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ConflictError, ForbiddenError, NotFoundError, ValidationError
-from backend.generation.adapters.openai.dialects import usual_concurrency
 from backend.generation.client.network import AddressRefusedError
-from backend.generation.registry import OfferedProvider, ProviderKind
+from backend.generation.registry import KINDS, KindName, OfferedProvider
 from backend.http.schemas import check_revision, merge_patch, reject_unknown
 from backend.llm.models import (
     InstallationProvider,
@@ -38,7 +37,7 @@ from backend.llm.models import (
     wrap_shared,
 )
 from backend.llm.providers.schemas import NewProvider, ProviderPreset, ProviderView, find_presets
-from backend.llm.user_models import UserModels, find_kind, find_server_name, read_abilities
+from backend.llm.user_models import UserModels, find_usual_concurrency
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError
 
@@ -57,12 +56,12 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 
 _RESERVED_HEADERS = frozenset(
     {
-        *("host", "authorization", "x-api-key", "x-goog-api-key", "cookie", "anthropic-version"),
+        *("host", "authorization", "cookie"),
         *("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect"),
         *("content-type", "content-length", "content-encoding", "accept", "accept-encoding"),
     }
-)
-"""Headers that the HTTP client sets, and headers for keys, which `api_key` fills."""
+).union(*(kind.reserved_headers for kind in KINDS.values()))
+"""Headers that the HTTP client or an adapter sets."""
 
 
 MAX_PROVIDERS = 20
@@ -81,12 +80,12 @@ def check_config(row: ProviderRow, config: ProviderConfig) -> ProviderConfig:
         raise ValidationError(
             "api_key: it contains characters that keys cannot have. Copy it again."
         )
-    if url is None and row.kind == "openai":
+    if url is None and KINDS[row.kind].needs_address:
         raise ValidationError("base_url: required for this kind of provider.")
     if url is not None:
         _check_url(url)
-    if config.embedding_model and row.kind == "anthropic":
-        raise ValidationError("embedding_model: Anthropic has no embedding models.")
+    if config.embedding_model and KINDS[row.kind].embeddings is None:
+        raise ValidationError(f"embedding_model: {KINDS[row.kind].title} has no embedding models.")
     _check_headers(config.extra_headers)
     names = [model.name for model in config.models]
     if len(set(names)) < len(names):
@@ -129,7 +128,6 @@ def _origin(url: str | None) -> tuple[str, str | None, int | None] | None:
 
 
 def mask_secret(secret: str | None) -> str | None:
-    """Return the last four characters of a secret if it is long enough."""
     return secret[-4:] if secret and len(secret) >= MIN_HINTED_LENGTH else None
 
 
@@ -210,16 +208,11 @@ class ProviderService:
         ]
 
     async def get(self, identity: Identity, provider_id: UUID) -> ProviderView:
-        """Return a provider. Raises `ProviderNotFoundError`."""
         async with self._database.read() as session:
             return self.view(identity, await find_provider(session, identity, provider_id))
 
     async def create(self, identity: Identity, new: NewProvider) -> ProviderView:
-        """Add a provider. No request is sent to its server.
-
-        Raises `ValidationError`, `SlugTakenError`, `TooManyProvidersError`, `ForbiddenError`,
-        `AddressRefusedError`.
-        """
+        """Add a provider. No request is sent to its server."""
         row = _new_row(identity, new)
         async with self._database.write() as session:
             await _lock_owner(session, row)
@@ -241,11 +234,7 @@ class ProviderService:
     async def patch(
         self, identity: Identity, provider_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> ProviderView:
-        """Merge a patch into a provider. Absent fields stay, and null removes a value.
-
-        Raises `ProviderNotFoundError`, `PreconditionFailedError`, `ValidationError`,
-        `AddressRefusedError`.
-        """
+        """Merge a patch into a provider. Absent fields stay, and null removes a value."""
         reject_unknown(patch, ProviderFields)
         async with self._database.write() as session:
             row = await find_provider(session, identity, provider_id, lock=True)
@@ -264,10 +253,7 @@ class ProviderService:
         return self.view(identity, row)
 
     async def delete(self, identity: Identity, provider_id: UUID, *, if_match: str | None) -> None:
-        """Delete a provider and its key. Running replies of its models continue.
-
-        Raises `ProviderNotFoundError`, `PreconditionFailedError`.
-        """
+        """Delete a provider and its key. Running replies of its models continue."""
         async with self._database.write() as session:
             row = await find_provider(session, identity, provider_id, lock=True)
             check_revision(if_match, row.revision)
@@ -358,7 +344,7 @@ def _new_row(identity: Identity, new: NewProvider) -> ProviderRow:
 
 def _apply_preset(
     new: NewProvider, presets: Mapping[str, ProviderPreset]
-) -> tuple[ProviderKind, ProviderConfig]:
+) -> tuple[KindName, ProviderConfig]:
     """Return the kind and config of a new provider. Its preset fills the absent fields."""
     preset = presets.get(new.preset) if new.preset is not None else None
     if new.preset is not None and preset is None:
@@ -366,7 +352,7 @@ def _apply_preset(
     kind = new.kind or (preset.kind if preset else None)
     if kind is None:
         raise ValidationError("kind: required if there is no preset.")
-    if kind != "openai" and not new.api_key:
+    if KINDS[kind].needs_key and not new.api_key:
         raise ValidationError("api_key: required for this kind of provider.")
     fields = {name: getattr(new, name) for name in ProviderFields.__struct_fields__}
     config = ProviderConfig(**fields, preset=new.preset, failed_test=new.failed_test)
@@ -412,11 +398,8 @@ def _make_view(config: ProviderConfig, row: ProviderRow) -> ProviderView:
         thought_tags=list(config.thought_tags),
         reads_thoughts=config.reads_thoughts,
         concurrency=config.concurrency,
-        usual_concurrency=(
-            usual_concurrency(find_server_name(config), read_abilities(row))
-            if row.kind == "openai"
-            else None
-        ),
+        usual_concurrency=find_usual_concurrency(row, config),
+        can_embed=KINDS[row.kind].embeddings is not None,
         is_editable=True,
         failed_test=config.failed_test,
         listed_at=config.listed_at,
@@ -431,19 +414,25 @@ def _make_environment_view(provider: OfferedProvider) -> ProviderView:
     return ProviderView(
         scope="environment",
         slug=provider.slug,
-        kind=find_kind(config),
+        kind=provider.kind,
         name=provider.name,
         models=list(provider.chosen.values()),
         base_url=config.base_url,
         key_hint=mask_secret(config.api_key),
         concurrency=provider.concurrency,
         usual_concurrency=provider.usual_concurrency,
+        can_embed=provider.can_embed,
     )
 
 
 def _make_public_view(view: ProviderView) -> ProviderView:
     return ProviderView(
-        scope=view.scope, slug=view.slug, kind=view.kind, name=view.name, models=view.models
+        scope=view.scope,
+        slug=view.slug,
+        kind=view.kind,
+        name=view.name,
+        models=view.models,
+        can_embed=view.can_embed,
     )
 
 

@@ -231,10 +231,7 @@ class ProviderTests:
         return tested
 
     async def test_new(self, identity: Identity, new: NewProviderTest) -> ProviderTested:
-        """Test a provider that is not stored. Stores nothing.
-
-        Raises the errors of `ProviderService.create`.
-        """
+        """Test a provider that is not stored. Stores nothing."""
         row, config = await self._providers.draft(identity, new)
 
         async def keep(found: Sequence[ListedModel]) -> ProviderConfig:
@@ -258,10 +255,7 @@ class ProviderTests:
 
 
 class _ProviderTest:
-    """One test of a provider: its server lists its models, and one of them replies.
-
-    `keep` stores the list, and returns the config that contains it.
-    """
+    """One test of a provider. `keep` stores the server's list, and returns the config with it."""
 
     def __init__(
         self,
@@ -342,7 +336,6 @@ def report_problem(error: AppError) -> TestProblem:
 
 
 def _set_list(config: ProviderConfig, *, found: Sequence[ListedModel]) -> ProviderConfig:
-    """Return a config with its server's list, cut to the maximum size."""
     listed = list(found[:MAX_LISTED])
     while len(msgspec.json.encode(listed)) > MAX_LIST_BYTES:
         listed = listed[: len(listed) * 9 // 10]
@@ -367,10 +360,7 @@ refusals of a strict chat template."""
 
 
 async def _ask(model: ChatModel) -> tuple[MessageShape, str]:
-    """Let a model begin a reply, and return the message shape that was sent.
-
-    Raises `ModelError` if it does not begin.
-    """
+    """Let a model begin a reply, and return the sent message shape. Raises `ModelError`."""
     shape = model.spec.shape
     try:
         async with (

@@ -63,11 +63,7 @@ def round_to_half_precision(vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class CachedVectors:
-    """Vectors in the cache by hash.
-
-    `stale` rows were last used at least a day ago. `broken` rows can't be decrypted or have another
-    length.
-    """
+    """Cached vectors by hash. `stale` ones were not used for a day, `broken` ones are invalid."""
 
     vectors: Mapping[bytes, Floats]
     stale: Sequence[UUID]
@@ -130,10 +126,7 @@ async def tidy(session: AsyncSession, sealer: Sealer, found: CachedVectors) -> N
 
 
 async def delete_unused(session: AsyncSession, before: datetime, *, most: int = 1000) -> int:
-    """Delete up to `most` vectors of all users that were last used before a time.
-
-    Return the number of deleted vectors. If it is less than `most`, there are no more.
-    """
+    """Delete up to `most` vectors that were last used before a time. Return the number of them."""
     unused = select(Embedding.id).where(Embedding.used_at < before).limit(most)
     removed = await session.scalars(
         delete(Embedding).where(Embedding.id.in_(unused)).returning(Embedding.id)
@@ -176,7 +169,6 @@ class Retries:
     It does not wait for a rate limit. The error contains the time, and the caller decides.
 
     Attributes:
-        attempts: Maximum number of attempts, including the first.
         first_wait: Maximum seconds before the second attempt. It doubles with each attempt.
         within: Seconds after which no attempt is started.
         draw: Returns a number in [0, 1) that spreads concurrent retries.
@@ -223,11 +215,9 @@ class CircuitBreaker:
 
     @property
     def is_failing(self) -> bool:
-        """True if the last attempt failed."""
         return self._failures > 0
 
     def check(self) -> None:
-        """Raise `EmbedderError` if the breaker is open."""
         if self._failures < self._limit:
             return
         left = self._until - self._clock()
@@ -241,7 +231,6 @@ class CircuitBreaker:
         self._until = self._clock() + self._pause
 
     def record_success(self) -> None:
-        """Close the breaker."""
         self._failures = 0
 
     def record_failure(self, error: EmbedderError) -> None:
@@ -302,10 +291,7 @@ class CachedEmbedder:
         return await self._retries.run(self._embedder.ready)
 
     async def cosines(self) -> ModelCosines:
-        """Return the scale of the model's cosines: from the table, or else measured once.
-
-        If the model does not respond, return that of MiniLM.
-        """
+        """Return the model's scale: from the table, or else measured once, or else MiniLM's."""
         if self.known_cosines is None:
             self.known_cosines = find_cosines(self.spec.model)
         if self.known_cosines is None:
@@ -319,11 +305,8 @@ class CachedEmbedder:
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
         """Return vectors of a user's texts, shape (n, d), each row of unit length.
 
-        Equal texts are embedded once. Batches are stored before an error, so a retry embeds only
-        the rest. Call it outside transactions.
-
-        Raises:
-            EmbedderError: With `retry_after` if the provider gave a time.
+        Equal texts are embedded once. Batches are stored before an `EmbedderError`, so a retry only
+        embeds the rest. Call it outside transactions.
         """
         spec = await self.ready()
         if not texts:
@@ -348,10 +331,8 @@ class CachedEmbedder:
     async def embed_query(self, sealer: Sealer, text: str) -> Floats:
         """Return the vector of a user's query, shape (d,), of unit length. Call `ready` first.
 
-        The last few hundred vectors are cached in this process.
-
-        Raises:
-            EmbedderError: The model failed or took too long, or the circuit breaker is open.
+        The last few hundred vectors are cached in this process. Raises `EmbedderError` if the model
+        failed or took too long, or if the circuit breaker is open.
         """
         key = sealer.user_id, compute_digests(sealer, self.spec, "query", [text])[0]
         if key in self._queries:
@@ -383,5 +364,4 @@ class CachedEmbedder:
             del self._queries[key]
 
     async def aclose(self) -> None:
-        """Close the embedder."""
         await self._embedder.aclose()

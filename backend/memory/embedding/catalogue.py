@@ -39,24 +39,16 @@ _IN_USE_FILE = "in-use"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedFile:
-    """The size of a file in bytes, and its SHA-256 in hexadecimal digits."""
-
     size: int
     sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedModel:
-    """A model that can be downloaded.
+    """A downloadable model. `name` is fastembed's, `revision` the commit on Hugging Face.
 
-    Attributes:
-        name: Its name in fastembed.
-        repository: Its repository on Hugging Face.
-        revision: The commit that is downloaded.
-        languages: BCP 47 tags.
-        licence: SPDX, in lower case.
-        dimension: Length of its vectors.
-        files: Its files by path in the repository.
+    `languages` are BCP 47 tags. `licence` is SPDX, in lower case. `files` are by path in the
+    repository.
     """
 
     name: str
@@ -69,12 +61,10 @@ class OfferedModel:
 
     @property
     def folder(self) -> str:
-        """The name of its folder, which is also its short name."""
         return self.name.rpartition("/")[2]
 
     @property
     def size(self) -> int:
-        """The size of all files in bytes."""
         return sum(file.size for file in self.files.values())
 
 
@@ -108,7 +98,6 @@ def find_model(name: str) -> OfferedModel | None:
 
 
 def describe_models(models: Path, *, in_use: str | None) -> Iterator[str]:
-    """Yield lines that describe all models and their state in a folder."""
     for each in list_models():
         state = "downloaded" if is_fetched(models, each) else "not downloaded"
         tongues = each.languages
@@ -151,7 +140,6 @@ _READ_TIMEOUT_SECONDS = 30.0
 _METADATA_TIMEOUT_SECONDS = 20.0
 
 Report = Callable[[int, int], Awaitable[None]]
-"""Receives the number of downloaded bytes and of all bytes."""
 
 
 class ModelFetchError(UnavailableError):
@@ -211,11 +199,8 @@ async def fetch_model(
     """Download a model into the folder `models`, unless it is there, and make it the one in use.
 
     Files from the public hub must match the catalogue. A mirror may have another export of the
-    model, so its own digests apply.
-
-    Raises:
-        ModelFetchError: A subclass, whose detail says what to do.
-        FetchUnderWayError: Another process downloads a model.
+    model, so its own digests apply. Raises `FetchUnderWayError` if another process downloads one,
+    and `ModelFetchError`.
     """
     with _lock_folder(models):
         if not is_fetched(models, model):

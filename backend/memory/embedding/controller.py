@@ -34,8 +34,9 @@ from backend.memory.embedding.catalogue import (
     is_fetched,
     list_models,
 )
-from backend.memory.embedding.registry import EmbedderChoice, choose_embedder
+from backend.memory.embedding.registry import choose_embedder, uses_downloaded_model
 from backend.memory.runtime import MemoryRuntime
+from backend.settings import EmbedderName
 
 FETCH_MODEL = "memory.fetch_model"
 
@@ -68,7 +69,7 @@ class EmbeddingModelOffers(msgspec.Struct, kw_only=True):
     `is_used` is false if the settings choose something else than a downloaded model.
     """
 
-    embedder: EmbedderChoice | Literal["provider"]
+    embedder: EmbedderName | Literal["provider"]
     model: str | None
     is_used: bool
     models: list[EmbeddingModelOffer]
@@ -81,8 +82,6 @@ class ModelWish(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelFetches:
-    """Lists and downloads models."""
-
     def __init__(self, queue: JobQueue, memory: MemoryRuntime) -> None:
         self._queue = queue
         self._database = queue.database
@@ -91,11 +90,9 @@ class ModelFetches:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """The handler of download jobs."""
         return {FETCH_MODEL: JobKind(self.fetch, needs_key=False, keep=True, stoppable=True)}
 
     async def offers(self) -> EmbeddingModelOffers:
-        """Return all models with their states and last downloads."""
         # In a thread, because the first call imports fastembed, which takes a second.
         models = await asyncio.to_thread(list_models)
         async with self._database.read() as session:
@@ -105,10 +102,7 @@ class ModelFetches:
         return EmbeddingModelOffers(
             embedder="provider" if is_shared else choose_embedder(settings),
             model=embedder.spec.model if embedder else None,
-            is_used=settings.embedder == "auto"
-            and not is_shared
-            and settings.gemini_api_key is None
-            and settings.embedding_model_path is None,
+            is_used=uses_downloaded_model(settings) and not is_shared,
             models=list(map(self._offer, models, jobs)),
         )
 

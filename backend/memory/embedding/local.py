@@ -207,11 +207,9 @@ class LocalEmbedder:
         self._loading: asyncio.Future[TextEmbedding] | None = None
 
     async def ready(self) -> EmbedderSpec:
-        """See `Embedder`."""
         return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
-        """See `Embedder`."""
         model = await self._load()
         prefix = self._folder.prompts[task]
         prepared = [prefix + replace_surrogates(text[:_MAX_CHARACTERS]) for text in texts]

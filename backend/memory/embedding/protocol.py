@@ -90,7 +90,6 @@ Floats = NDArray[np.float32]
 Task = Literal["document", "query"]
 """The purpose of an embedding. Some models make different vectors for the two."""
 Embed = Callable[[Sequence[str], Task], Awaitable[Floats]]
-"""See `Embedder.embed`."""
 
 
 class EmbedderError(UnavailableError):
@@ -133,7 +132,6 @@ class EmbedderSpec:
 
     @property
     def identity(self) -> str:
-        """A string that no other model has."""
         if self.server is None:
             return self.collection
         length = f"/{self.length}" if self.length else ""
@@ -167,13 +165,17 @@ class Embedder(Protocol):
         """
         ...
 
-    async def aclose(self) -> None:
-        """Close connections or unload the model."""
+    async def aclose(self) -> None: ...
+
+
+class DocumentEmbedder(Protocol):
+    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
+        """Return vectors, shape (n, d), of unit length. Raises `EmbedderError`."""
         ...
 
 
-class QueryEmbedder(Protocol):
-    """A model that embeds queries within a time limit."""
+class TextEmbedder(DocumentEmbedder, Protocol):
+    """Embeds a user's texts, and queries within a time limit."""
 
     async def cosines(self) -> ModelCosines:
         """Return the scale of the model's cosines. It never fails."""

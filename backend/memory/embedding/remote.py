@@ -1,30 +1,26 @@
-"""Embedders that send requests to Gemini or to a server with OpenAI's `/embeddings`."""
+"""The embedder that sends requests to a provider."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backend.generation.adapters.gemini import WHO as GEMINI_LABEL
-from backend.generation.adapters.gemini import GeminiConfig, GeminiProvider
-from backend.generation.adapters.openai.model import (
-    OpenAICompatibleConfig,
-    OpenAICompatibleProvider,
+from backend.generation.client.provider import (
+    EmbeddingProvider,
+    EmbeddingRequest,
+    ServerConfig,
+    Vector,
 )
 from backend.generation.model import ModelError, ModelRateLimitError
+from backend.generation.registry import KINDS, KindName
 from backend.generation.tokens import choose_tokenizer, find_starting_ratio, get_tokenizer
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
 
-T = TypeVar("T")
-Provider = GeminiProvider | OpenAICompatibleProvider
-
+DEFAULT_BATCH = 100
 MAX_TEXT_TOKENS = 2048
 """Input limit of `gemini-embedding-001`. Other models accept more, and chunks are far shorter.
 Source: https://ai.google.dev/gemini-api/docs/embeddings"""
@@ -36,7 +32,6 @@ _MAX_CHARACTERS_PER_TOKEN = 16
 """No text has more on average. Long texts are cut there before tokens are counted."""
 
 _MAX_REQUEST_CHARACTERS = 100_000
-"""About 25,000 tokens, or 250 kB of JSON."""
 
 
 def prepare_text(text: str, *, longest: int = MAX_TEXT_TOKENS) -> str:
@@ -76,54 +71,17 @@ def split_into_batches(texts: Sequence[str], *, most: int) -> Iterator[Sequence[
         yield texts[start:]
 
 
-async def request_embeddings(
-    provider: Provider,
-    ask: Callable[[Any], Awaitable[T]],
-    *,
-    label: str,
-) -> T:
-    """Return the result of `ask` with the provider's connection.
-
-    Raises:
-        EmbedderError: Any failure, without the provider's own text; or the time limit of the
-            configuration (`answer_timeout`).
-    """
-    seconds = provider.config.answer_timeout
-    try:
-        async with provider.connected() as connection, asyncio.timeout(seconds):
-            return await ask(connection)
-    except TimeoutError:
-        raise EmbedderError(
-            f"{label} returned no embeddings within {seconds:g} seconds.", retryable=True
-        ) from None
-    except Exception as error:  # noqa: BLE001  # an SDK raises anything
-        failure = error if isinstance(error, ModelError) else provider.failure(error)
-        retry_after = failure.retry_after if isinstance(failure, ModelRateLimitError) else None
-        raise EmbedderError(
-            failure.detail, retry_after=retry_after, retryable=failure.retryable
-        ) from None
-
-
 def normalize_rows(
-    vectors: NDArray[Any] | Sequence[Sequence[float]],
+    vectors: NDArray[Any] | Sequence[NDArray[Any] | Sequence[float]],
     *,
     label: str,
     count: int,
     dimension: int | None,
 ) -> Floats:
-    """Scale vectors to unit length.
+    """Scale `count` vectors to unit length, shape (count, d), float32.
 
-    Args:
-        vectors: The rows that a model returned, of any real type.
-        label: The name of the model in errors.
-        count: Number of texts.
-        dimension: The expected length of a row; None if it is unknown.
-
-    Returns:
-        Shape (count, d), float32.
-
-    Raises:
-        EmbedderError: If the shape is wrong, or a row is zero or not finite.
+    Raises `EmbedderError` if the shape is wrong, or a row is zero or not finite. `label` is the
+    model's name in errors. If `dimension` is None, any length is accepted.
     """
     try:
         rows = np.asarray(vectors, dtype=np.float32).astype(np.float64)
@@ -145,188 +103,99 @@ def normalize_rows(
     return unit
 
 
-GEMINI_MODEL = "gemini-embedding-001"
-GEMINI_DIMENSION = 768
+class RemoteEmbedder:
+    """An `Embedder` that sends requests to a provider.
 
-MAX_TEXTS_PER_REQUEST = 100
-"""Source: https://ai.google.dev/api/embeddings#method:-models.batchembedcontents"""
+    Args:
+        kind: The kind of the provider. It must have embeddings.
+        config: The server. Its `answer_timeout` is the time limit of a request.
+        model: "" for the kind's default.
+        dimension: The dimension to request. None uses the kind's default. Many servers refuse one.
+        length: The known dimension of the vectors. If neither is known, the first response decides.
+        batch: Texts per request.
 
-_TASK_TYPES: dict[Task, str] = {"document": "RETRIEVAL_DOCUMENT", "query": "RETRIEVAL_QUERY"}
-
-
-SERVER_LABEL = "The embeddings server"
-DEFAULT_BATCH = 100
-
-
-class RemoteEmbedder(ABC):
-    """An `Embedder` that sends requests to a provider, `batch` texts per request.
-
-    The time limit of a request is the configuration's `answer_timeout`. `server` identifies the
-    server of the model. If `dimension` is None, the first response decides.
+    Attributes:
+        server: Identifies the server.
     """
 
-    kind: ClassVar[str]
-
     def __init__(
-        self, provider: Provider, *, model: str, server: str, dimension: int | None, batch: int
+        self,
+        kind: KindName,
+        config: ServerConfig,
+        *,
+        model: str = "",
+        dimension: int | None = None,
+        length: int | None = None,
+        batch: int = DEFAULT_BATCH,
     ) -> None:
-        self.provider = provider
-        self.model, self.server = model, server
-        self._dimension = dimension
-        self._batch = batch
+        provider, embeddings = KINDS[kind].provider(config), KINDS[kind].embeddings
+        if embeddings is None or not isinstance(provider, EmbeddingProvider):
+            raise TypeError(f"{KINDS[kind].title} has no embeddings.")
+        self.kind = kind
+        self.model = model or embeddings.default_model
+        self.server = f"{kind} {config.base_url or ''}"
+        self.provider: EmbeddingProvider[Any, Any] = provider
+        self._label = embeddings.label
+        self._asked_dimension = dimension or embeddings.default_dimension
+        self._dimension = self._asked_dimension or length
+        self._batch = min(batch, embeddings.max_batch or batch)
 
     @property
     def spec(self) -> EmbedderSpec:
-        """See `Embedder`."""
         if self._dimension is None:
             raise EmbedderError(
-                f"{SERVER_LABEL} has not responded yet, and the size of its vectors is not "
+                f"{self._label} has not responded yet, and the size of its vectors is not "
                 "configured."
             )
         return EmbedderSpec(provider=self.kind, model=self.model, dimension=self._dimension)
 
     async def ready(self) -> EmbedderSpec:
-        """See `Embedder`."""
         if self._dimension is None:
             await self.embed(["dimension"], "document")
         return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
-        """See `Embedder`."""
         parts = [
-            await self._ask(batch, task)
+            await self._embed_batch(batch, task)
             for batch in split_into_batches([*map(prepare_text, texts)], most=self._batch)
         ]
         return np.concatenate([np.empty((0, self._dimension or 0), np.float32), *parts])
-
-    @abstractmethod
-    async def _ask(self, texts: Sequence[str], task: Task) -> Floats:
-        """Return the vectors of one batch. Raises `EmbedderError`."""
 
     async def retire(self) -> None:
         """Close the connections as soon as no request uses them."""
         await self.provider.retire()
 
     async def aclose(self) -> None:
-        """See `Embedder`."""
         await self.provider.aclose()
 
-
-class GeminiEmbedder(RemoteEmbedder):
-    """An `Embedder` that asks Gemini for vectors of `dimension`."""
-
-    kind = "gemini"
-
-    def __init__(
-        self,
-        config: GeminiConfig,
-        *,
-        model: str = GEMINI_MODEL,
-        dimension: int = GEMINI_DIMENSION,
-        batch: int = MAX_TEXTS_PER_REQUEST,
-    ) -> None:
-        super().__init__(
-            GeminiProvider(config),
-            model=model,
-            server=f"gemini {config.base_url or ''}",
-            dimension=dimension,
-            batch=min(batch, MAX_TEXTS_PER_REQUEST),
+    async def _embed_batch(self, texts: Sequence[str], task: Task) -> Floats:
+        vectors = await self._request(
+            EmbeddingRequest(self.model, texts, task, self._asked_dimension)
         )
+        try:
+            rows = [
+                np.frombuffer(each, "<f4") if isinstance(each, bytes) else each for each in vectors
+            ]
+        except ValueError:
+            raise EmbedderError(f"{self._label} sent a response without embeddings.") from None
+        unit = normalize_rows(rows, label=self._label, count=len(texts), dimension=self._dimension)
+        self._dimension = unit.shape[1]
+        return unit
 
-    async def _ask(self, texts: Sequence[str], task: Task) -> Floats:
-        # The SDK would merge plain strings into one content for models that it considers
-        # multimodal, and return one vector.
-        contents: Any = [{"parts": [{"text": text}]} for text in texts]
-        config = {"task_type": _TASK_TYPES[task], "output_dimensionality": self._dimension}
-        response = await request_embeddings(
-            self.provider,
-            lambda connection: connection.sdk.aio.models.embed_content(
-                model=self.model, contents=contents, config=config
-            ),
-            label=GEMINI_LABEL,
-        )
-        rows: list[list[float]] = [each.values or [] for each in response.embeddings or ()]
-        # Gemini truncates vectors to fewer than 3,072 dimensions without scaling them.
-        return normalize_rows(rows, label=GEMINI_LABEL, count=len(texts), dimension=self._dimension)
-
-
-class OpenAICompatibleEmbedder(RemoteEmbedder):
-    """An `Embedder` that asks an OpenAI-compatible server.
-
-    Args:
-        config: The server.
-        model: The name of the model there.
-        dimension: The dimension to request. Many servers refuse that; None leaves it out.
-        length: The known length of the vectors.
-        batch: Texts per request.
-    """
-
-    kind = "openai"
-
-    def __init__(
-        self,
-        config: OpenAICompatibleConfig,
-        *,
-        model: str,
-        dimension: int | None = None,
-        length: int | None = None,
-        batch: int = DEFAULT_BATCH,
-    ) -> None:
-        super().__init__(
-            OpenAICompatibleProvider(config),
-            model=model,
-            server=f"openai {config.base_url}",
-            dimension=dimension or length,
-            batch=batch,
-        )
-        self._asked_dimension = dimension
-        self._address = config.base_url.rstrip("/") + "/embeddings"
-
-    async def _ask(self, texts: Sequence[str], task: Task) -> Floats:  # noqa: ARG002  # the API knows no tasks
-        body: dict[str, Any] = {
-            "model": self.model,
-            "input": list(texts),
-            "encoding_format": "base64",
-        }
-        if self._asked_dimension is not None:
-            body["dimensions"] = self._asked_dimension
-        data = await request_embeddings(
-            self.provider,
-            # Unparsed, because the vectors are decoded into their own type.
-            lambda connection: connection.post_raw(self._address, body),
-            label=SERVER_LABEL,
-        )
-        vectors = _decode_vectors(data)
-        rows = normalize_rows(
-            vectors, label=SERVER_LABEL, count=len(texts), dimension=self._dimension
-        )
-        self._dimension = rows.shape[1]
-        return rows
-
-
-class _Embedding(msgspec.Struct):
-    embedding: str | list[float]
-    index: int | None = None
-
-
-class _Embeddings(msgspec.Struct):
-    data: list[_Embedding]
-
-
-def _decode_vectors(response: bytes) -> list[Any]:
-    """Return the vectors in the order of the texts. Some servers ignore the requested encoding.
-
-    Raises `EmbedderError` at the first invalid value, because a faulty response may be large.
-    """
-    try:
-        data = msgspec.json.decode(response, type=_Embeddings).data
-        if all(each.index is not None for each in data):
-            data.sort(key=lambda each: each.index or 0)
-        return [
-            np.frombuffer(base64.b64decode(each.embedding, validate=True), "<f4")
-            if isinstance(each.embedding, str)
-            else each.embedding
-            for each in data
-        ]
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise EmbedderError(f"{SERVER_LABEL} sent a response without embeddings.") from None
+    async def _request(self, request: EmbeddingRequest) -> Sequence[Vector]:
+        """Raise `EmbedderError` for any failure, without the provider's own text."""
+        provider = self.provider
+        seconds = provider.config.answer_timeout
+        try:
+            async with provider.open_connection() as connection, asyncio.timeout(seconds):
+                return await provider.embed(connection, request)
+        except TimeoutError:
+            raise EmbedderError(
+                f"{self._label} returned no embeddings within {seconds:g} seconds.", retryable=True
+            ) from None
+        except Exception as error:  # noqa: BLE001  # an SDK raises anything
+            failure = error if isinstance(error, ModelError) else provider.failure(error)
+            retry_after = failure.retry_after if isinstance(failure, ModelRateLimitError) else None
+            raise EmbedderError(
+                failure.detail, retry_after=retry_after, retryable=failure.retryable
+            ) from None

@@ -44,20 +44,13 @@ from backend.memory.index.scope import (
 )
 
 PointPayload = tuple[UUID, Payload]
-"""A point's id and its payload."""
 
 
 class PayloadCache:
     """A cache of payloads by point, for a collection that only this process writes to.
 
     It contains ids and numbers, no text. A deleted point may stay in it for a while, which is
-    harmless because the engine no longer finds it.
-
-    Args:
-        most: Approximate number of payloads. The least recently used ones are dropped first.
-
-    Attributes:
-        writes: Number of writes to the collection.
+    harmless because the engine no longer finds it. `most` is an approximate limit.
     """
 
     def __init__(self, most: int = MAX_CACHED_PAYLOADS) -> None:
@@ -96,7 +89,6 @@ class PayloadCache:
                 self._put((point_id, self._share_ids(payload)))
 
     def forget(self, owner_id: UUID) -> None:
-        """Drop all payloads of a user."""
         self.writes += 1
         self._ids.pop(owner_id.int, None)
         for kept in (self._young, self._old):
@@ -152,10 +144,7 @@ class EngineProcess:
 
     @classmethod
     async def prepare(cls) -> None:
-        """Start a process ahead of time, for the next call of `start`.
-
-        A failure is ignored, because `start` tries again.
-        """
+        """Start a process ahead of time. A failure is ignored, because `start` tries again."""
         with contextlib.suppress(OSError):
             EngineProcess._prepared = await cls._spawn()
 
@@ -184,12 +173,7 @@ class EngineProcess:
         return self._reading.done() or self._in.is_closing()
 
     async def call(self, method: str, *arguments: object, **options: object) -> Any:
-        """Call a method of `Engine` and return its result.
-
-        Raises:
-            IndexUnavailableError: The method raised it.
-            EngineError: Any other failure.
-        """
+        """Call a method of `Engine`. Raises `IndexUnavailableError` and `EngineError`."""
         if self.is_gone:
             raise EngineError("The engine's process is gone.")
         number = next(self._numbers)
@@ -261,7 +245,6 @@ _MAX_PREFETCHES = 1_000
 """Users whose payloads are prefetched. The oldest are dropped first."""
 
 _PREFETCH_PAUSE_SECONDS = 0.01
-"""Pause between two prefetched pages."""
 
 
 async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex:
@@ -269,15 +252,8 @@ async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex
 
     A collection that is damaged, or has another format or dimension, is replaced by an empty one,
     and `is_new` is true. Everything can be indexed again from the database. If the folder is
-    faulty, every call raises `IndexUnavailableError` and tries to open it again.
-
-    Args:
-        folder: The folder with one folder per collection.
-        name: Letters, digits, `_` and `-`.
-        dimension: Length of the dense vectors; None for a collection without them.
-
-    Raises:
-        IndexUnavailableError: Another process has it open.
+    faulty, every call raises `IndexUnavailableError` and tries to open it again. If another process
+    has it open, this function raises that error.
     """
     index = EdgeIndex(folder, name, dimension)
     await index.open()
@@ -318,7 +294,6 @@ class EdgeIndex:
             raise
 
     async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
-        """See `VectorIndex`."""
         check_dimensions(points, self._dimension)
         for start in range(0, len(points), _POINTS_PER_WRITE):
             batch, is_last = (
@@ -333,7 +308,6 @@ class EdgeIndex:
             await asyncio.shield(write)
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
-        """See `VectorIndex`."""
         asked = [query for query in queries if not query.is_empty]
         if not asked:
             return [[] for _ in queries]
@@ -377,16 +351,13 @@ class EdgeIndex:
         }
 
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
-        """See `VectorIndex`."""
         if source_ids:
             await self._call("delete", owner_id, sources=list(source_ids))
 
     async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
-        """See `VectorIndex`."""
         await self._call("delete", owner_id, container_id=container_id)
 
     async def delete_owner(self, owner_id: UUID) -> None:
-        """See `VectorIndex`."""
         await self._call("delete", owner_id)
         self._payloads.forget(owner_id)
         if ahead := self._prefetches.pop(owner_id, None):
@@ -395,7 +366,6 @@ class EdgeIndex:
     async def scan(
         self, owner_id: UUID, *, container_id: UUID | None = None
     ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
-        """See `VectorIndex`."""
         offset: Any = None
         while True:
             page, offset = await self._call(
@@ -407,20 +377,16 @@ class EdgeIndex:
                 return
 
     async def owners(self) -> set[UUID]:
-        """See `VectorIndex`."""
         return {UUID(each) for each in await self._call("owners")}
 
     async def count(self, owner_id: UUID | None = None) -> int:
-        """See `VectorIndex`."""
         count: int = await self._call("count", owner_id)
         return count
 
     async def ping(self) -> None:
-        """See `VectorIndex`."""
         await self._call("ping")
 
     async def aclose(self) -> None:
-        """Flush and close. Idempotent."""
         self._is_closed = True
         for ahead in self._prefetches.values():
             ahead.cancel()
@@ -499,9 +465,7 @@ class EdgeIndex:
     async def _start(self) -> None:
         """Start the engine and open the collection. Only the first call may create it.
 
-        Raises:
-            EngineError: The folder is faulty.
-            IndexUnavailableError: Another process has it open, or it is missing.
+        Raises `EngineError` if the folder is faulty, otherwise `IndexUnavailableError`.
         """
         # It is unknown whether the last process completed its writes.
         self._payloads = PayloadCache()

@@ -154,7 +154,6 @@ def build_request(query: QueryMessage, *, is_sole_owner: bool = False) -> engine
 
 
 def build_sparse(vector: SparseMessage) -> engine.SparseVector:
-    """Convert terms and weights for the engine."""
     return engine.SparseVector(array("I", vector.ids).tolist(), _decode_floats(vector.weights))
 
 
@@ -163,12 +162,10 @@ def encode_sparse(vector: engine.SparseVector) -> SparseMessage:
 
 
 def filter_owned(owner_id: UUID | str, *conditions: Any) -> engine.Filter:
-    """Return the filter for the owner's points that satisfy the conditions."""
     return engine.Filter(must=[match_any(OWNER, [owner_id]), *conditions])
 
 
 def match_any(key: str, values: Sequence[object]) -> engine.FieldCondition:
-    """Return the condition that the field is one of these ids or words."""
     texts = [str(each) for each in values]
     match = engine.MatchAny(texts) if len(texts) > 1 else engine.MatchValue(texts[0])
     return engine.FieldCondition(key=key, match=match)
@@ -245,20 +242,11 @@ class Engine:
     def open(
         self, folder: Path, name: str, dimension: int | None, *, may_create: bool
     ) -> tuple[bool, bool]:
-        """Open or create a collection.
+        """Open or create a collection. Return two booleans: it is new, it replaces a damaged one.
 
-        Args:
-            folder: The folder with one folder per collection.
-            name: Letters, digits, `_` and `-`.
-            dimension: Length of the dense vectors; None for a collection without them.
-            may_create: Create the collection if it is missing, damaged, or has another format or
-                dimension.
-
-        Returns:
-            True if it is new, and true if it replaces a damaged one.
-
-        Raises:
-            IndexUnavailableError: Another process has it open, or it may not be created.
+        It is created if `may_create` and it is missing, damaged, or has another format or
+        dimension. `dimension` is None for a collection without dense vectors. Raises
+        `IndexUnavailableError` if another process has it open, or if it may not be created.
         """
         self._path = folder / f"{name}.{FORMAT}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -380,10 +368,7 @@ class Engine:
         )
 
     def vectors(self, ids: Sequence[UUID]) -> list[tuple[bytes, bytes]]:
-        """Return the `dense` vectors of the points that have one, with the bytes of their ids.
-
-        Vectors are 32-bit floats.
-        """
+        """Return the `dense` vectors (float32) that points have, by the bytes of their ids."""
         found = self._shard.retrieve(list(ids), with_payload=False, with_vector=["dense"])
         # Each access to `vector` creates a list.
         vectors = ((each.id.bytes, each.vector) for each in found)
@@ -425,23 +410,19 @@ class Engine:
         return _encode_payloads(records), following
 
     def owners(self, most: int = _MAX_OWNERS) -> list[str]:
-        """Return the users who have points, at most `most`."""
         request = engine.FacetRequest(OWNER, limit=most, exact=True)
         # The engine still lists deleted users, with no points.
         return [str(hit.value) for hit in self._shard.facet(request).hits if hit.count]
 
     def count(self, owner_id: UUID | None) -> int:
-        """Count the points of one user or of all."""
         owned = None if owner_id is None else filter_owned(owner_id)
         count: int = self._shard.count(engine.CountRequest(exact=True, filter=owned))
         return count
 
     def ping(self) -> None:
-        """Raise an error if the engine fails."""
         self._shard.info()
 
     def close(self) -> None:
-        """Flush and close."""
         shard, self._shard = self._shard, None
         if shard is not None:
             shard.flush()
@@ -487,7 +468,6 @@ def _run_call(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any
 
 
 def main() -> None:
-    """Run calls until stdin is closed."""
     ignore_stop_signals()
     end_with_parent()
     calls = sys.stdin.buffer

@@ -1,14 +1,16 @@
-"""The scope of a query, and the names of vectors and fields in the index.
+"""The scope of a query, the names of vectors and fields, and messages to the engine's process.
 
 The process of Qdrant Edge imports this module instead of `protocol`. Numpy, which `protocol` needs,
-would take half of its start time and 20 MiB.
+would take half of its start time and 20 MiB. A message is its length and a pickle. Arrays are bytes
+in numpy's types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from backend.errors import UnavailableError
@@ -60,3 +62,45 @@ class Scope:
     parts: Sequence[ScopePart]
     kinds: Sequence[Kind]
     audience: Sequence[str] = ()
+
+
+HEADER_BYTES = 8
+"""Length of the header of a message, which is the length of the message."""
+
+ID_BYTES = 16
+
+CallOutcome = Literal["done", "unavailable", "failed"]
+"""The result of a call: a value, a message for the administrator, or an error."""
+
+MAX_CACHED_PAYLOADS = 40_000
+"""Payloads that the server caches: 25 MB. The engine sends each one once per that many payloads."""
+
+
+class SparseMessage(NamedTuple):
+    """Terms and their weights: ids as `uint32` and as many weights as `float32`."""
+
+    ids: bytes
+    weights: bytes
+
+
+class PointMessage(NamedTuple):
+    """A point. Dense vectors are `float32`; the payload is encoded (`Payload.encode`)."""
+
+    id: UUID
+    payload: dict[str, Any]
+    dense: Mapping[DenseName, bytes]
+    sparse: Mapping[SparseName, SparseMessage]
+
+
+class QueryMessage(NamedTuple):
+    """A query. A dense vector is `float32`."""
+
+    vector: VectorName
+    near: bytes | SparseMessage
+    scope: Scope
+    limit: int
+
+
+def frame(message: object) -> bytes:
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(HEADER_BYTES) + data

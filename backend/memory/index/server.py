@@ -50,10 +50,7 @@ _PROBE_SECONDS = 2.0
 
 
 async def open_server(settings: Settings, name: str, dimension: int | None) -> ServerIndex:
-    """Return a collection on the server at `qdrant_url`.
-
-    The first call connects, and later ones retry, because the server may start after this process.
-    """
+    """Return a collection of the server, which is connected on use, because it may start later."""
     return ServerIndex(settings, name, dimension)
 
 
@@ -83,13 +80,7 @@ class ServerIndex:
 
     The first call creates the collection or checks the existing one. It raises
     `IndexUnavailableError` if the server does not respond, refuses the key, is too old, or has a
-    different collection of that name.
-
-    Args:
-        settings: The address of the server and the options of collections.
-        name: The name of the collection after `qdrant_collection_prefix`.
-        dimension: Length of the dense vectors; None for a collection without them.
-        clock: Returns seconds, for the pause between connection attempts.
+    different collection of that name. `clock` returns seconds.
     """
 
     def __init__(
@@ -161,7 +152,6 @@ class ServerIndex:
                 await client.create_payload_index(name, field, schema, wait=True)
 
     async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
-        """See `VectorIndex`."""
         check_dimensions(points, self._dimension)
         if instead_of:
             await self.delete_sources(points[0].payload.owner_id, instead_of)
@@ -171,7 +161,6 @@ class ServerIndex:
                 await client.upsert(self._collection, made, wait=True)
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
-        """See `VectorIndex`."""
         asked = [query for query in queries if not query.is_empty]
         if not asked:
             return [[] for _ in queries]
@@ -214,22 +203,18 @@ class ServerIndex:
         }
 
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
-        """See `VectorIndex`."""
         if source_ids:
             await self._delete(owner_id, SOURCE, source_ids)
 
     async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
-        """See `VectorIndex`."""
         await self._delete(owner_id, CONTAINER, [container_id])
 
     async def delete_owner(self, owner_id: UUID) -> None:
-        """See `VectorIndex`."""
         await self._delete(owner_id)
 
     async def scan(
         self, owner_id: UUID, *, container_id: UUID | None = None
     ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
-        """See `VectorIndex`."""
         offset: Any = None
         while True:
             async with self._open_client() as (client, mapping):
@@ -249,13 +234,11 @@ class ServerIndex:
                 return
 
     async def owners(self) -> set[UUID]:
-        """See `VectorIndex`."""
         async with self._open_client() as (client, _):
             answer = await client.facet(self._collection, OWNER, limit=_MAX_OWNERS, exact=True)
         return {UUID(str(hit.value)) for hit in answer.hits if hit.count}
 
     async def count(self, owner_id: UUID | None = None) -> int:
-        """See `VectorIndex`."""
         async with self._open_client() as (client, mapping):
             owned = None if owner_id is None else mapping.filter_owned(owner_id)
             answer = await client.count(self._collection, owned, exact=True)
@@ -267,7 +250,6 @@ class ServerIndex:
             await client.get_collection(self._collection)
 
     async def aclose(self) -> None:
-        """See `VectorIndex`."""
         if self._client is not None:
             await self._client.close()
 

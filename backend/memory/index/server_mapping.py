@@ -108,7 +108,6 @@ def find_mismatch(info: models.CollectionInfo, dimension: int | None) -> str | N
 
 
 def build_point(given: Point) -> models.PointStruct:
-    """Convert a point for the client."""
     vectors: dict[str, Any] = {name: vector.tolist() for name, vector in given.dense.items()}
     vectors |= {name: build_sparse(vector) for name, vector in given.sparse.items()}
     return models.PointStruct(id=str(given.id), vector=vectors, payload=given.payload.encode())
@@ -140,19 +139,16 @@ def build_request(query: Query, *, is_quantized: bool) -> models.QueryRequest:
 
 
 def build_sparse(vector: Sparse) -> models.SparseVector:
-    """Convert terms and weights for the client."""
     return models.SparseVector(indices=vector.ids.tolist(), values=vector.weights.tolist())
 
 
 def decode_sparse(vector: models.SparseVector) -> Sparse:
-    """Convert a sparse vector of the server."""
     return Sparse(
         np.array(vector.indices, dtype=np.uint32), np.array(vector.values, dtype=np.float32)
     )
 
 
 def filter_owned(owner_id: UUID, *conditions: Any) -> models.Filter:
-    """Return the filter for the owner's points that satisfy the conditions."""
     return models.Filter(must=[match_value(OWNER, owner_id), *conditions])
 
 
@@ -161,7 +157,6 @@ def match_value(key: str, value: UUID) -> models.FieldCondition:
 
 
 def match_any(key: str, values: Sequence[object]) -> models.FieldCondition:
-    """Return the condition that the field is one of these ids or words."""
     return models.FieldCondition(
         key=key, match=models.MatchAny(any=[str(value) for value in values])
     )
@@ -203,10 +198,7 @@ def _describe(vectors: Mapping[Any, tuple[int, models.Distance]]) -> str:
 
 @contextmanager
 def translate_errors(timeout: int) -> Generator[None]:
-    """Convert any error to `IndexUnavailableError`.
-
-    It does not include texts of the server, because they may quote the query.
-    """
+    """Convert any error to `IndexUnavailableError`, without its text, which may quote the query."""
     try:
         yield
     except IndexUnavailableError:

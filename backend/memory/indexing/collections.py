@@ -23,10 +23,15 @@ from backend.accounts.models import User
 from backend.core.logs import get_logger
 from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.memory.embedding.protocol import OWN_PREFIX, EmbedderError, EmbedderSpec
-from backend.memory.embedding.registry import OwnModels, VectorSizes
+from backend.memory.embedding.protocol import (
+    OWN_PREFIX,
+    EmbedderError,
+    EmbedderSpec,
+    TextEmbedder,
+)
+from backend.memory.embedding.registry import UNKNOWN_SIZES, OwnModel, OwnModels, VectorSizes
 from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
-from backend.memory.indexing.documents import PointMaker, VectorSource
+from backend.memory.indexing.documents import VectorSource
 from backend.memory.indexing.outbox import reindex_later
 from backend.memory.models import GONE, IndexState
 from backend.vault.sealing import Sealer
@@ -49,22 +54,25 @@ class Placement:
     Attributes:
         target: The collection that they belong to.
         searched: The collection that search uses. It differs from the target during a move.
-        is_chosen: True if the target belongs to the account's own model.
-        model: The user's model of the vectors in the target (see `IndexState.model`).
+        model: The account's own model of the vectors in the target (see `IndexState.model`); None
+            for the installation's model.
         length: Length of that model's vectors before padding; None if it is unknown.
         is_moving: True during a move: vectors of the target's model find only a part or nothing.
     """
 
     target: str
     searched: str
-    is_chosen: bool = False
     model: bytes | None = None
     length: int | None = None
     is_moving: bool = False
 
     @property
+    def is_chosen(self) -> bool:
+        """True if the target belongs to the account's own model."""
+        return self.model is not None
+
+    @property
     def sizes(self) -> VectorSizes:
-        """Lengths of the vectors in the target collection."""
         return VectorSizes(parse_dimension(self.target), self.length)
 
 
@@ -84,13 +92,11 @@ log = get_logger(__name__)
 PLACEMENT_SECONDS = 15.0
 EXPECTED_MOVE_SECONDS = 60.0
 _MAX_CACHED_USERS = 10_000
-"""Users whose placements are cached."""
 
 Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
 """Opens or creates a collection by name and dimension (None for terms alone)."""
 
 Lister = Callable[[], Awaitable[set[str]]]
-"""Returns the names of all collections in the index."""
 
 
 _HERE = aliased(IndexState)
@@ -203,30 +209,26 @@ class Collections:
         return place, [await self.open(name) for name in names]
 
     async def set_target(
-        self, session: AsyncSession, user_id: UUID, collection: str, of: tuple[bytes, int | None]
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        collection: str | None = None,
+        model: bytes | None = None,
+        length: int | None = None,
     ) -> None:
-        """Make a collection of the user's model the target. `of`: see `load_model`."""
+        """Make a collection of the account's own model the target; None for the current one."""
         mine = update(IndexState).where(IndexState.user_id == user_id)
         await session.execute(mine.values(is_chosen=False))
         row = {
             "user_id": user_id,
-            "collection": collection,
+            "collection": collection or self.current.name,
             "state": "due",
-            "model": of[0],
-            "vector_length": of[1],
-            "is_chosen": True,
+            "model": model,
+            "vector_length": length,
+            "is_chosen": collection is not None,
         }
         changed = ("state", "model", "vector_length", "is_chosen")
         await upsert(session, IndexState, row, key=("user_id", "collection"), update=changed)
-        self._searched.pop(user_id, None)
-
-    async def reset_target(self, session: AsyncSession, user_id: UUID) -> None:
-        """Make the current collection the target of a user's texts, as for other users."""
-        mine = update(IndexState).where(IndexState.user_id == user_id)
-        await session.execute(mine.values(is_chosen=False))
-        row = {"user_id": user_id, "collection": self.current.name, "state": "due"}
-        key = ("user_id", "collection")
-        await upsert(session, IndexState, row, key=key, update=("state",))
         self._searched.pop(user_id, None)
 
     async def load_model(
@@ -246,10 +248,7 @@ class Collections:
         self._searched.pop(user_id, None)
 
     async def mark_ready(self, session: AsyncSession, user_id: UUID, collection: str) -> None:
-        """Mark a collection as complete, so that search uses it.
-
-        Do nothing if it is no longer the target.
-        """
+        """Mark a collection as complete for search, unless it is no longer the target."""
         if (await self.placement(session, user_id)).target != collection:
             return
         await self._record_ready(session, user_id, collection, update=("state", "compared_at"))
@@ -344,10 +343,7 @@ class Collections:
             log.warning("memory.collection_lost", collection=name, count=len(lost))
 
     def switch_index(self, index: VectorIndex) -> None:
-        """Make an open collection the current one, because another model is in use.
-
-        The next `prepare` returns the users who must move.
-        """
+        """Make an open collection the current one. `prepare` returns the users who must move."""
         self._others[self.current.name] = self.current
         self._opened.add(self.current.name)
         self._others.pop(index.name, None)
@@ -358,15 +354,11 @@ class Collections:
         self.current = index
 
     async def aclose(self) -> None:
-        """Close all collections."""
         for index in (self.current, *self._others.values()):
             await index.aclose()
 
     async def placement(self, session: AsyncSession, user_id: UUID) -> Placement:
-        """Load the placement of a user's texts.
-
-        During a move, search uses the newest other collection that is ready and exists.
-        """
+        """Load the placement. During a move, search uses the latest ready collection."""
         states = (await session.execute(_STATES, {"owner_id": user_id})).all()
         chosen = next((each for each in states if each.is_chosen), None)
         target = chosen.collection if chosen else self.current.name
@@ -383,7 +375,6 @@ class Collections:
         return Placement(
             target=target,
             searched=searched,
-            is_chosen=chosen is not None,
             model=chosen.model if chosen else None,
             length=chosen.vector_length if chosen else None,
             is_moving=searched != target or (chosen is not None and chosen.state == "due"),
@@ -406,49 +397,61 @@ class Collections:
         await upsert(session, IndexState, row, key=("user_id", "collection"), update=update)
 
 
+class UserEmbedders:
+    """The embedders of users' texts: the installation's, or the one that an account has chosen."""
+
+    def __init__(self, usual: TextEmbedder | None, own: OwnModels | None = None) -> None:
+        self.usual = usual
+        self._own = own
+
+    async def load_own(self, sealer: Sealer, place: Placement | None = None) -> OwnModel | None:
+        """Return the account's own model. Without a `place`, its vectors' length is requested."""
+        sizes = place.sizes if place is not None and place.is_chosen else UNKNOWN_SIZES
+        return await self._own.load(sealer, sizes) if self._own is not None else None
+
+    async def find(self, sealer: Sealer, place: Placement) -> VectorSource:
+        """Return the source of the vectors in the target.
+
+        They are missed if the account has chosen another model since: `ModelMoves.follow` is due.
+        """
+        if not place.is_chosen:
+            return VectorSource(self.usual)
+        own = await self.load_own(sealer, place)
+        if own is not None and own.mark == place.model:
+            return VectorSource(own.embedder)
+        return VectorSource(None, are_missed=True)
+
+
 Write = Callable[[], AbstractAsyncContextManager[AsyncSession]]
 """Opens a transaction: a step of a job, or a separate one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """The result of `ModelMoves.follow`.
+    """A move of texts to the target of `place`, with the source of its vectors.
 
-    Attributes:
-        place: The placement of the texts.
-        vectors: The source of the vectors in the target.
-        mark: The mark of the user's own model; None for the installation's model.
-        is_full: True if existing points in the target must be rebuilt.
+    `new_model` is the model that existing points in the target must be rebuilt with. It is recorded
+    at the end, because search uses these points until then.
     """
 
     place: Placement
     vectors: VectorSource
-    mark: bytes | None = None
-    is_full: bool = False
+    new_model: bytes | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self.new_model is not None
 
 
 class ModelMoves:
     """Moves a user's texts to the collection of the account's own model, and back."""
 
     def __init__(
-        self, database: Database, collections: Collections, own: OwnModels, *, maker: PointMaker
+        self, database: Database, collections: Collections, embedders: UserEmbedders
     ) -> None:
         self._database = database
         self._collections = collections
-        self._own = own
-        self._maker = maker
-
-    async def vectors(self, sealer: Sealer, place: Placement) -> tuple[VectorSource, bool]:
-        """Return the source of vectors for new points in the target, and true if `follow` is due.
-
-        It is due if the account has chosen another model. Until then new points have terms alone.
-        """
-        if not place.is_chosen:
-            return VectorSource(self._maker.embedder), False
-        own = await self._own.load(sealer, place.sizes)
-        if own is not None and own.mark == place.model:
-            return VectorSource(own.embedder), False
-        return VectorSource(None, are_missed=True), True
+        self._embedders = embedders
 
     async def has_changed(self, sealer: Sealer, place: Placement) -> bool:
         """True if the target of a user's texts, or the model of their vectors, has changed."""
@@ -465,33 +468,26 @@ class ModelMoves:
         `IndexUnavailableError`. In both cases the target does not change.
         """
         user_id, collections = sealer.user_id, self._collections
-        place, own = await self._placement(sealer), await self._own.load(sealer)
-        if own is None:
-            if place.is_chosen:
+        place, own = await self._placement(sealer), await self._embedders.load_own(sealer)
+        if own is None or own.embedder is None:
+            if own is None and place.is_chosen:
                 async with write() as session:
-                    await collections.reset_target(session, user_id)
-            return Move(
-                place=await self._placement(sealer), vectors=VectorSource(self._maker.embedder)
-            )
-        if own.embedder is None:
-            if not place.is_chosen:
-                return Move(place=place, vectors=VectorSource(self._maker.embedder))
-            if place.model != GONE:
+                    await collections.set_target(session, user_id)
+            elif place.model not in {None, GONE}:
                 async with write() as session:
                     await collections.mark_model(session, user_id, GONE)
-            return Move(place=await self._placement(sealer), vectors=VectorSource(None), mark=GONE)
+            place = await self._placement(sealer)
+            return Move(place=place, vectors=await self._embedders.find(sealer, place))
         try:
             spec = await own.embedder.ready()
         except EmbedderError:
-            if not place.is_chosen or own.mark != place.model:
+            if own.mark != place.model:
                 raise
-            vectors, _ = await self.vectors(sealer, place)
-            return Move(place=place, vectors=vectors, mark=own.mark)
+            return Move(place=place, vectors=await self._embedders.find(sealer, place))
         vectors = VectorSource(own.embedder)
         name, length = build_collection_name(spec), spec.length
-        there = place.target, place.model, place.length
-        if place.is_chosen and (name, own.mark, length) == there:
-            return Move(place=place, vectors=vectors, mark=own.mark)
+        if (name, own.mark, length) == (place.target, place.model, place.length):
+            return Move(place=place, vectors=vectors)
         index = await collections.open(name)
         async with self._database.read() as session:
             is_other = await collections.load_model(session, user_id, name) != (own.mark, length)
@@ -499,19 +495,18 @@ class ModelMoves:
         if is_other and not is_full:
             await index.delete_owner(user_id)  # leftovers of a previous model
         async with write() as session:
-            # If search uses the target during the rebuild, the model is recorded at the end.
             mark = GONE if is_full else own.mark
-            await collections.set_target(session, user_id, name, (mark, length))
+            await collections.set_target(session, user_id, name, mark, length)
         place = await self._placement(sealer)
-        return Move(place=place, vectors=vectors, mark=own.mark, is_full=is_full)
+        return Move(place=place, vectors=vectors, new_model=own.mark if is_full else None)
 
     async def complete(self, session: AsyncSession, sealer: Sealer, move: Move) -> None:
         """Complete a move: search uses the target from now on."""
         now = await self._collections.placement(session, sealer.user_id)
         if now.target != move.place.target:
             return
-        if now.is_chosen and move.mark is not None:
-            await self._collections.mark_model(session, sealer.user_id, move.mark)
+        if now.is_chosen and move.new_model is not None:
+            await self._collections.mark_model(session, sealer.user_id, move.new_model)
         await self._collections.mark_ready(session, sealer.user_id, now.target)
 
     async def _placement(self, sealer: Sealer) -> Placement:

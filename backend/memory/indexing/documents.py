@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Protocol
 from uuid import UUID
 
 import numpy as np
 
 from backend.core.audience import PUBLIC, make_keywords, may_all_know
 from backend.core.cpu_pool import CpuPool
-from backend.memory.embedding.protocol import EmbedderError, Floats
+from backend.memory.embedding.protocol import DocumentEmbedder, EmbedderError, Floats, TextEmbedder
 from backend.memory.index.protocol import (
     DenseName,
     Kind,
@@ -59,22 +58,12 @@ _MAX_WORD_CHARACTERS = 36
 def split_into_chunks(
     text: str, *, words: int = CHUNK_WORDS, overlap: int = OVERLAP_WORDS
 ) -> list[str]:
-    """Split a text into chunks of at most `words` words.
+    """Split a text into at least one chunk of at most `words` words.
 
     It cuts at paragraphs if possible, or else at lines, sentences or words. Chunks are filled as
-    far as possible. Each begins with the last words of the previous one, at most `overlap`.
-
-    Args:
-        text: Any text.
-        words: Maximum length of a chunk, at least 1. Twelve characters without a space count as a
-            word, because Chinese has no spaces.
-        overlap: Repeated words, less than `words`.
-
-    Returns:
-        At least one chunk. They contain the whole text in order, except spaces at the cuts.
-
-    Raises:
-        ValueError: If `overlap` is not less than `words`.
+    far as possible. Each begins with the last words of the previous one, at most `overlap`. They
+    contain the whole text in order, except spaces at the cuts. Twelve characters without a space
+    count as a word, because Chinese has no spaces. `ValueError` means that `overlap` is too large.
     """
     if not 0 <= overlap < words:
         raise ValueError("The overlap must be less than a chunk.")
@@ -105,7 +94,6 @@ class _Part:
 
     @property
     def length(self) -> int:
-        """Its number of words, as `_count_words` counts them."""
         return self._closed + _estimate_words(self._open)
 
     def append(self, piece: str) -> None:
@@ -210,16 +198,14 @@ class IndexedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexDocument:
-    """The content of a point.
+    """The content of a point. Rows without an author or a time have no `speaker` and `said_at` 0.
 
     Attributes:
         text: The text of `dense` and `sparse`, with the title or the speaker, and the date.
         dense_text: A different text for `dense`; None for `text`, empty for no dense vector.
         dense_window: The text of `dense_window`; None for no such vector.
         sparse_window: The text of `sparse_window`; None for no such vector.
-        speaker: The name of the author; empty if there is none.
-        said_at: Seconds since 1970; 0 if there is no time.
-        version: The version of the row.
+        said_at: Seconds since 1970.
         audience: Who may know it, in the format of the row's column.
     """
 
@@ -411,14 +397,6 @@ MAX_BLINDERS = 500
 BLINDER_SECONDS = 900.0
 
 
-class DocumentEmbedder(Protocol):
-    """Embeds a user's texts, each one once."""
-
-    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
-        """Return vectors, shape (n, d), of unit length. Raises `EmbedderError`."""
-        ...
-
-
 class Blinders:
     """A cache of users' blinders, which contain keys and plain terms."""
 
@@ -460,48 +438,36 @@ class IndexRun:
 
 @dataclass(frozen=True, slots=True)
 class VectorSource:
-    """The source of dense vectors.
+    """The source of the dense vectors of a user's points. Without an embedder, they have none.
 
-    `are_missed` is true if points lack them temporarily, although there is no embedder.
+    `are_missed` is true if the points lack them only until the texts have moved.
     """
 
-    embedder: DocumentEmbedder | None
+    embedder: TextEmbedder | None
     are_missed: bool = False
 
 
 class PointMaker:
-    """Builds points from documents. Without an embedder, they have terms alone."""
+    """Builds points from documents."""
 
-    def __init__(
-        self,
-        embedder: DocumentEmbedder | None,
-        *,
-        blinders: Blinders,
-        pool: CpuPool,
-    ) -> None:
-        self.embedder = embedder
+    def __init__(self, *, blinders: Blinders, pool: CpuPool) -> None:
         self._blinders = blinders
         self._pool = pool
 
     async def make(
-        self,
-        run: IndexRun,
-        documents: Sequence[IndexDocument],
-        *,
-        vectors: VectorSource | None = None,
+        self, run: IndexRun, documents: Sequence[IndexDocument], *, vectors: VectorSource
     ) -> list[Point]:
-        """Return the points of one user's documents, in order. `vectors` default to `embedder`."""
+        """Return the points of one user's documents, in order."""
         owner_id = run.sealer.user_id
         blinder = self._blinders.get(run.sealer)
-        wanted = vectors or VectorSource(self.embedder)
         dense: list[dict[DenseName, Floats]] = [{} for _ in documents]
-        if wanted.embedder is not None and run.failure is None:
+        if vectors.embedder is not None and run.failure is None:
             try:
-                dense = await self._dense(run.sealer, wanted.embedder, blinder, documents)
+                dense = await self._dense(run.sealer, vectors.embedder, blinder, documents)
             except EmbedderError as error:
                 run.failure = error
-        has_failed = wanted.embedder is not None and run.failure is not None
-        is_incomplete = has_failed or wanted.are_missed
+        has_failed = vectors.embedder is not None and run.failure is not None
+        is_incomplete = has_failed or vectors.are_missed
         return await self._pool.run(
             owner_id,
             partial(self._points, owner_id, blinder, documents, dense, is_incomplete),

@@ -1,4 +1,4 @@
-"""The jobs that update the index from SQL.
+"""The jobs that update the index from SQL, and the nightly comparison between them.
 
 SQL is the source of truth. A job reads the changed rows, builds their points and stores them under
 deterministic ids. It deletes the notes of the changes in the transaction that ends it. All steps
@@ -7,34 +7,200 @@ are idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from functools import partial
 from uuid import UUID
 
-from sqlalchemy import Row, bindparam, delete, select
+from sqlalchemy import Row, bindparam, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.models import User
 from backend.core.cpu_pool import CpuPool
-from backend.database.base import get_table, split_chunks
+from backend.core.logs import get_logger
+from backend.database.base import get_table, now, split_chunks
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
+from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
-from backend.memory.index.protocol import Kind, VectorIndex
+from backend.memory.embedding.cache import delete_unused
+from backend.memory.index.protocol import IndexUnavailableError, Kind, VectorIndex
 from backend.memory.indexing.collections import (
     Collections,
     ModelMoves,
     Move,
     Placement,
+    UserEmbedders,
+    is_own,
     parse_dimension,
 )
-from backend.memory.indexing.documents import IndexDocument, IndexRun, PointMaker, VectorSource
-from backend.memory.indexing.outbox import INDEX, REINDEX, IndexOutbox
+from backend.memory.indexing.documents import (
+    Blinders,
+    IndexDocument,
+    IndexRun,
+    PointMaker,
+    VectorSource,
+)
+from backend.memory.indexing.outbox import FORGET, INDEX, RECONCILE, REINDEX, IndexOutbox
 from backend.memory.indexing.sources import Source, SourceRow, split_by_size
-from backend.memory.models import IndexChange
+from backend.memory.models import IndexChange, IndexState
 from backend.vault.sealing import Sealer
 
+log = get_logger(__name__)
+
+VECTOR_RETENTION = timedelta(days=90)
+"""Cached vectors are deleted if they were not used for this time."""
+
+NIGHTLY_TIME = time(hour=3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Rows without current points, those of them with `stale` points, and deleted rows."""
+
+    missing: list[UUID]
+    stale: set[UUID]
+    gone: list[UUID]
+
+
+async def compare_container(
+    index: VectorIndex, owner_id: UUID, container_id: UUID, kind: Kind, stored: Mapping[UUID, int]
+) -> Differences:
+    """Compare the points of a container with its rows. It reads no texts and no vectors."""
+    found: defaultdict[UUID, set[int]] = defaultdict(set)
+    async for page in index.scan(owner_id, container_id=container_id):
+        for _, payload in page:
+            if payload.kind == kind:
+                found[payload.source_id].add(payload.version)
+    missing = [row_id for row_id, version in stored.items() if found.get(row_id) != {version}]
+    return Differences(
+        missing=missing,
+        stale={source_id for source_id in missing if source_id in found},
+        gone=[source_id for source_id in found if source_id not in stored],
+    )
+
+
+class Reconciler:
+    def __init__(
+        self,
+        database: Database,
+        queue: JobQueue,
+        outbox: IndexOutbox,
+        collections: Collections,
+        sources: Sequence[Source],
+        *,
+        blinders: Blinders,
+    ) -> None:
+        self._database = database
+        self._queue = queue
+        self._outbox = outbox
+        self._collections = collections
+        self._sources = sources
+        self._blinders = blinders
+
+    @property
+    def kinds(self) -> dict[str, JobKind]:
+        return {
+            FORGET: JobKind(self.forget, needs_key=False),
+            RECONCILE: JobKind(self.reconcile, needs_key=False),
+        }
+
+    async def schedule(self) -> None:
+        async with self._database.write() as session:
+            await self._queue.enqueue(session, _build_nightly_job())
+
+    async def forget(self, job: RunningJob) -> None:
+        owner_id = UUID(job.payload["owner_id"])
+        self._blinders.forget(owner_id)
+        named = job.payload.get("collections", ())
+        for index in await self._collections.all_indexes(named):
+            await index.delete_owner(owner_id)
+
+    async def reconcile(self, job: RunningJob) -> None:
+        """Compare the index with SQL: delete orphaned points and record rows to be indexed.
+
+        A collection for users' own models that does not respond is skipped until the next night.
+        """
+        current, failed = self._collections.current, set[str]()
+        async with self._database.read() as session:
+            users = set(await session.scalars(select(User.id)))
+        remaining = users - await self._collections.load_moved_users()
+        for name in await self._collections.all_names():
+            here = remaining if name == current.name else await self._collections.load_users(name)
+            with _skip_unavailable(name, failed):
+                index = await self._collections.open(name)
+                for stranger in await index.owners() - here:
+                    await index.delete_owner(stranger)
+        for number, user_id in enumerate(sorted(users)):
+            await job.progress(number, len(users))
+            async with self._database.read() as session:
+                place = await self._collections.placement(session, user_id)
+            if place.target not in failed:
+                with _skip_unavailable(place.target, failed):
+                    await self._compare(user_id, await self._collections.open(place.target))
+        async with job.finish() as session:
+            compared = update(IndexState).where(
+                (IndexState.collection == current.name) | IndexState.is_chosen.is_(True),
+                IndexState.collection.not_in(failed),
+            )
+            await session.execute(compared.values(compared_at=now()))
+            await delete_unused(session, now() - VECTOR_RETENTION)
+            await self._queue.enqueue(session, _build_nightly_job())
+
+    async def _compare(self, user_id: UUID, index: VectorIndex) -> None:
+        """Record a user's rows with missing or stale points, and delete orphaned points."""
+        kept: set[UUID] = set()
+        for source in self._sources:
+            async with self._database.read() as session:
+                containers = await source.containers(session, owner_id=user_id)
+            kept.update(containers)
+            for container_id in containers:
+                async with self._database.read() as session:
+                    stored = await source.inventory(session, container_id, owner_id=user_id)
+                if stored is None:
+                    continue
+                found = await compare_container(index, user_id, container_id, source.kind, stored)
+                if found.gone:
+                    await index.delete_sources(user_id, found.gone)
+                if found.missing:
+                    async with self._database.write() as session:
+                        await self._outbox.record_unkeyed(
+                            session,
+                            user_id,
+                            kind=source.kind,
+                            container_id=container_id,
+                            source_ids=found.missing,
+                        )
+        strays: set[UUID] = set()
+        async for page in index.scan(user_id):
+            strays |= {payload.container_id for _, payload in page} - kept
+        for container_id in strays:
+            await index.delete_container(user_id, container_id)
+
+
+@contextmanager
+def _skip_unavailable(name: str, failed: set[str]) -> Generator[None]:
+    """Skip a collection for users' own models that fails. Other collections must respond."""
+    try:
+        yield
+    except IndexUnavailableError as error:
+        if not is_own(name):
+            raise
+        log.warning("memory.not_compared", collection=name, problem=error.slug)
+        failed.add(name)
+
+
+def _build_nightly_job() -> NewJob:
+    at = datetime.combine(now().date(), NIGHTLY_TIME, tzinfo=now().tzinfo)
+    if at <= now():
+        at += timedelta(days=1)
+    return NewJob(kind=RECONCILE, dedupe_key=RECONCILE, run_after=at)
+
+
 ROWS_PER_BATCH = 200
-"""Rows that are read at once."""
 
 SLICE_BYTES = 64_000
 """Bytes of rows that are processed at once. Other tasks run between two slices. A larger row is a
@@ -56,11 +222,9 @@ _FORGET = delete(get_table(IndexChange)).where(IndexChange.id.in_(bindparam("ids
 _FORGET_ONE = delete(get_table(IndexChange)).where(IndexChange.id == bindparam("note_id"))
 
 Report = Callable[[int, int], Awaitable[None]]
-"""Receives the number of processed rows and of all rows."""
 
 
 IndexSide = tuple[VectorIndex, VectorSource]
-"""A collection with the source of the vectors in it."""
 
 
 class Indexer:
@@ -72,14 +236,15 @@ class Indexer:
         collections: Collections,
         sources: Sequence[Source],
         *,
+        embedders: UserEmbedders,
         maker: PointMaker,
-        moves: ModelMoves,
         outbox: IndexOutbox,
         pool: CpuPool,
     ) -> None:
         self._database = database
         self._collections = collections
-        self._moves = moves
+        self._embedders = embedders
+        self._moves = ModelMoves(database, collections, embedders)
         self._outbox = outbox
         self._sources: Mapping[Kind, Source] = {source.kind: source for source in sources}
         self._maker = maker
@@ -87,20 +252,18 @@ class Indexer:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """The handlers of the jobs."""
         return {
             INDEX: JobKind(self.index, ends_together=True),
             REINDEX: JobKind(self.reindex, keep=True),
         }
 
     async def index(self, job: RunningJob) -> None:
-        """Index the changes of one container."""
         container_id = UUID(job.payload["container_id"])
         source = self._sources[job.payload["kind"]]
         run, is_again = IndexRun(job.keys), False
         while True:
             notes, rows, place, indexes = await self._changes(job, source, container_id)
-            vectors, has_to_move = await self._moves.vectors(job.keys, place)
+            vectors = await self._embedders.find(job.keys, place)
             sides = _list_sides(indexes, vectors)
             changed = _list_changed_rows(notes)
             if len(changed) < len(notes):
@@ -124,12 +287,12 @@ class Indexer:
         # False if another model came into use during the job.
         is_current = self._collections.current in indexes
         is_noted = not is_current or self._collections.is_placed(job.keys.user_id)
-        if is_noted and not has_to_move:
+        if is_noted and not vectors.are_missed:
             await job.finish_statement(_FORGET_ONE, [{"note_id": note.id} for note in notes])
             return
         async with job.finish() as session:
             await _delete_notes(session, notes)
-            if has_to_move:
+            if vectors.are_missed:
                 await self._outbox.follow_later(session, job.keys.user_id)
             if is_current:
                 await self._collections.mark_ready_if_new(session, job.keys.user_id)
@@ -171,10 +334,7 @@ class Indexer:
                 await self._outbox.delete_failed(session, job.keys.user_id, is_full=is_full)
 
     async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> str:
-        """Index all texts of a user outside a job. Return the name of the collection.
-
-        Raises the errors of `ModelMoves.follow`.
-        """
+        """Index all texts of a user outside a job, and return the name of the collection."""
 
         async def report_progress(done: int, total: int) -> None:
             report(done, total)

@@ -34,7 +34,6 @@ MAX_NOTED_ROWS = 500
 """If more rows change, one note makes the indexer compare the whole container."""
 
 _FOLLOW_PAYLOAD = {"collection": None}
-"""The payload of a job that determines the collection when it runs."""
 
 _INSERT_NOTE = get_table(IndexChange).insert()
 _DEAD_JOBS = select(JOBS.c.id, JOBS.c.payload).where(
@@ -48,22 +47,14 @@ _DELETE_DEAD = JOBS.delete().where(
 
 
 class KeyHolder(Protocol):
-    """An object with a user's key, such as the identity of a request or a running turn."""
+    @property
+    def sealer(self) -> Sealer: ...
 
     @property
-    def sealer(self) -> Sealer:
-        """Encrypts and decrypts the user's texts."""
-        ...
-
-    @property
-    def key_mode(self) -> KeyMode:
-        """The way in which background jobs get the key."""
-        ...
+    def key_mode(self) -> KeyMode: ...
 
 
 class IndexOutbox(AccountDeleted):
-    """Records changes that the index does not have yet, and queues the jobs that index them."""
-
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
 

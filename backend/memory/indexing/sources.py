@@ -129,9 +129,7 @@ class Source(Protocol):
     """Rows of one kind. No method commits. Rows of other users are treated as missing."""
 
     @property
-    def kind(self) -> Kind:
-        """The kind of its points."""
-        ...
+    def kind(self) -> Kind: ...
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
         """Return the ids of all the user's chats, lorebooks, chronicles or campaigns."""
@@ -213,7 +211,6 @@ class TableSource:
     table: ClassVar[SourceTable]
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
-        """See `Source`."""
         columns = self.table.containers.c
         return list(await session.scalars(select(columns.id).where(columns.user_id == owner_id)))
 
@@ -224,7 +221,6 @@ class TableSource:
         owner_id: UUID,
         container_ids: Sequence[UUID] | None = None,
     ) -> int:
-        """See `Source`."""
         table = self.table
         query = select(func.count()).where(table.rows.c.user_id == owner_id, table.is_counted)
         if container_ids is not None:
@@ -234,7 +230,6 @@ class TableSource:
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
     ) -> dict[UUID, int] | None:
-        """See `Source`."""
         table, containers, rows = self.table, self.table.containers.c, self.table.rows.c
         owned = select(containers.id).where(
             containers.id == container_id, containers.user_id == owner_id

@@ -55,7 +55,6 @@ class Scores(msgspec.Struct, frozen=True, gc=False):
     sparse_window: float | None = None
 
     def to_dict(self) -> dict[str, float]:
-        """Return the scores that are not None."""
         return {name: score for name, score in structs.asdict(self).items() if score is not None}
 
 
@@ -100,7 +99,6 @@ MIN_SAMPLE_HITS = 10
 """With fewer hits, the lowest score is not used as 0 of the scale."""
 
 _LONG_TEXT = 4.0
-"""Value of log(1 + words) of a long text: 54 words."""
 
 
 class _Column(NamedTuple):
@@ -157,13 +155,9 @@ class FeatureTable:
         *,
         most: int | None = None,
     ) -> list[Candidate]:
-        """Return candidates in a given order. Each row of the database appears once.
+        """Return the first `most` candidates in an `order` of points. Each row appears once.
 
-        Args:
-            order: Indices of points.
-            scores: The scores of all points.
-            meanings: The scores of all points without words.
-            most: Maximum number of candidates; None for all.
+        `scores` and `meanings` are those of all points, with words and without.
         """
         hits, lines = self.hits, self.lines
         first: dict[int, int] = {}
@@ -260,10 +254,7 @@ def _build_column(hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:
 def _score_answers(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the dense score of the bare question before each message, shape (n,); or else 0.
 
-    Args:
-        lines: n points. The question must be among them and in the same scene.
-        near: Shape (n,), the scaled dense scores.
-
+    The question must be among the points and in the same scene. `near` are the scaled dense scores.
     O(n) time and memory.
     """
     asked: dict[tuple[int, int], float] = {}
@@ -370,8 +361,6 @@ class LineWords:
 
 
 class WordMatch(NamedTuple):
-    """The two scores of a text that the docstring of this module describes."""
-
     bm25: float
     aboutness: float
 
@@ -465,7 +454,7 @@ def _read_words(
 def _estimate_rareness(word: str, tokenizer: Tokenizer) -> float:
     """Return the weight of a word by its place in the vocabulary: 1 for a rare one."""
     forms = [f" {word}"] if word.isascii() else [f" {word}", word]
-    places = [place for form in forms if (place := tokenizer.rank(form)) is not None]
+    places = [place for form in forms if (place := tokenizer.find_rank(form)) is not None]
     if not places:
         return 1.0
     depth = math.log((min(places) + 1) / COMMON) / math.log(RARE / COMMON)

@@ -175,13 +175,11 @@ def _join_forms(forms: Iterable[str]) -> str:
 
 
 Span = tuple[int, int]
-"""Start and exclusive end, in seconds since 1970."""
 
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September",
     "October", "November", "December",
 )  # fmt: skip
-"""Names of months in the dates of documents."""
 
 _NUMERIC = (
     re.compile(
@@ -285,7 +283,6 @@ Signal = Literal[
 """A way in which a search finds points. Each signal is one query."""
 
 HITS_PER_SIGNAL = 100
-"""Hits of each signal among messages."""
 
 OTHER_HITS_PER_SIGNAL = 40
 """Hits of each signal among other kinds. Lower ranks are never used."""

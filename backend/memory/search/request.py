@@ -36,11 +36,8 @@ _MATCH_KINDS: tuple[tuple[Signal, MatchKind], ...] = (
 class MatchScale:
     """The data that is needed to explain the hits of a search.
 
-    Attributes:
-        enough: The default thresholds.
-        speakers: The speakers that the query names, by their keyed ids.
-        spans: The times that it names.
-        scenes: The relative scores of scenes, by the integers of their ids. The best one has 1.
+    `enough` are the default thresholds. `speakers` are those that the query names, by keyed id.
+    `scenes` are their scores relative to the best, by the integers of their ids.
     """
 
     enough: RankingThresholds = field(default_factory=RankingThresholds)
@@ -128,17 +125,13 @@ class SearchRequest:
         text: The user's message, or words to search for.
         context: The last exchange before it, which has less weight.
         names: Names of speakers and things. A query with such a name is about them.
-        parts: The containers to search.
         weights: Weights of kinds; 0 drops a kind.
-        limit: Maximum number of memories.
         min_relevance: From 0 (everything that was found) to 1; None for the default.
         room: Tokens up to which messages are added by their meaning alone; 0 for none.
-        most: Maximum number of memories including these.
-        now: The time for queries such as "last week".
+        most: Maximum number of memories including these; `limit` is that without them.
         depth: Factor for the number of hits.
         activates_lore: True if found lore will be part of a prompt. It must then be relevant by its
             meaning, or by more than shared words.
-        viewpoint: Only memories that it may know are found.
     """
 
     text: str
@@ -158,18 +151,13 @@ class SearchRequest:
 
 
 class HitVectors:
-    """The `dense` vectors of hits, which are loaded while their texts are read.
-
-    Attributes:
-        there: The loaded vectors by point.
-    """
+    """The `dense` vectors of hits (`there`), which are loaded while their texts are read."""
 
     def __init__(self) -> None:
         self.there: Mapping[UUID, Floats] = {}
         self._loading: asyncio.Task[dict[UUID, Floats]] | None = None
 
     def start(self, index: VectorIndex, ids: Sequence[UUID]) -> None:
-        """Start to load the vectors of points."""
         if ids:
             self._loading = asyncio.create_task(_load_vectors(index, ids))
 
@@ -190,15 +178,12 @@ async def _load_vectors(index: VectorIndex, ids: Sequence[UUID]) -> dict[UUID, F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The hits of a search, before their texts are read.
+    """The hits of a search, before their texts are read, best first.
 
     Attributes:
-        candidates: Relevant hits, best first.
-        near: Messages that are relevant by their meaning alone, best first.
+        near: Messages that are relevant by their meaning alone.
         vectors: The vectors of the best candidates.
         notes: Problems of the search.
-        by_meaning: True if the search used an embedder.
-        scale: Explains the hits.
         breadth: The probability from 0 to 1 that the query asks for several things.
         ranked: All hits, including those below the thresholds `least`.
     """

@@ -39,10 +39,9 @@ from backend.core.reasons import Reason, ReasonKind
 from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.errors import AppError
-from backend.memory.embedding.protocol import MINILM, EmbedderError, QueryEmbedder
-from backend.memory.embedding.registry import OwnModels
+from backend.memory.embedding.protocol import MINILM, EmbedderError, TextEmbedder
 from backend.memory.index.protocol import Floats, IndexUnavailableError, Kind, Payload, VectorIndex
-from backend.memory.indexing.collections import Collections, Placement
+from backend.memory.indexing.collections import Collections, Placement, UserEmbedders
 from backend.memory.indexing.documents import Blinders, speaker_id
 from backend.memory.indexing.sources import MemoryItem, Source
 from backend.memory.search.features import (
@@ -101,8 +100,6 @@ _NONE: Floats = np.empty(0, np.float32)
 
 
 class NearMiss(NamedTuple):
-    """A row that was found but not used, with the reason."""
-
     payload: Payload
     reason: Reason
 
@@ -166,8 +163,6 @@ def _list_left_out(result: SearchResult, taken: Mapping[int, int]) -> list[NearM
 
 
 class RowReader:
-    """Reads rows by their ids and kinds."""
-
     def __init__(self, database: Database, sources: Sequence[Source]) -> None:
         self._database = database
         self._sources = sources
@@ -213,8 +208,6 @@ DEEP_SEARCH_FACTOR = 8
 
 
 class SearchSession:
-    """A search that runs concurrently with other work."""
-
     def __init__(self, search: MemorySearch, sealer: Sealer) -> None:
         self._search = search
         self._sealer = sealer
@@ -227,11 +220,9 @@ class SearchSession:
             await asyncio.sleep(0)
 
     async def result(self) -> SearchResult:
-        """Wait for the result."""
         return await self._task if self._task else SearchResult()
 
     async def cancel(self) -> None:
-        """Cancel the search if it is still running."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -239,23 +230,19 @@ class SearchSession:
 
 
 class MemorySearch:
-    """Searches the memories of a user."""
-
     def __init__(
         self,
         collections: Collections,
         sources: Sequence[Source],
         *,
-        embedder: QueryEmbedder | None,
+        embedders: UserEmbedders,
         blinders: Blinders,
         pool: CpuPool,
-        own: OwnModels | None = None,
     ) -> None:
-        self._own = own
         self._pool = pool
         self._collections = collections
         self._sources = sources
-        self.embedder = embedder
+        self._embedders = embedders
         self._blinders = blinders
         self._many: dict[tuple[str, UUID], None] = {}
 
@@ -289,7 +276,7 @@ class MemorySearch:
             now=request.now,
         )
         parsed = await self._pool.run(user_id, read, size=size)
-        embedder = await choose_query_embedder(self.embedder, self._own, sealer, place, notes)
+        embedder = await self._find_embedder(sealer, place, notes)
         vector = await embed_query_text(embedder, sealer, parsed.meaning, notes)
         if vector is None:
             embedder = None
@@ -385,6 +372,18 @@ class MemorySearch:
             return read_words(parsed, blinder).match(texts)
 
         return await self._pool.run(user_id, match, size=size)
+
+    async def _find_embedder(
+        self, sealer: Sealer, place: Placement, notes: list[str]
+    ) -> TextEmbedder | None:
+        """Return the model of the vectors in `place`; None with a note if it is not available."""
+        if place.is_moving:
+            notes.append("memory is moving to another embedding model: searched by words only")
+            return None
+        embedder = (await self._embedders.find(sealer, place)).embedder
+        if embedder is None and place.is_chosen:
+            notes.append("searched by words only: the account's embedding model does not exist")
+        return embedder
 
     async def count_points(self, index: VectorIndex, owner_id: UUID) -> int:
         key = index.name, owner_id
@@ -509,31 +508,8 @@ async def _select_memories(
     ]
 
 
-async def choose_query_embedder(
-    usual: QueryEmbedder | None,
-    own: OwnModels | None,
-    sealer: Sealer,
-    place: Placement,
-    notes: list[str],
-) -> QueryEmbedder | None:
-    """Return the model of the vectors in `place`; None with a note if it is not available.
-
-    `usual` is the installation's model, `own` are those of users.
-    """
-    if place.is_moving:
-        notes.append("memory is moving to another embedding model: searched by words only")
-        return None
-    if not place.is_chosen or own is None:
-        return usual
-    model = await own.load(sealer, place.sizes)
-    if model is None or model.embedder is None or model.mark != place.model:
-        notes.append("searched by words only: the account's embedding model does not exist")
-        return None
-    return model.embedder
-
-
 async def embed_query_text(
-    embedder: QueryEmbedder | None, sealer: Sealer, meaning: str, notes: list[str]
+    embedder: TextEmbedder | None, sealer: Sealer, meaning: str, notes: list[str]
 ) -> Floats | None:
     """Return the vector of a query, shape (d,); None with a note if the model fails."""
     if embedder is None:

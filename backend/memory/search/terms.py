@@ -41,7 +41,6 @@ ONE_CHARACTER_WEIGHT = 0.4
 """A single Chinese character of a query may be a word, but it is usually a part of one."""
 
 MAX_TERM_CHARACTERS = 64
-"""Words are cut at this length."""
 
 _UNSPACED = (
     r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
@@ -81,7 +80,6 @@ docs/explanation/quality.md explains why no library is used.
 """
 
 COMMON_WORDS = frozenset[str]().union(*STOP_WORDS.values())
-"""The stop words of all languages."""
 
 ELISIONS = frozenset(
     "c d j l m n s t qu jusqu lorsqu puisqu all dall dell nell sull un quest".split()  # noqa: SIM905  # one name a line would say no more
@@ -91,18 +89,15 @@ ELISIONS = frozenset(
 LATIN_LANGUAGES = tuple(
     language for language in STOP_WORDS if language not in SCRIPT_LANGUAGES.values()
 )
-"""Languages with the Latin script."""
 
 _VOTES = {
     word: [language for language in LATIN_LANGUAGES if word in STOP_WORDS[language]]
     for word in COMMON_WORDS
 }
-"""The Latin-script languages of each stop word."""
 
 _APOSTROPHES = tuple(map(chr, (0x2019, 0x02BC, 0xFF07, 0x60, 0xB4)))
 
 DEFAULT_LANGUAGE = "english"
-"""The language of texts whose language is unknown."""
 
 _local = threading.local()
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
@@ -28,11 +28,13 @@ from backend.generation.sampling import SettingNotTakenError
 from backend.http.connections import ServerStoppingError
 from backend.http.schemas import (
     BEGINS_TURN,
+    COMMON_RAISES,
     EXAMPLE,
     PREVIEWS,
     RAISES,
     STORES,
     STREAMS,
+    AnyRequest,
     Page,
     PageSize,
 )
@@ -66,9 +68,6 @@ from backend.turns.errors import (
 from backend.turns.models import TurnState
 from backend.turns.prompt.preview import ContextService
 from backend.turns.run.events import EVENTS
-
-AnyRequest = Request[Any, Any, Any]
-
 
 PROMPT_ERRORS = (
     ChatNotFoundError,
@@ -232,8 +231,9 @@ class RunningTurnController(Controller):
 
     path = "/turns/{turn_id:uuid}"
     tags = ("Turns",)
+    opt = {COMMON_RAISES: (TurnNotFoundError,)}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(opt={RAISES: (TurnNotFoundError,)}, summary="Read a turn")
+    @get(summary="Read a turn")
     async def get_turn(
         self,
         turn_id: FromPath[UUID],
@@ -243,12 +243,7 @@ class RunningTurnController(Controller):
         """Return the state and the result of a turn."""
         return await turns.get(identity, turn_id)
 
-    @get(
-        "/events",
-        opt={RAISES: (TurnNotFoundError,), STREAMS: EVENTS},
-        operation_id="followTurn",
-        summary="Follow a turn",
-    )
+    @get("/events", opt={STREAMS: EVENTS}, operation_id="followTurn", summary="Follow a turn")
     async def follow(
         self,
         request: AnyRequest,
@@ -265,7 +260,10 @@ class RunningTurnController(Controller):
     @post(
         "/stop",
         status_code=202,
-        opt={NEEDS: "chat", STORES: False, RAISES: (TurnNotFoundError,)},
+        opt={
+            NEEDS: "chat",
+            STORES: False,
+        },
         operation_id="stopTurn",
         summary="Stop a turn",
     )
@@ -287,7 +285,6 @@ class RunningTurnController(Controller):
         opt={
             RAISES: (
                 *PROMPT_ERRORS,
-                TurnNotFoundError,
                 TurnNotWaitingError,
                 ChoiceMadeError,
                 ChatChangedError,

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
-from litestar import Controller, Request, Response, patch, post
+from litestar import Controller, Response, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -27,7 +27,15 @@ from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
 from backend.generation.registry import UnknownModelError
-from backend.http.schemas import EXAMPLE, PATCHES, RAISES, make_etag, merge_patch, reject_unknown
+from backend.http.schemas import (
+    EXAMPLE,
+    PATCHES,
+    RAISES,
+    IfMatch,
+    merge_patch,
+    reject_unknown,
+    tag_view,
+)
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.regex.service import load_active_scripts, prepare_scripts
 from backend.turns.errors import OpeningTooLongError
@@ -120,7 +128,7 @@ class OpeningService:
             names = await _check_members(session, identity, change.character_ids, change.persona_id)
             if "title" in patch and not change.title.strip():
                 if "character_ids" not in patch:
-                    members = (await chats.character_ids(session, [chat_id])).get(chat_id, [])
+                    members = (await chats.list_character_ids(session, [chat_id])).get(chat_id, [])
                     names = await _find_names(session, identity, members)
                 change.title = _make_title(names)
         return await self._chats.patch(
@@ -175,20 +183,17 @@ class OpeningController(Controller):
     )
     async def patch_chat(
         self,
-        request: Request[Any, Any, Any],
         chat_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         opening: NamedDependency[OpeningService],
+        if_match: IfMatch = None,
     ) -> Response[ChatView]:
         """Change title, persona, characters or campaign. Absent members stay, null clears.
 
         If the title is null, the names of the characters become the title.
         """
-        view = await opening.patch(
-            identity, chat_id, data, if_match=request.headers.get("if-match")
-        )
-        return Response(view, headers={"ETag": make_etag(view.revision)})
+        return tag_view(await opening.patch(identity, chat_id, data, if_match=if_match))
 
 
 async def _check_members(
@@ -264,8 +269,9 @@ def _draft_greetings(
         together += len(text)
         if together > MAX_GREETINGS_CHARACTERS:
             raise OpeningTooLongError(
-                f"Greetings 1 to {number + 1} have {together:,} characters; {MAX_GREETINGS_CHARACTERS:,} "
-                "are allowed. Shorten or delete some on the character's page.",
+                f"Greetings 1 to {number + 1} have {together:,} characters; "
+                f"{MAX_GREETINGS_CHARACTERS:,} are allowed. Shorten or delete some on the "
+                "character's page.",
                 extra={
                     "greeting": number + 1,
                     "length": together,

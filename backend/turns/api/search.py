@@ -244,7 +244,7 @@ async def _find_chat_scope(
     """Return the scopes that the chat's turns search, and the names of its characters."""
     owner_id = identity.user_id
     chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
-    member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+    member_ids = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
     persona_id = chat.persona_id or identity.settings.persona_id
     names = await characters.find_names(
         session, member_ids, owner_id=owner_id, sealer=identity.sealer

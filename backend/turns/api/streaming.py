@@ -7,16 +7,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.response import Stream
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.sessions import SessionWatch
 from backend.errors import BadRequestError, UnauthenticatedError
+from backend.http.schemas import AnyRequest
 from backend.turns.api.service import TurnService
 from backend.turns.run.events import KEEP_ALIVE, TurnEvent
-
-AnyRequest = Request[Any, Any, Any]
 
 KEEP_ALIVE_SECONDS = 15.0
 

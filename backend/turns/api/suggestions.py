@@ -207,7 +207,9 @@ class SuggestionService:
         async with self._slots.hold([limit], work, patience=patience):
             began = time.monotonic()
             try:
-                answer = await window.model.structured(built.prompt, SUGGESTIONS_SCHEMA, sampling)
+                answer = await window.model.generate_json(
+                    built.prompt, SUGGESTIONS_SCHEMA, sampling
+                )
             except ModelWritesNoJsonError as error:
                 raise naming_setting(error, "suggestions") from error
             return built, answer, time.monotonic() - began

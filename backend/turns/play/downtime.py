@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from litestar import Controller, Request, Response, delete, post
+from litestar import Controller, Response, delete, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy import select
@@ -21,12 +21,10 @@ from backend.campaigns.state.snapshot import SnapshotCache
 from backend.chats.models import Chat
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
-from backend.http.schemas import RAISES, check_revision, make_etag
+from backend.http.schemas import COMMON_RAISES, IfMatch, check_revision, tag_body
 from backend.turns.errors import TurnInProgressError, TurnWaitingError
 from backend.turns.models import OPEN_STATES, Turn
 from backend.turns.run.events import find_awaited_choice
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class NewDowntime(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -122,57 +120,39 @@ class DowntimeController(Controller):
 
     path = "/campaigns/{campaign_id:uuid}/downtime"
     tags = ("Campaigns",)
+    opt = {  # noqa: RUF012  # Litestar's own declaration
+        COMMON_RAISES: (
+            CampaignNotFoundError,
+            PreconditionFailedError,
+            TurnInProgressError,
+            TurnWaitingError,
+            DowntimeError,
+        )
+    }
 
-    @post(
-        status_code=200,
-        opt={
-            RAISES: (
-                CampaignNotFoundError,
-                PreconditionFailedError,
-                TurnInProgressError,
-                TurnWaitingError,
-                DowntimeError,
-            ),
-        },
-        operation_id="beginDowntime",
-        summary="Start downtime",
-    )
+    @post(status_code=200, operation_id="beginDowntime", summary="Start downtime")
     async def begin_downtime(
         self,
-        request: AnyRequest,
         campaign_id: FromPath[UUID],
         data: JSONBody[NewDowntime],
         identity: NamedDependency[Identity],
         downtime: NamedDependency[DowntimeService],
+        if_match: IfMatch = None,
     ) -> Response[DowntimeView]:
         """Begin downtime with an activity of the campaign's rules. The server rolls the dice.
 
         This is refused during an action, and while a turn of the campaign runs or waits.
         """
-        if_match = request.headers.get("if-match")
         begun = await downtime.begin(identity, campaign_id, data, if_match=if_match)
-        return Response(begun, headers={"ETag": make_etag(begun.version)})
+        return tag_body(begun, begun.version)
 
-    @delete(
-        opt={
-            RAISES: (
-                CampaignNotFoundError,
-                PreconditionFailedError,
-                TurnInProgressError,
-                TurnWaitingError,
-                DowntimeError,
-            ),
-        },
-        operation_id="endDowntime",
-        summary="End downtime",
-    )
+    @delete(operation_id="endDowntime", summary="End downtime")
     async def end_downtime(
         self,
-        request: AnyRequest,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         downtime: NamedDependency[DowntimeService],
+        if_match: IfMatch = None,
     ) -> None:
         """Return to the mood in which play begins. Changes made in downtime are kept."""
-        if_match = request.headers.get("if-match")
         await downtime.end(identity, campaign_id, if_match=if_match)

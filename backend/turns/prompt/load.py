@@ -43,7 +43,7 @@ from backend.core.audience import GM, PUBLIC, Viewpoint, encode_audience, may_kn
 from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
 from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
-from backend.presets.repository import Preset, open_preset
+from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
@@ -136,7 +136,7 @@ class ChatLoader:
         settings = read_settings(sealer, chat)
         target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
         audience = await find_audience(session, chat, request, target)
-        member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+        member_ids = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
         cast, viewpoint = await self._load_cast(chat, settings, request, target, member_ids)
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview

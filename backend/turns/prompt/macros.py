@@ -228,7 +228,7 @@ class LineMacroService:
         settings = read_settings(sealer, chat)
         if not find_first_set((settings, identity.settings), "expand_macros", default=True):
             return None
-        member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+        member_ids = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
         names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
         first_id = next(iter(names), None)
         card = (

@@ -1,4 +1,4 @@
-/** What goes on behind the chats, and how the server is. */
+/** Background jobs and the state of the server. */
 import { api } from "./core/api.js";
 import { attempt, remedy } from "./core/dialogs.js";
 import { fill, h, icon, pause } from "./core/dom.js";
@@ -6,11 +6,11 @@ import { progress } from "./core/form.js";
 import { kept } from "./core/store.js";
 import { ago, dateTime, has, t } from "./core/words.js";
 
-/** A text where there is one, and else the name itself, as words. */
+/** The text for a name, or the name itself in words. */
 const said = (name, values) =>
   has(`activity.${name}`) ? t(`activity.${name}`, values) : name.split(".").at(-1).replaceAll("-", " ");
 
-/** The task, as the settings call it, whose model a kind of job asks; and which one it asks for JSON. */
+/** The task in the settings that chooses the model for a kind of job, and the task for its JSON. */
 const TASKS = { summary: "summary", scene: "summary", chapter: "summary", compaction: "compaction" };
 const JSON_TASKS = { turn: "triage", rebuild: "triage" };
 function task(kind, error) {
@@ -18,7 +18,7 @@ function task(kind, error) {
   return t(`models.tasks.${name}`).split(" | ")[0];
 }
 
-/** A job in a list, with what can be done about it; `read()` hears that something was. */
+/** A job in a list with its actions. `read()` is called after an action. */
 export function row(job, read) {
   const { state, error, progress: { done, total } } = job;
   const kind = job.kind.split(".").at(-1);
@@ -41,7 +41,7 @@ export function row(job, read) {
     /^enrichment\.|fetch/.test(job.kind) && !/dead|done/.test(state) && act("stop"));
 }
 
-/** A model that the account's settings or latest chats ask, and what for. */
+/** A model that the settings or recent chats of the account use, and its uses. */
 function inUse({ id, title, provider_name: provider, uses, chats }) {
   const names = uses.map((each) => t(each === "reply" ? "activity.replies" : `models.tasks.${each}`).split(" | ")[0]);
   const facts = [provider, ...names, chats > 0 && t("activity.chats", { count: chats })].filter(Boolean).join(" · ");
@@ -81,7 +81,7 @@ export default async function ({ signal, title }) {
   attempt(async () => fill(models, (await api.all("/models/in-use", { signal })).map(inUse)));
   attempt(async () => {
     const { parts } = await (await fetch("/ready", { signal })).json();
-    // The models of the settings are not those that this account uses.
+    // The settings' default models are not the models that this account uses.
     fill(health, parts.filter(({ name }) => name !== "models").map(({ name, ready, detail }) => h("li", { class: ready ? "" : "fault" },
       icon(ready ? "check" : "alert"),
       h("div.grow", {}, said(`parts.${name}`), h("small.help", {}, detail),

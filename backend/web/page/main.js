@@ -1,4 +1,4 @@
-/** The page's start: who is signed in, and which view an address shows. */
+/** Entry point of the page: the session, and the view of each address. */
 import { api, Problem } from "./core/api.js";
 import { complain, explain } from "./core/dialogs.js";
 import { fill, h, restyle, style } from "./core/dom.js";
@@ -7,10 +7,10 @@ import { t } from "./core/words.js";
 import { shell } from "./shell.js";
 
 /**
- * Views by their address, in which `id` stands for one. Each module's default export is
- * `async (context) => element`, where `context` has `params`, `query` (URLSearchParams), `signal`
- * (aborted when the view is left) and `title(text)`. Views, and the style sheets they name, are
- * loaded when they are first shown.
+ * Views by their address, where `id` stands for any id.
+ * The default export of each module is `async (context) => element`. `context` has `params`,
+ * `query` (URLSearchParams), `signal` (aborts when the user leaves the view) and `title(text)`.
+ * Views and their style sheets are loaded when they are first shown.
  */
 const VIEWS = new Map([
   ["", ["chat/list", "library"]],
@@ -41,7 +41,7 @@ let shown = null;
 
 async function show() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  // Another place in the same view: the view may go there itself.
+  // If only the query changed, the view may handle it itself.
   const moved = new CustomEvent("moved", { cancelable: true, detail: query });
   if (path === shown && !dispatchEvent(moved)) return;
   shown = path;
@@ -76,7 +76,7 @@ async function show() {
   fill(frame.main, element);
   dressed();
   frame.main.scrollTop = 0;
-  // Who gets about by keyboard or by ear goes on in the new view, not in the old link.
+  // The focus moves to the new view, for users of keyboards and screen readers.
   if (!first && !frame.main.contains(document.activeElement)) frame.main.focus({ preventScroll: true });
 }
 
@@ -89,7 +89,7 @@ function failed(error, again = show) {
   return h("div.page", {}, h("div.empty", { role: "alert" }, h("p", {}, explain(error)), retry));
 }
 
-/** Put something in place of the page; what passes over it stays. */
+/** Replace the content of the page. Toasts stay. */
 const put = (element) => fill(document.body, element, document.querySelector(".toasts"));
 
 async function start() {
@@ -99,20 +99,20 @@ async function start() {
     return put(failed(error, start));
   }
   session.user = session.instance.user;
-  if (!session.user) return put(await door(start));
+  if (!session.user) return put(await signIn(start));
   frame = shell();
   put(frame.element);
   addEventListener("hashchange", show);
   await show();
 }
 
-/** The door: signing up, in, and back in. */
-async function door(entered, said) {
-  const [{ default: view }] = await Promise.all([import("./account/door.js"), style("account")]);
+/** The sign-in page. */
+async function signIn(entered, said) {
+  const [{ default: view }] = await Promise.all([import("./account/sign-in.js"), style("account")]);
   return view({ title, entered, said });
 }
 
-/** Have whoever was signed in come back in, before the page as they left it. */
+/** Ask the user to sign in again in front of the current page, which is kept. */
 async function comeBack() {
   if (!session.user || session.away) return;
   session.away = true;
@@ -121,20 +121,20 @@ async function comeBack() {
     const { user } = await api.get("/instance");
     if (user.id !== session.user.id) return location.reload();
     Object.assign(session, { user, away: false });
-    // Messages that pass may lie in it.
+    // Toasts may be inside the form.
     over.replaceWith(...over.querySelectorAll(".toasts"));
     document.title = before;
     if (shown === null) show();
   };
   const over = h("dialog.over", { "aria-label": t("account.sign_in"), onclose: () => over.showModal() });
-  fill(over, await door(entered, t("errors.signed_out")));
+  fill(over, await signIn(entered, t("errors.signed_out")));
   document.body.append(over);
   over.showModal();
 }
 
 addEventListener("signed-out", comeBack);
 addEventListener("unhandledrejection", (event) => complain(event.reason));
-// A file that is dropped beside its place must not take the page's.
+// A file that is dropped in the wrong place must not replace the page.
 const miss = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
 for (const each of ["dragover", "drop"]) addEventListener(each, miss);
 

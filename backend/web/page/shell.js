@@ -1,4 +1,4 @@
-/** The frame around every view: where one can go, the latest chats, and the place for the view. */
+/** The frame around every view: navigation, recent chats, and the view itself. */
 import { api } from "./core/api.js";
 import { asset, fill, h, icon, pause, set } from "./core/dom.js";
 import { chats, kept } from "./core/store.js";
@@ -12,13 +12,13 @@ const PLACES = [
 ];
 const RECENT = 12;
 
-/** Which place of the rail an address belongs to. */
+/** The area of the navigation that each address belongs to. */
 const AREAS = {
   "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats",
   providers: "settings", presets: "settings", scripts: "settings",
 };
 
-/** @returns {{element, main, at(path)}} `at` marks where the page is. */
+/** @returns {{element, main, at(path)}} `at` marks the current area. */
 export function shell() {
   const main = h("main", { id: "main", tabindex: "-1" });
   const recent = h("nav.recent", { "aria-label": t("shell.recent") });
@@ -69,7 +69,7 @@ function place(name, sign, href = `#/${name}`) {
   return h("a.place", { href, "data-area": name }, icon(sign), h("span", {}, t(`shell.${name}`)));
 }
 
-/** Mark a place with a dot while work goes on, or where some gave up since it was last looked at. */
+/** Mark the link with a dot while jobs run, or if jobs have failed since the user last looked. */
 async function watch(link) {
   const dot = h("span.dot", { role: "img" });
   do {

@@ -46,7 +46,7 @@ from backend.memory.index.protocol import (
     VectorIndex,
     VectorName,
 )
-from backend.memory.indexing.collections import Collections, Placement
+from backend.memory.indexing.collections import Collections, Placement, UserEmbedders
 from backend.memory.indexing.documents import (
     WINDOW,
     Blinders,
@@ -54,6 +54,7 @@ from backend.memory.indexing.documents import (
     IndexedMessage,
     IndexRun,
     PointMaker,
+    VectorSource,
     build_message_documents,
     build_scene_document,
 )
@@ -203,7 +204,7 @@ class SearchBench:
         return MemorySearch(
             OneIndex(self.index),
             rows,
-            embedder=self.embedder if by_meaning else None,
+            embedders=UserEmbedders(self.embedder if by_meaning else None),
             blinders=self.blinders,
             pool=self.pool,
         )
@@ -213,7 +214,8 @@ class SearchBench:
     ) -> list[Point]:
         """Index documents as a server does; return their points."""
         attempt = IndexRun(sealer)
-        points = await self.maker.make(attempt, documents)
+        vectors = VectorSource(self.embedder)
+        points = await self.maker.make(attempt, documents, vectors=vectors)
         if attempt.failure:
             raise attempt.failure
         await self.index.upsert(points)
@@ -274,7 +276,7 @@ async def open_bench(model: Embedder, *, by_meaning: bool = True) -> AsyncGenera
     blinders, pool = Blinders(), CpuPool()
     with TemporaryDirectory(prefix="bench-") as folder:
         index = await open_edge(Path(folder), "bench", model.spec.dimension)
-        maker = PointMaker(embedder, blinders=blinders, pool=pool)
+        maker = PointMaker(blinders=blinders, pool=pool)
         yield SearchBench(index, maker, blinders, pool, embedder)
         await index.aclose()
     await pool.aclose()

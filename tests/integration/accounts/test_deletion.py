@@ -1,44 +1,49 @@
-"""Deleting an account: what is left is what was there before it."""
+"""Tests of account deletion: no rows are left, and no deleted bytes in SQLite's files."""
 
 from __future__ import annotations
 
 import asyncio
-import io
+import os
+import random
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from PIL import Image
-from sqlalchemy import Table, select
+from sqlalchemy import Table, delete, select, text, update
 
-from backend.campaigns.models import (
-    CampaignMark,
-    CampaignProposal,
-    ChangeSource,
-    ProposalSource,
-)
+from backend.accounts.keys.sealed_tables import find_model_tables
+from backend.accounts.models import DataKey, IdempotentRequest, KeySlot
+from backend.campaigns.models import CampaignMark, CampaignProposal, ChangeSource, ProposalSource
+from backend.database import sqlite_connection as write_ahead_log
 from backend.database.base import Base, new_id, now
+from backend.database.engine import Database
+from backend.jobs.models import Job
+from backend.jobs.queue import NewJob
 from backend.memory.models import Embedding
+from backend.quotas.models import StorageLedger
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
+from tests.integration.characters.pictures import picture
 from tests.support.chronicling import last_run, new_event, opt_in, sum_up
 from tests.support.memory import forgotten, settled
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
+from tests.support.waiting import until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ME = "/api/v1/me"
 NOBODYS = {"login_failures", "token_ratios", "processes", "alembic_version"}
-"""Tables whose rows belong to no account."""
+"""Tables without an owner."""
 
 
 async def rows(server: Running) -> dict[str, set[tuple[Any, ...]]]:
-    """The keys of all rows of all tables."""
+    """Return the keys of all rows, by table."""
 
     def key(table: Table) -> list[Any]:
-        if table.name == "storage_ledger":  # its lines are folded into one now and then
+        if table.name == "storage_ledger":  # its rows are folded into one from time to time
             return [table.c.user_id]
         return list(table.primary_key.columns)
 
@@ -50,14 +55,8 @@ async def rows(server: Running) -> dict[str, set[tuple[Any, ...]]]:
         }
 
 
-def picture() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), "teal").save(file, "PNG")
-    return file.getvalue()
-
-
 async def write_lore(account: Account, chat_id: str, character_id: str) -> None:
-    """A book that is linked twice, with an entry that stays for a while when it is activated."""
+    """Make a book that is linked twice, with a sticky entry."""
     client = account.client
     book = ok(await client.post("/api/v1/lorebooks", json={"name": "Inns"}), 201)["id"]
     entry = {"keys": ["hello"], "content": "Inns are warm.", "sticky": 5}
@@ -68,7 +67,7 @@ async def write_lore(account: Account, chat_id: str, character_id: str) -> None:
 
 
 async def keep_a_vector(server: Running, account: Account) -> None:
-    """As an embedder would, which this server has none of."""
+    """Store an embedding, because this server has no embedder."""
     async with server.parts.database.write() as session:
         session.add(
             Embedding(
@@ -78,7 +77,7 @@ async def keep_a_vector(server: Running, account: Account) -> None:
 
 
 async def keep_a_campaign(server: Running, account: Account, chat_id: str) -> None:
-    """A campaign with a session: a change that a message made, one proposed, and what was read."""
+    """Make a campaign with a change of a message, a proposal, and a mark."""
     client = account.client
     campaign = ok(await client.post("/api/v1/campaigns", json={"name": "Seagate"}), 201)
     body = {"campaign_id": campaign["id"]}
@@ -102,13 +101,15 @@ async def keep_a_campaign(server: Running, account: Account, chat_id: str) -> No
 
 
 async def live(account: Account) -> str:
-    """Leave a row in every table that has room for one; gives back the chat's id."""
+    """Make a row in every table with an owner. Return the id of the chat."""
     client = account.client
     character = await account.new_character(alternate_greetings=["A knock."])
     persona = ok(await client.post("/api/v1/personas", json={"name": "Wanderer"}), 201)
     for path in (f"characters/{character['id']}", f"personas/{persona['id']}"):
         put = await client.put(
-            f"/api/v1/{path}/avatar", content=picture(), headers={"content-type": "image/png"}
+            f"/api/v1/{path}/avatar",
+            content=picture(width=8, height=8),
+            headers={"content-type": "image/png"},
         )
         assert put.status_code == 204, put.text
     cards = Path(__file__).parents[2] / "fixtures" / "cards"
@@ -158,10 +159,10 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
             assert {name for name, keys in cleos.items() if not keys} <= {
                 "instance_keys",
                 "invitations",
-                # An administrator makes these, for everybody.
+                # Only administrators make these.
                 "installation_providers",
                 "provider_addresses",
-                # What is done is no longer there.
+                # Finished work leaves no rows.
                 "index_changes",
                 "jobs",
                 "slot_claims",
@@ -192,7 +193,7 @@ async def test_the_last_administrator_cannot_leave_the_others_alone(
         path = f"/api/v1/admin/users/{ben.user['id']}"
         ok(await ada.client.patch(path, json={"is_administrator": True}))
         assert (await delete_me(ada)).status_code == 204
-        # What an administrator handed out goes with the account.
+        # The invitations of an administrator are deleted with the account.
         assert code
         assert ok(await ben.client.get("/api/v1/admin/invitations"))["items"] == []
 
@@ -205,7 +206,7 @@ async def test_the_only_account_can_go_and_the_next_one_administers(
         assert ben.user["is_administrator"] is True
 
 
-async def test_a_turn_that_was_running_leaves_nothing_behind(
+async def test_a_running_turn_of_a_deleted_account_leaves_no_rows(
     database_url: str, tmp_path: Path
 ) -> None:
     gate = Gate()
@@ -220,13 +221,223 @@ async def test_a_turn_that_was_running_leaves_nothing_behind(
             model.script(held_back(gate))
             stream = asyncio.create_task(ben.turn(chat, text="Tell me."))
             runs = server.parts.turns.runs
-            while not len(runs):
-                await asyncio.sleep(0.01)
+            await until_true(lambda: len(runs))
             assert (await delete_me(ben)).status_code == 204
             gate.opened.set()
-            while len(runs):
-                await asyncio.sleep(0.01)
+            await until_true(lambda: not len(runs))
             await stream
         await settled(server)
         await forgotten(server)
         assert await rows(server) == before
+
+
+NEW = "an even finer password"
+PIECE = 24
+"""Bytes of a blob to search for, too many for a match by chance."""
+
+
+def find_in_files(folder: Path, blob: bytes) -> list[str]:
+    """Return the names of the database's files that contain a piece of the blob."""
+    pieces = {blob[at : at + PIECE] for at in (0, len(blob) // 2, len(blob) - PIECE)}
+    return [
+        file.name
+        for file in sorted(folder.glob("*.sqlite3*"))
+        if any(piece in file.read_bytes() for piece in pieces)
+    ]
+
+
+def sightings(folder: Path, blobs: list[bytes]) -> list[list[str]]:
+    return [found for blob in blobs if (found := find_in_files(folder, blob))]
+
+
+async def read_keys(server: Running, account: Account) -> list[bytes]:
+    """Return the wrapped keys that open the account's texts."""
+    user_id = UUID(account.user["id"])
+    async with server.parts.database.read() as session:
+        found: list[bytes] = []
+        for query in (
+            select(KeySlot.wrapped).where(KeySlot.user_id == user_id),
+            select(DataKey.wrapped).where(DataKey.user_id == user_id),
+            select(Job.wrapped_key).where(Job.user_id == user_id, Job.wrapped_key.is_not(None)),
+        ):
+            found += [each for each in await session.scalars(query) if each]
+    return found
+
+
+async def read_texts(server: Running, account: Account, *tables: str) -> list[bytes]:
+    user_id, found = UUID(account.user["id"]), list[bytes]()
+    async with server.parts.database.read() as session:
+        for sealed in find_model_tables():
+            for column in sealed.columns:
+                query = select(column).where(sealed.owner == user_id, column.is_not(None))
+                if not tables or sealed.table.name in tables:
+                    found += await session.scalars(query)
+    return found
+
+
+async def later_job(server: Running, account: Account) -> bytes:
+    """Enqueue a job for tomorrow. Return its wrapped key."""
+    queue, user_id = server.parts.queue, UUID(account.user["id"])
+    identity = await server.parts.sessions.authenticate(
+        account.client.cookies["talekeeper_session"], "session"
+    )
+    assert identity is not None
+    async with server.parts.database.write() as session:
+        job_id = await queue.enqueue(
+            session,
+            NewJob("index", user_id, run_after=now() + timedelta(days=1)),
+            key=queue.grant(identity.sealer, "per_job"),
+        )
+        wrapped = await session.scalar(select(Job.wrapped_key).where(Job.id == job_id))
+    assert wrapped is not None
+    return wrapped
+
+
+async def test_a_deleted_account_leaves_neither_keys_nor_texts_in_the_files(
+    server: Running, ada: Account, tmp_path: Path
+) -> None:
+    chat = (await ada.new_chat(title="The lighthouse"))["id"]
+    await ada.turn(chat, text="Tell me. " * 2_000)
+    await later_job(server, ada)
+    blobs = [*await read_keys(server, ada), *await read_texts(server, ada)]
+    assert len(blobs) > 8
+    assert len(sightings(tmp_path, blobs)) == len(blobs)
+    gone = await ada.client.request("DELETE", ME, json={"password": PASSWORD})
+    assert gone.status_code == 204
+    assert sightings(tmp_path, blobs) == []
+
+
+async def test_a_switch_to_sealed_leaves_no_jobs_key_in_the_files(
+    server: Running, ada: Account, tmp_path: Path
+) -> None:
+    wrapped = await later_job(server, ada)
+    assert find_in_files(tmp_path, wrapped)
+    ok(await ada.client.patch(ME, json={"key_mode": "sealed"}))
+    assert find_in_files(tmp_path, wrapped) == []
+
+
+async def test_a_replaced_password_and_an_ended_session_leave_nothing_in_the_files(
+    server: Running, ada: Account, tmp_path: Path
+) -> None:
+    async with server.signed_in("Ada") as other:
+        change = {"current_password": PASSWORD, "new_password": NEW}
+        before = await read_slots(server, "password")
+        ok(await ada.client.post(f"{ME}/password", json=change), 204)
+        assert sightings(tmp_path, before) == []
+        del other
+    sessions = await read_slots(server, "session")
+    ok(await ada.client.delete("/api/v1/sessions/current"), 204)
+    assert sightings(tmp_path, sessions) == []
+
+
+async def read_slots(server: Running, kind: str) -> list[bytes]:
+    async with server.parts.database.read() as session:
+        return list(await session.scalars(select(KeySlot.wrapped).where(KeySlot.kind == kind)))
+
+
+async def test_whatever_else_is_deleted_is_gone_from_the_files_soon(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_ahead_log, "EMPTY_INTERVAL_SECONDS", 0.1)
+    async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
+        chat = (await ada.new_chat(title="The lighthouse"))["id"]
+        await ada.turn(chat, text="Tell me.")
+        blobs = await read_texts(server, ada, "chats", "messages")
+        assert len(sightings(tmp_path, blobs)) == len(blobs)
+        ok(await ada.client.delete(f"/api/v1/chats/{chat}"), 204)
+        await until_true(lambda: not sightings(tmp_path, blobs))
+
+
+async def test_a_stop_leaves_an_empty_log(sqlite_url: str, tmp_path: Path) -> None:
+    reader = Database(sqlite_url)  # as another process has it, so that the log is not deleted
+    async with reader.read() as session:
+        await session.execute(text("SELECT 1"))
+    async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
+        await ada.new_chat(title="The lighthouse")
+        assert (tmp_path / "talekeeper.sqlite3-wal").stat().st_size > 0
+    assert (tmp_path / "talekeeper.sqlite3-wal").stat().st_size == 0
+    await reader.dispose()
+
+
+async def add_slots(database: Database, count: int) -> list[bytes]:
+    rows = [
+        IdempotentRequest(
+            id=new_id(),
+            user_id=new_id(),
+            key_digest=os.urandom(32),
+            request_digest=b"",
+            sealed_response=os.urandom(random.choice((40, 400, 4_000, 40_000))),
+        )
+        for _ in range(count)
+    ]
+    async with database.write() as session:
+        await session.execute(text("PRAGMA defer_foreign_keys=ON"))
+        session.add_all(rows)
+        await session.flush()
+        found = [row.sealed_response or b"" for row in rows]
+        ids = [row.id for row in rows]
+        kept = ids[::3]
+        await session.execute(
+            update(IdempotentRequest)
+            .where(IdempotentRequest.id.in_(kept))
+            .values(sealed_response=os.urandom(60))
+        )
+        await session.execute(delete(IdempotentRequest))
+        await session.execute(delete(StorageLedger))  # of accounts that there are none of
+    return found
+
+
+async def test_pages_that_were_freed_or_split_keep_nothing(sqlite_url: str, tmp_path: Path) -> None:
+    database = Database(sqlite_url)
+    blobs = await add_slots(database, 300)
+    assert await database.log.empty()
+    assert sightings(tmp_path, blobs) == []
+    await database.dispose()
+
+
+async def test_a_reader_in_the_way_is_waited_for_and_holds_up_neither_answers_nor_writers(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_ahead_log, "EMPTY_INTERVAL_SECONDS", 0.1)
+    database, other = Database(sqlite_url), Database(sqlite_url)
+    await database.log.empty()
+    async with other.read() as reading:
+        await reading.execute(text("SELECT * FROM users"))
+        await add_slots(database, 3)
+        assert not await database.log.empty_now()
+        await add_slots(database, 3)
+    keeping = asyncio.create_task(database.log.keep_empty())
+    file = Path(database.place + "-wal")
+    await until_true(lambda: not file.stat().st_size)
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
+    for each in (database, other):
+        await each.dispose()
+
+
+async def test_writers_go_on_beside_a_log_that_is_emptied_all_the_time(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    is_over = asyncio.Event()
+
+    async def empty() -> int:
+        count = 0
+        while not is_over.is_set():
+            count += await database.log.empty()
+            await asyncio.sleep(0)
+        return count
+
+    emptying = asyncio.create_task(empty())
+    await asyncio.gather(*(add_slots(database, 2) for _ in range(30)))
+    is_over.set()
+    assert await emptying > 0
+    await database.dispose()
+
+
+@pytest.mark.postgres
+async def test_postgresql_has_no_such_log(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    async with database.write() as session:
+        await session.execute(text("SELECT 1"))
+    assert await database.log.empty()
+    await database.dispose()

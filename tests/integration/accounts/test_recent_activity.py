@@ -1,4 +1,4 @@
-"""What a user sees of what happened to their account."""
+"""Tests of the list of recent activity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backend.accounts.profile import activity
 from backend.accounts.profile.activity import describe_client
 from tests.support.clock import Clock
 from tests.support.routes import routes_of
-from tests.support.server import PASSWORD, Account, Running, ok, problem
+from tests.support.server import PASSWORD, Account, Running, ok, problem, read_pages
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ def kinds(listed: list[dict[str, Any]]) -> list[str]:
     return [each["kind"] for each in listed]
 
 
-async def sign_in(server: Running, name: str = "Ada") -> httpx.Response:
+async def sign_in_elsewhere(server: Running, name: str = "Ada") -> httpx.Response:
     async with server.browser() as client:
         body = {"username": name, "password": PASSWORD}
         return await client.post("/api/v1/sessions", json=body, headers=ELSEWHERE)
@@ -53,15 +53,13 @@ async def rows(server: Running) -> list[ActivityEntry]:
 
 
 @pytest.mark.every_database
-async def test_sign_ins_are_listed_with_when_where_and_what_with(
+async def test_sign_ins_are_listed_with_time_address_and_client(
     either: Running, clock: Clock
 ) -> None:
     async with either.account("Ada") as ada:
         clock.forward(hours=3)
-        ok(await sign_in(either), 201)
-
+        ok(await sign_in_elsewhere(either), 201)
         newest, first = await entries(ada)
-
         assert first["kind"] == "signed_up"
         assert newest["kind"] == "signed_in"
         assert newest["client"] == "Firefox on Linux"
@@ -115,10 +113,7 @@ async def test_exports_are_listed_and_those_of_an_hour_are_counted_in_one_entry(
         token = ok(await ada.client.post("/api/v1/api-keys", json={"label": "s"}), 201)["token"]
         character = (await ada.new_character())["id"]
         book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Tides"}), 201)["id"]
-        paths = (
-            f"/api/v1/characters/{character}/export",
-            f"/api/v1/lorebooks/{book}/export",
-        )
+        paths = (f"/api/v1/characters/{character}/export", f"/api/v1/lorebooks/{book}/export")
         for path in paths:
             answers = await asyncio.gather(*(ada.client.get(path) for _ in range(3)))
             assert {answer.status_code for answer in answers} == {200}
@@ -173,7 +168,7 @@ async def test_an_export_that_cannot_be_recorded_does_not_go_out(
 async def test_nothing_of_an_entry_can_be_read_without_the_users_key(
     server: Running, ada: Account
 ) -> None:
-    ok(await sign_in(server), 201)
+    ok(await sign_in_elsewhere(server), 201)
     for row in await rows(server):
         for blob in (row.sealed_entry, row.sealed_address or b""):
             for word in (b"Firefox", b"signed", b"198.51"):
@@ -191,7 +186,7 @@ async def test_addresses_go_after_thirty_days_and_entries_after_a_year(
         assert (await entries(ada))[0]["address"] == "127.0.0.1"
 
         clock.forward(hours=1)
-        # Not shown any more, even where it is still to be swept.
+        # The address is hidden before the sweep deletes it.
         assert (await entries(ada))[0]["address"] is None
         assert [row.sealed_address is None for row in await rows(either)] == [False]
         await activity.delete_old_activity(database)
@@ -199,7 +194,7 @@ async def test_addresses_go_after_thirty_days_and_entries_after_a_year(
         assert kinds(await entries(ada)) == ["signed_up"]
 
         clock.forward(days=335)
-        ok(await sign_in(either), 201)
+        ok(await sign_in_elsewhere(either), 201)
         await activity.delete_old_activity(database)
         assert len(await rows(either)) == 1
 
@@ -230,19 +225,12 @@ async def test_the_oldest_entries_make_room_for_new_ones_of_the_same_account_alo
 async def test_the_list_comes_in_pages(server: Running, ada: Account) -> None:
     for number in range(4):
         ok(await ada.client.post("/api/v1/api-keys", json={"label": f"key {number}"}), 201)
-    seen: list[str] = []
-    after = None
-    for _ in range(3):
-        query = {"limit": 2} | ({"after": after} if after else {})
-        page = ok(await ada.client.get(ACTIVITY, params=query))
-        seen += [each["id"] for each in page["items"]]
-        after = page["next"]
-    assert after is None
-    assert seen == [each["id"] for each in await entries(ada)]
-    assert len(seen) == 5
+    pages = await read_pages(ada.client.get, ACTIVITY, limit=2)
+    assert [len(page) for page in pages] == [2, 2, 1]
+    assert [each for page in pages for each in page] == await entries(ada)
 
 
-async def test_nobody_sees_what_others_did(server: Running, ada: Account) -> None:
+async def test_activity_of_other_accounts_is_hidden(server: Running, ada: Account) -> None:
     async with server.account("Ben") as ben:
         theirs = (await entries(ben))[0]["id"]
         assert len(await entries(ada)) == 1

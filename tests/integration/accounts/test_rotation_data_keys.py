@@ -1,4 +1,4 @@
-"""Rotation of an account's data key: every text moves, none is lost, the old key goes last."""
+"""Tests of the rotation of an account's data key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,13 @@ from backend.database.engine import Database
 from backend.database.types import Id
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Column, SealBrokenError, Sealer, key_number
-from tests.integration.accounts.rotation_account import MODELS, Account, sign_up
+from tests.integration.accounts.rotation_account import (
+    MODELS,
+    Account,
+    PowerCutError,
+    Progress,
+    sign_up,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -44,26 +50,9 @@ ROOT = RootKeys({1: b"r" * 32})
 AT_ONCE = timedelta(0)
 
 
-class PowerCutError(Exception):
-    """The rotation ends here."""
-
-
-class Progress:
-    """What was reported; a power cut at the step that is named."""
-
-    def __init__(self, *, cut_at: int | None = None) -> None:
-        self.steps: list[tuple[int, int]] = []
-        self._cut_at = cut_at
-
-    def __call__(self, done: int, total: int) -> None:
-        if len(self.steps) == self._cut_at:
-            raise PowerCutError
-        self.steps.append((done, total))
-
-
 @pytest.fixture
 async def account(database: Database) -> Account:
-    """Somebody with two rows in every table that can hold a text."""
+    """An account with two rows in every table with sealed columns."""
     account = await sign_up(database, "Edith", ROOT)
     await account.fill(2)
     return account
@@ -100,11 +89,10 @@ def test_the_columns_that_texts_are_sealed_for_are_those_that_rotation_finds() -
         value for module in MODELS for value in vars(module).values() if isinstance(value, Column)
     }
     found = {sealed.place(each) for sealed in find_model_tables() for each in sealed.columns}
-
     assert named == found
 
 
-def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None:
+def test_binary_columns_that_are_not_sealed_contain_no_text() -> None:
     binary = {
         f"{table.name}.{column.name}"
         for table in Base.metadata.tables.values()
@@ -139,9 +127,7 @@ def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None
 
 async def test_every_text_comes_under_the_new_key_and_the_old_key_goes(account: Account) -> None:
     texts = await account.texts()
-
     rotation = await rotate(account)
-
     assert rotation.number == 2
     assert (rotation.damaged, rotation.kept) == (0, ())
     assert await account.key_numbers() == [2]
@@ -167,9 +153,7 @@ async def test_other_accounts_are_left_alone(account: Account) -> None:
     other = await sign_up(account.database, "Agnes", ROOT)
     await other.fill()
     blobs = await other.blobs()
-
     await rotate(account)
-
     assert await other.blobs() == blobs
     assert await other.key_numbers() == [1]
 
@@ -177,23 +161,19 @@ async def test_other_accounts_are_left_alone(account: Account) -> None:
 async def test_an_account_without_texts_gets_a_new_key_too(database: Database) -> None:
     account = await sign_up(database, "Edith", ROOT)
     progress = Progress()
-
     rotation = await rotate_data_key(
         database, account.user_id, account.user_key, progress, grace=AT_ONCE
     )
-
     assert rotation == DataKeyRotation(number=2, resealed=0, damaged=0, kept=())
     assert progress.steps == [(0, 0)]
     assert await account.key_numbers() == [2]
 
 
-async def test_progress_is_told_from_nothing_to_everything(account: Account) -> None:
+async def test_progress_is_reported_from_0_to_the_total(account: Account) -> None:
     rows = sum([len(await account.rows(sealed)) for sealed in find_model_tables()])
-    # The password and the recovery slot hold no text.
+    # The password slot and the recovery slot contain no text.
     total, progress = rows - 2, Progress()
-
     await rotate_data_key(account.database, account.user_id, account.user_key, progress)
-
     assert progress.steps[0] == (0, total)
     assert progress.steps[-1] == (total, total)
     assert all(one[0] <= next_one[0] for one, next_one in pairwise(progress.steps))
@@ -206,10 +186,8 @@ async def test_the_old_key_stays_for_as_long_as_a_running_turn_may_still_write_w
     rotation = await rotate(account, grace=timedelta(days=1))
     assert rotation.kept == (1,)
     assert await account.key_numbers() == [1, 2]
-
     await edit(account, await a_message(account), in_a_running_turn, "A late reply")
     again = await rotate(account, grace=AT_ONCE)
-
     assert (again.number, again.resealed, again.kept) == (2, 1, ())
     assert await account.key_numbers() == [2]
     assert "A late reply" in (await account.texts()).values()
@@ -227,9 +205,7 @@ async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
         )
     assert await account.key_numbers() == [1, 2]
     assert await account.texts() == texts
-
     rotation = await rotate(account)
-
     assert (rotation.number, rotation.kept) == (2, ())
     assert await numbers_in_use(account) == {2}
     assert await account.texts() == texts
@@ -237,9 +213,7 @@ async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
 
 async def test_an_unfinished_rotation_is_finished_before_another_begins(account: Account) -> None:
     await rotate(account, grace=timedelta(days=1))
-
     again = await rotate(account, grace=timedelta(days=1))
-
     assert (again.number, again.resealed) == (2, 0)
     assert await account.key_numbers() == [1, 2]
 
@@ -250,9 +224,7 @@ async def test_a_key_that_is_due_is_made_even_while_a_rotation_is_unfinished(
     texts = await account.texts()
     await rotate(account, grace=timedelta(days=1))
     await request_new_data_keys(account.database)
-
     rotation = await rotate(account)
-
     assert rotation.number == 3
     assert await account.key_numbers() == [3]
     assert await account.texts() == texts
@@ -269,9 +241,7 @@ async def test_a_damaged_text_holds_up_none_of_the_others(
         row = await session.get_one(Message, message)
         *rest, last = row.sealed_content
         row.sealed_content = damaged = bytes([*rest, last ^ 1])
-
     rotation = await rotate(account)
-
     assert (rotation.damaged, rotation.kept) == (1, (1,))
     blobs = await account.blobs()
     assert blobs.pop(("messages", "sealed_content", message)) == damaged
@@ -282,13 +252,11 @@ async def test_a_damaged_text_holds_up_none_of_the_others(
 async def test_a_text_that_was_moved_here_from_another_row_stays_unreadable(
     account: Account,
 ) -> None:
-    one, other = [row["id"] for row in await account.rows(table_of(Message))]
+    one, other = [row["id"] for row in await account.rows(find_table(Message))]
     async with account.database.write() as session:
         rows = {each: await session.get_one(Message, each) for each in (one, other)}
         rows[one].sealed_content = rows[other].sealed_content
-
     rotation = await rotate(account)
-
     assert rotation.damaged == 1
     with pytest.raises(SealBrokenError):
         await account.texts()
@@ -296,10 +264,8 @@ async def test_a_text_that_was_moved_here_from_another_row_stays_unreadable(
 
 async def test_with_a_wrong_user_key_nothing_happens(account: Account) -> None:
     before = await account.blobs()
-
     with pytest.raises(SealBrokenError):
         await rotate_data_key(account.database, account.user_id, b"x" * 32, Progress())
-
     assert await account.blobs() == before
     assert await account.key_numbers() == [1]
 
@@ -315,16 +281,14 @@ async def test_a_table_that_no_model_describes_stops_the_rotation_before_it_begi
     kind = "BLOB" if account.database.is_sqlite else "BYTEA"
     async with account.database.write() as session:
         await session.execute(text(f"CREATE TABLE notes (id INTEGER, sealed_note {kind})"))
-
     with pytest.raises(RuntimeError, match=r"notes\.sealed_note"):
         await rotate(account)
-
     assert await account.key_numbers() == [1]
 
 
 async def test_edits_made_while_it_runs_are_not_lost(account: Account) -> None:
     await account.fill(100)
-    messages = [row["id"] for row in await account.rows(table_of(Message))]
+    messages = [row["id"] for row in await account.rows(find_table(Message))]
     written: dict[UUID, str] = {}
 
     is_over = asyncio.Event()
@@ -347,7 +311,7 @@ async def test_edits_made_while_it_runs_are_not_lost(account: Account) -> None:
 
 
 @pytest.mark.postgres
-async def test_a_row_that_somebody_has_locked_is_left_for_the_next_time(postgres_url: str) -> None:
+async def test_a_locked_row_is_rotated_the_next_time(postgres_url: str) -> None:
     database = Database(postgres_url)
     account = await sign_up(database, "Edith", ROOT)
     await account.fill(2)
@@ -413,24 +377,18 @@ sizes = st.lists(st.integers(0, 2 * BATCH_BYTES), max_size=3 * BATCH_ROWS)
 @given(sizes)
 def test_batches_leave_out_nothing_and_are_never_too_heavy(sizes: list[int]) -> None:
     page = [(UUID(int=number), size) for number, size in enumerate(sizes)]
-
     found = list(split_batches(page))
-
     assert [each for ids in found for each in ids] == [each for each, _ in page]
     for ids in found:
         assert 1 <= len(ids) <= BATCH_ROWS
         assert len(ids) == 1 or sum(sizes[each.int] for each in ids) <= BATCH_BYTES
 
 
-async def test_a_key_that_is_due_is_made_at_the_next_log_in_and_only_once(
-    account: Account,
-) -> None:
+async def test_a_key_that_is_due_is_made_at_the_next_log_in_and_only_once(account: Account) -> None:
     texts = await account.texts()
     assert await request_new_data_keys(account.database) == 1
     assert await request_new_data_keys(account.database) == 0
-
     made = await asyncio.gather(*(arrive(account) for _ in range(4)))
-
     assert sorted(made) == [False, False, False, True]
     assert await account.key_numbers() == [1, 2]
     assert await account.texts() == texts
@@ -438,46 +396,42 @@ async def test_a_key_that_is_due_is_made_at_the_next_log_in_and_only_once(
     assert await arrive(account) is False
 
 
-async def test_without_need_no_key_is_made_at_a_log_in(account: Account) -> None:
+async def test_a_sign_in_creates_no_unneeded_key(account: Account) -> None:
     assert await arrive(account) is False
     assert await account.key_numbers() == [1]
 
 
 async def test_a_wrong_user_key_is_never_given_a_new_data_key(account: Account) -> None:
     await request_new_data_keys(account.database)
-
     with pytest.raises(SealBrokenError):
         await arrive(replace(account, user_key=b"x" * 32))
-
     assert await account.key_numbers() == [1]
     assert await arrive(account) is True
 
 
-async def test_every_account_is_due_until_it_has_logged_in(database: Database) -> None:
+async def test_every_account_is_due_until_its_next_sign_in(database: Database) -> None:
     edith, agnes = [await sign_up(database, name, ROOT) for name in ("Edith", "Agnes")]
-
     assert await request_new_data_keys(database) == 2
     await arrive(edith)
-
     query = select(User.id).where(User.new_data_key_due)
     async with database.read() as session:
         assert list(await session.scalars(query)) == [agnes.user_id]
 
 
 async def arrive(account: Account) -> bool:
-    """What a log-in does about data keys."""
+    """Create the data key that is due, as a sign-in does."""
     async with account.database.write() as session:
         user = await session.get_one(User, account.user_id)
         return await ensure_data_key(session, user, account.user_key)
 
 
-def table_of(model: type[Base]) -> SealedTable:
+def find_table(model: type[Base]) -> SealedTable:
     (found,) = (each for each in find_model_tables() if each.table is model.__table__)
     return found
 
 
 async def a_message(account: Account) -> UUID:
-    found: UUID = (await account.rows(table_of(Message)))[0]["id"]
+    found: UUID = (await account.rows(find_table(Message)))[0]["id"]
     return found
 
 

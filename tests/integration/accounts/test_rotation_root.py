@@ -1,29 +1,46 @@
-"""Rotation of the root key: from the file, from the setting, and after an accident."""
+"""Tests of the rotation of the root key, and of rotations that are killed."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import errno
 import os
+import signal
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
 
 from backend.accounts.auth.names import load_instance_keys
 from backend.accounts.keys import rotation
-from backend.accounts.keys.rotation import RootKeyRotation, rewrap_all_keys, rotate_root_key
+from backend.accounts.keys.rotation import (
+    RootKeyRotation,
+    rewrap_all_keys,
+    rotate_data_key,
+    rotate_root_key,
+)
 from backend.accounts.keys.slots import refuse_older_root
 from backend.accounts.models import InstanceKey, KeySlot
 from backend.database.engine import Database
-from backend.vault.root import (
-    RootKeyError,
-    RootKeys,
-    add_root_key,
-    load_root_keys,
-    parse_root_keys,
+from backend.vault.root import RootKeyError, RootKeys, add_root_key, load_root_keys, parse_root_keys
+from backend.vault.sealing import key_number
+from tests.integration.accounts.rotation_account import (
+    PASSWORD,
+    Account,
+    PowerCutError,
+    Progress,
+    accounts,
+    open_user_key,
+    run_rotation,
+    sign_up,
 )
-from tests.integration.accounts.rotation_account import Account, log_in, sign_up
+from tests.support.process import started
+from tests.support.thorough import rounds
 
 pytestmark = pytest.mark.anyio
 
@@ -32,26 +49,8 @@ OLD, NEW = (base64.b64encode(bytes([each]) * 32).decode() for each in (1, 2))
 BOTH = f"2:{NEW},1:{OLD}"
 
 
-class PowerCutError(Exception):
-    """The rotation ends here."""
-
-
-class Progress:
-    """What was reported; a power cut at the step that is named."""
-
-    def __init__(self, *, cut_at: int | None = None) -> None:
-        self.steps: list[tuple[int, int]] = []
-        self._cut_at = cut_at
-
-    def __call__(self, done: int, total: int) -> None:
-        if len(self.steps) == self._cut_at:
-            raise PowerCutError
-        self.steps.append((done, total))
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A key file, made by the first start."""
     path = tmp_path / "root.key"
     load_root_keys(path, create=True)
     return path
@@ -59,13 +58,12 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every slot is a batch of its own."""
     monkeypatch.setattr(rotation, "BATCH_ROWS", 1)
 
 
 @pytest.fixture
-def mounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key file is a mount of its own, as a container's secret is: it can't be replaced."""
+def read_only_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse to replace the key file, as if it were a mounted secret of a container."""
 
     def refuse(_: Path, _target: Path) -> None:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
@@ -81,12 +79,19 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+async def rotate(
+    database: Database, path: Path, progress: Progress | None = None
+) -> RootKeyRotation:
+    report = progress or Progress()
+    return await rotate_root_key(database, path=path, value=None, report=report)
+
+
 async def populate(database: Database, root: RootKeys) -> list[Account]:
     return [await sign_up(database, name, root) for name in NAMES]
 
 
 async def versions(database: Database) -> set[int | None]:
-    """The versions of the root key that something is under."""
+    """Return the versions of the root key that are in use."""
     slots = select(KeySlot.root_version)
     async with database.read() as session:
         return {
@@ -95,11 +100,9 @@ async def versions(database: Database) -> set[int | None]:
         }
 
 
-async def assert_everybody_comes_in(
-    database: Database, people: list[Account], root: RootKeys
-) -> None:
+async def check_sign_ins(database: Database, people: list[Account], root: RootKeys) -> None:
     for person in people:
-        assert await log_in(database, person.name, root) == person.user_key
+        assert await open_user_key(database, person.name, root) == person.user_key
 
 
 async def test_afterwards_everything_is_under_the_new_key_alone(
@@ -107,13 +110,11 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
 ) -> None:
     before = load_root_keys(path)
     people = await populate(database, before)
-
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
-
+    result = await rotate(database, path)
     assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
     assert load_root_keys(path).versions == [2]
     assert await versions(database) == {2}
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
     with pytest.raises(RootKeyError, match="version 2 is missing"):
         await load_instance_keys(database, before)
 
@@ -121,9 +122,7 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
 @pytest.mark.every_database
 async def test_names_are_found_and_read_as_before(database: Database, path: Path) -> None:
     before = await load_instance_keys(database, load_root_keys(path))
-
-    await rotate_root_key(database, path=path, value=None, report=Progress())
-
+    await rotate(database, path)
     after = await load_instance_keys(database, load_root_keys(path))
     assert after.hash_name("Edith") == before.hash_name("Edith")
     assert after.csrf_secret == before.csrf_secret
@@ -131,12 +130,10 @@ async def test_names_are_found_and_read_as_before(database: Database, path: Path
 
 async def test_it_can_be_done_again_and_again(database: Database, path: Path) -> None:
     people = await populate(database, load_root_keys(path))
-
     for version in (2, 3, 4):
-        result = await rotate_root_key(database, path=path, value=None, report=Progress())
+        result = await rotate(database, path)
         assert (result.version, result.dropped) == (version, (version - 1,))
-
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
 
 
 @pytest.mark.every_database
@@ -156,33 +153,29 @@ async def test_a_session_that_does_not_open_is_ended_and_holds_nothing_up(
                 )
             )
 
-    await rotate_root_key(database, path=path, value=None, report=Progress())
+    await rotate(database, path)
 
     async with database.read() as session:
         kinds = set(await session.scalars(select(KeySlot.kind)))
     assert kinds == {"password", "recovery"}
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
 
 
 async def test_an_installation_without_accounts_can_be_rotated(
     database: Database, path: Path
 ) -> None:
     progress = Progress()
-
-    result = await rotate_root_key(database, path=path, value=None, report=progress)
-
+    result = await rotate(database, path, progress)
     assert result == RootKeyRotation(version=2, rewrapped=0, dropped=(1,))
     assert progress.steps == [(0, 0)]
 
 
-async def test_progress_is_told_batch_by_batch(
+async def test_progress_is_reported_for_each_batch(
     database: Database, path: Path, one_by_one: None
 ) -> None:
     await populate(database, load_root_keys(path))
     progress = Progress()
-
-    await rotate_root_key(database, path=path, value=None, report=progress)
-
+    await rotate(database, path, progress)
     assert progress.steps == [(0, 7), *((done, 7) for done in range(2, 8))]
 
 
@@ -191,21 +184,17 @@ async def test_with_the_setting_nothing_is_written_and_the_old_key_can_go(
 ) -> None:
     path = tmp_path / "root.key"
     people = await populate(database, parse_root_keys(OLD))
-
     result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
-
     assert result == RootKeyRotation(version=2, rewrapped=7, removable=(1,))
     assert not path.exists()
-    await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
+    await check_sign_ins(database, people, parse_root_keys(f"2:{NEW}"))
 
 
 async def test_the_setting_may_still_name_both_when_it_is_done_already(
     database: Database, path: Path
 ) -> None:
     await populate(database, parse_root_keys(BOTH))
-
     result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
-
     assert result == RootKeyRotation(version=2, rewrapped=0, removable=(1,))
 
 
@@ -213,27 +202,23 @@ async def test_with_one_key_in_the_setting_it_says_what_to_set(
     database: Database, path: Path
 ) -> None:
     await populate(database, parse_root_keys(OLD))
-
     with pytest.raises(RootKeyError, match="2:new,1:present") as caught:
         await rotate_root_key(database, path=path, value=f"1:{OLD}", report=Progress())
-
     assert OLD not in str(caught.value)
 
 
 async def test_a_file_that_cannot_be_written_is_the_operators_to_change(
-    database: Database, path: Path, mounted: None
+    database: Database, path: Path, read_only_file: None
 ) -> None:
     people = await populate(database, load_root_keys(path))
     with pytest.raises(RootKeyError, match=r"can't be written.*2:new,1:present"):
-        await rotate_root_key(database, path=path, value=None, report=Progress())
+        await rotate(database, path)
     assert load_root_keys(path).versions == [1]
-
     write(path, f"2:{NEW}\n{read(path)}")
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
-
+    result = await rotate(database, path)
     assert result == RootKeyRotation(version=2, rewrapped=7, removable=(1,))
     assert load_root_keys(path).versions == [1, 2]
-    await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
+    await check_sign_ins(database, people, parse_root_keys(f"2:{NEW}"))
 
 
 @pytest.mark.parametrize("cut_at", [0, 1, 2, 3])
@@ -242,15 +227,13 @@ async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
 ) -> None:
     people = await populate(database, load_root_keys(path))
     with pytest.raises(PowerCutError):
-        await rotate_root_key(database, path=path, value=None, report=Progress(cut_at=cut_at))
+        await rotate(database, path, Progress(cut_at=cut_at))
     unfinished = load_root_keys(path)
     assert unfinished.versions == [1, 2]
-    await assert_everybody_comes_in(database, people, unfinished)
-
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
-
+    await check_sign_ins(database, people, unfinished)
+    result = await rotate(database, path)
     assert (result.version, result.dropped) == (2, (1,))
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
 
 
 async def test_a_power_cut_before_the_old_key_is_dropped_adds_no_third(
@@ -263,12 +246,12 @@ async def test_a_power_cut_before_the_old_key_is_dropped_adds_no_third(
     with monkeypatch.context() as patch:
         patch.setattr(rotation, "drop_old_root_keys", cut)
         with pytest.raises(PowerCutError):
-            await rotate_root_key(database, path=path, value=None, report=Progress())
+            await rotate(database, path)
 
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+    result = await rotate(database, path)
 
     assert result == RootKeyRotation(version=2, rewrapped=0, dropped=(1,))
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
 
 
 async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
@@ -276,11 +259,9 @@ async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
 ) -> None:
     await populate(database, load_root_keys(path))
     newcomer = await sign_up(database, "Maud", add_root_key(path))
-
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
-
+    result = await rotate(database, path)
     assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
-    await assert_everybody_comes_in(database, [newcomer], load_root_keys(path))
+    await check_sign_ins(database, [newcomer], load_root_keys(path))
 
 
 @pytest.mark.every_database
@@ -291,10 +272,8 @@ async def test_with_another_installations_key_nothing_is_touched(
     foreign = tmp_path / "foreign.key"
     load_root_keys(foreign, create=True)
     text = read(foreign)
-
     with pytest.raises(RootKeyError, match="this is a different key"):
-        await rotate_root_key(database, path=foreign, value=None, report=Progress())
-
+        await rotate(database, foreign)
     assert read(foreign) == text
     assert await versions(database) == {1}
 
@@ -304,46 +283,35 @@ async def test_with_an_older_copy_of_the_file_nothing_is_touched(
 ) -> None:
     copy = read(path)
     people = await populate(database, load_root_keys(path))
-    await rotate_root_key(database, path=path, value=None, report=Progress())
+    await rotate(database, path)
     right = read(path)
     write(path, copy)
-
     with pytest.raises(RootKeyError, match="version 2 is missing"):
-        await rotate_root_key(database, path=path, value=None, report=Progress())
-
+        await rotate(database, path)
     assert read(path) == copy
-    await assert_everybody_comes_in(database, people, parse_root_keys(right))
+    await check_sign_ins(database, people, parse_root_keys(right))
 
 
 @pytest.mark.every_database
-async def test_with_a_slot_under_a_version_that_is_lost_nothing_is_touched(
-    database: Database, path: Path
-) -> None:
-    _, agnes, _ = await populate(database, load_root_keys(path))
-    mine = (KeySlot.user_id == agnes.user_id, KeySlot.kind == "password")
-    async with database.write() as session:
-        await session.execute(update(KeySlot).where(*mine).values(root_version=7))
-
-    with pytest.raises(RootKeyError, match="version 7 is missing"):
-        await rotate_root_key(database, path=path, value=None, report=Progress())
-
-    assert load_root_keys(path).versions == [1]
-
-
-@pytest.mark.every_database
+@pytest.mark.parametrize(
+    ("damage", "message", "kept"),
+    [
+        ({"root_version": 7}, "version 7 is missing", [1]),
+        ({"wrapped": b"x" * 88}, "{user_id}", [1, 2]),
+    ],
+    ids=["lost version", "damaged"],
+)
 async def test_a_slot_that_does_not_open_is_named_and_the_old_key_stays(
-    database: Database, path: Path
+    database: Database, path: Path, damage: dict[str, Any], message: str, kept: list[int]
 ) -> None:
     edith, agnes, ida = await populate(database, load_root_keys(path))
     mine = (KeySlot.user_id == agnes.user_id, KeySlot.kind == "password")
     async with database.write() as session:
-        await session.execute(update(KeySlot).where(*mine).values(wrapped=b"x" * 88))
-
-    with pytest.raises(RootKeyError, match=str(agnes.user_id)):
-        await rotate_root_key(database, path=path, value=None, report=Progress())
-
-    assert load_root_keys(path).versions == [1, 2]
-    await assert_everybody_comes_in(database, [edith, ida], load_root_keys(path))
+        await session.execute(update(KeySlot).where(*mine).values(damage))
+    with pytest.raises(RootKeyError, match=message.format(user_id=agnes.user_id)):
+        await rotate(database, path)
+    assert load_root_keys(path).versions == kept
+    await check_sign_ins(database, [edith, ida], load_root_keys(path))
 
 
 async def test_a_server_that_missed_the_rotation_may_wrap_nothing(
@@ -352,12 +320,10 @@ async def test_a_server_that_missed_the_rotation_may_wrap_nothing(
     before = load_root_keys(path)
     await populate(database, before)
     both = add_root_key(path)
-
     async with database.write() as session:
         await refuse_older_root(session, before)
         await refuse_older_root(session, both)
     await rewrap_all_keys(database, both, Progress())
-
     async with database.write() as session:
         await refuse_older_root(session, both)
         with pytest.raises(RootKeyError, match="Restart this server"):
@@ -369,3 +335,112 @@ async def test_before_the_first_start_there_is_nothing_to_refuse(
 ) -> None:
     async with database.write() as session:
         await refuse_older_root(session, load_root_keys(path))
+
+
+KILLS = rounds(2, 4)
+
+
+async def run_and_kill(random: Random, *arguments: str) -> int:
+    """Run a rotation in a process and kill it after a while. Return the exit status."""
+    with started(run_rotation, *arguments) as (process, output):
+        for _ in range(random.randrange(1, 20)):
+            await asyncio.to_thread(output.readline)
+        await asyncio.sleep(random.random() / 100)
+        process.kill()
+        return process.wait()
+
+
+@pytest.mark.slow
+async def test_a_data_key_rotation_survives_being_killed(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    root, random = load_root_keys(tmp_path / "root.key", create=True), Random(1)
+    account = await sign_up(database, "Edith", root)
+    await account.fill(60)
+    texts = await account.texts()
+
+    statuses: list[int] = []
+    for _ in range(KILLS):
+        statuses.append(
+            await run_and_kill(
+                random, "data", database_url, str(account.user_id), account.user_key.hex()
+            )
+        )
+        assert await account.texts() == texts
+
+    assert -signal.SIGKILL in statuses
+    kept: tuple[int, ...] = (1,)
+    while kept:  # PostgreSQL releases a killed process's locks after a while
+        kept = (
+            await rotate_data_key(
+                database, account.user_id, account.user_key, Progress(), grace=timedelta(0)
+            )
+        ).kept
+    assert await account.texts() == texts
+    numbers = {key_number(blob) for blob in (await account.blobs()).values()}
+    assert numbers == set(await account.key_numbers())
+    assert len(numbers) == 1
+    assert 1 not in numbers
+
+
+@pytest.mark.slow
+async def test_a_change_of_the_user_key_that_is_killed_is_done_as_a_whole_or_not_at_all(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    path, random = tmp_path / "root.key", Random(3)
+    root = load_root_keys(path, create=True)
+    account = await sign_up(database, "Edith", root)
+    await account.fill(3)
+    texts = await account.texts()
+    statuses: list[int] = []
+    generations: list[int] = []
+    for _ in range(KILLS):
+        statuses.append(await run_and_kill(random, "user", database_url, str(path), "Edith"))
+        # A sign-in checks the MAC, every data key and the public key of every slot.
+        service = await accounts(database, root)
+        unlocked = await service.unlock("Edith", PASSWORD, address="::1")
+        account = replace(account, user_key=unlocked.current.key)
+        assert await account.texts() == texts
+        renewed = await service.renew(unlocked.user.id, unlocked.current)
+        account = replace(account, user_key=renewed.key)
+        assert await account.texts() == texts
+        generations.append(renewed.generation)
+        assert max(await account.key_numbers()) == renewed.generation
+    assert -signal.SIGKILL in statuses
+    assert generations == sorted(set(generations))
+    assert generations[-1] > 1 + KILLS
+
+
+@pytest.mark.slow
+async def test_a_root_key_rotation_survives_being_killed(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    path, random = tmp_path / "root.key", Random(2)
+    names = [f"Edith {number}" for number in range(20)]
+    people = {
+        name: await sign_up(database, name, load_root_keys(path, create=True)) for name in names
+    }
+
+    statuses: list[int] = []
+    for _ in range(KILLS):
+        statuses.append(await run_and_kill(random, "root", database_url, str(path)))
+        for name in random.sample(names, 5):
+            assert (
+                await open_user_key(database, name, load_root_keys(path)) == people[name].user_key
+            )
+
+    assert -signal.SIGKILL in statuses
+    result = await rotate(database, path)
+    assert load_root_keys(path).versions == [result.version]
+    async with database.read() as session:
+        in_use = {
+            *(await session.scalars(select(InstanceKey.root_version))),
+            *(
+                await session.scalars(
+                    select(KeySlot.root_version).where(KeySlot.kind == "password")
+                )
+            ),
+        }
+    assert in_use == {result.version}
+    for name in names:
+        assert await open_user_key(database, name, load_root_keys(path)) == people[name].user_key

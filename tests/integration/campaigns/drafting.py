@@ -1,4 +1,4 @@
-"""What the compactor does with its drafts, for tests of what becomes of them."""
+"""Judge and store drafts as the compactor does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def compact(
     line: UUID,
     since: datetime,
 ) -> tuple[Verdict, int]:
-    """Judge drafts of a line, write what may be, keep the others: and how many those were."""
+    """Judge drafts of a line; write or propose them; return the verdict and the number proposed."""
     async with database.write() as session:
         campaign = await get_campaign(session, identity, campaign_id, lock=True)
         message = await session.get_one(Message, line)

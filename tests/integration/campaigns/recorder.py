@@ -1,4 +1,4 @@
-"""A model that keeps records of scripted scenes and chapters, and a chat that is played with it."""
+"""A model that compresses scenes and chapters as scripted, and a chat that uses it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from backend.jobs.models import Job
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import MODEL, MODEL_ID, reply, usage
 from tests.fakes.scripted_server import Answer, Request
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session
 from tests.support.memory import working
-from tests.support.server import Account, Running, ok, running
+from tests.support.server import Running, ok, running
 from tests.support.waiting import until
 
 API = "/api/v1"
@@ -27,7 +27,7 @@ USED = usage(100, 10)
 
 
 class Recorder(HoldingServer):
-    """Tells a line, and compresses scenes as `kept` says, and chapters as `chapter` does."""
+    """Answers turns, compresses scenes to `kept`, and chapters to `chapter`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,44 +48,44 @@ class Recorder(HoldingServer):
     def usual(self, request: Request) -> Answer:
         if not request.path.endswith("/completions"):
             return super().usual(request)
-        if answer := {"scene": self.kept, "chapter": self.chapter}.get(task_of(request)):
+        if answer := {"scene": self.kept, "chapter": self.chapter}.get(read_task(request)):
             failed = self.fails.pop(0) if self.fails and self.holds(request) else None
             return failed or reply(json.dumps(answer), used=USED)
         return reply("The lock gives way with a sigh.")
 
     def holds(self, request: Request) -> bool:
-        """Whether a request is of the task that `thinking` holds up, and that `fails`."""
-        return task_of(request) == self.task
+        """True for requests of `task`, which `thinking` delays and `fails` answers."""
+        return read_task(request) == self.task
 
     @property
     def asked(self) -> list[str]:
-        """Of what scenes were to be compressed, call by call."""
+        """The texts of the requests for scenes."""
         return self.told("scene")
 
     def told(self, task: str) -> list[str]:
-        """What the calls of a task had to read."""
+        """Return the texts of the requests of a task."""
         return [
             str(each.body["messages"][1]["content"])
             for each in self.requests
-            if task_of(each) == task
+            if read_task(each) == task
         ]
 
 
-def task_of(request: Request) -> str:
-    """`scene`, `chapter`, or nothing where a line is told."""
+def read_task(request: Request) -> str:
+    """Return `scene`, `chapter`, or an empty text for a turn."""
     messages: list[Any] = (request.body.get("messages") if request.body else None) or []
     first = str(messages[0]["content"]).partition("\n")[0] if messages else ""
     return first.removeprefix("Task: ") if first.startswith("Task: ") else ""
 
 
-def lines_of(asked: str) -> list[str]:
+def list_lines(asked: str) -> list[str]:
     inside = asked.partition("<new_lines>\n")[2].partition("</new_lines>")[0]
     return [line for line in inside.splitlines() if line.startswith("#")]
 
 
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again at once, not after seconds."""
+    """Retry failed jobs at once instead of after seconds."""
     monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
 
 
@@ -99,7 +99,7 @@ async def model() -> AsyncGenerator[Recorder]:
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Recorder
 ) -> AsyncGenerator[Running]:
-    # What a model answers counts as its answer, not as a reason to ask in another way.
+    # So that a bad answer is a failure, and not a reason to ask in another form.
     abilities = ServerAbilities(models={MODEL: ModelAbilities(json="json_schema")})
     config = model.config(abilities=abilities)
     registry = ModelRegistry(demo_tokens_per_second=0, openai=config, default=MODEL_ID)
@@ -114,21 +114,21 @@ def fresh(model: Recorder) -> None:
 
 
 class Play:
-    """A chat of a campaign whose scenes are compressed after three beats."""
+    """A chat of a campaign that compresses scenes after three beats."""
 
     def __init__(self, server: Running, table: Table, chat: str, scene: str) -> None:
         self.server, self.table, self.chat, self.scene_id = server, table, chat, scene
         self.ada = table.account
 
     async def turn(self, text: str = "Go on.", **body: Any) -> str:
-        """Take a turn, and wait until what is due is compressed; the id of its reply."""
+        """Take a turn; wait for compressions; return the id of the reply."""
         events = await self.ada.turn(self.chat, **({"text": text, **body} if text else body))
         assert events[-1].name == "turn.completed", events[-1]
         await self.at_rest()
         return str(events[0].data["reply_id"])
 
     async def at_rest(self) -> None:
-        """Wait until nothing is to be compressed."""
+        """Wait until no compression is due."""
         query = select(Job.state).where(
             Job.kind.in_([SCENE, CHAPTER]), Job.payload.contains(self.chat)
         )
@@ -145,8 +145,7 @@ class Play:
         await self.at_rest()
 
     async def scene(self) -> dict[str, Any]:
-        scene: dict[str, Any] = await self.table.get(f"/scenes/{self.scene_id}")
-        return scene
+        return await self.table.get(f"/scenes/{self.scene_id}")
 
     async def summary(self) -> str:
         return str((await self.scene())["summary"])
@@ -155,16 +154,16 @@ class Play:
         return [each["title"] for each in (await self.table.get("/threads"))["items"]]
 
     async def changes(self) -> list[dict[str, Any]]:
-        """What compressing has changed, the newest first."""
+        """Return the changes of compressions, newest first."""
         page = await self.table.get("/changes")
         return [each for each in page["items"] if each["actor"] == "compactor"]
 
     async def runs(self, kind: str = "scene") -> list[dict[str, Any]]:
-        found = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/enrichment"))["items"]
+        found = (await self.ada.get(f"/chats/{self.chat}/enrichment"))["items"]
         return [each for each in found if each["kind"] == kind]
 
     async def end(self, number: int, **body: Any) -> str:
-        """Play a scene of one turn, and end it; the id of its reply."""
+        """Play a scene of one turn and close it; return the id of the reply."""
         scene = await self.table.add("scenes", title=f"Scene {number}")
         self.scene_id = scene["id"]
         said = await self.turn(f"Scene {number} is told.", **body)
@@ -176,17 +175,16 @@ class Play:
         return items
 
     async def prompt(self, **query: Any) -> dict[str, Any]:
-        """What the next turn would be told."""
+        """Return the context of the next turn."""
         asked = {"text": "Well?", "prompt": "true", **query}
-        found = await self.ada.client.get(f"{API}/chats/{self.chat}/context", params=asked)
-        context: dict[str, Any] = ok(found)
+        found = await self.ada.get(f"/chats/{self.chat}/context", **asked)
+        context: dict[str, Any] = found
         return context
 
 
 @pytest.fixture
-async def play(server: Running, ada: Account, table: Table) -> Play:
+async def play(server: Running, table: Table) -> Play:
     await table.change("", settings={"scene_beats": 3})
-    character = await ada.new_character(name="Mara", first_mes="")
-    chat = await ada.new_chat(campaign_id=table.campaign["id"], character_ids=[character["id"]])
+    chat = await new_session(table, first_mes="")
     scene = await table.add("scenes", title="The counting house", stakes="The ledger.")
-    return Play(server, table, chat["id"], scene["id"])
+    return Play(server, table, chat, scene["id"])

@@ -1,4 +1,4 @@
-"""A campaign over HTTP, and the town that tests play in."""
+"""A campaign over HTTP, and the town of the tests."""
 
 from __future__ import annotations
 
@@ -6,33 +6,56 @@ from typing import Any
 
 import httpx
 
-from tests.support.server import Account, ok
+from tests.support.server import Account
 
 
 class Table:
-    """A campaign at `/campaigns`, and short words for what is done with it."""
+    """A campaign and its items over HTTP; paths begin after `/api/v1/campaigns/{id}`."""
 
     def __init__(self, account: Account, campaign: dict[str, Any]) -> None:
         self.account, self.campaign = account, campaign
-        self.path = f"/api/v1/campaigns/{campaign['id']}"
+        self.path = f"/campaigns/{campaign['id']}"
 
-    async def get(self, path: str = "", **query: Any) -> Any:
-        return ok(await self.account.client.get(self.path + path, params=query))
+    async def get(self, path: str = "", **query: Any) -> dict[str, Any]:
+        return await self.account.get(self.path + path, **query)
+
+    async def items(self, kind: str, /, **query: Any) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = (await self.get(f"/{kind}", **query))["items"]
+        return items
 
     async def add(self, kind: str, /, **fields: Any) -> dict[str, Any]:
-        made = await self.account.client.post(f"{self.path}/{kind}", json=fields)
-        item: dict[str, Any] = ok(made, 201)
-        return item
+        return await self.account.post(f"{self.path}/{kind}", fields, 201)
 
-    async def change(self, path: str, **fields: Any) -> Any:
-        return ok(await self.account.client.patch(self.path + path, json=fields))
+    async def change(self, path: str, **fields: Any) -> dict[str, Any]:
+        return await self.account.patch(self.path + path, fields)
+
+    async def delete(self, path: str = "") -> None:
+        await self.account.delete(self.path + path)
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        return await self.account.client.request(method, self.path + path, **more)
+        """Send a request and return its answer, of any status."""
+        return await self.account.ask(method, self.path + path, **more)
+
+    async def undo(self, change: dict[str, Any]) -> dict[str, Any]:
+        return await self.account.post(f"{self.path}/changes/{change['id']}/undo")
+
+
+async def new_table(account: Account, **fields: Any) -> Table:
+    body = {"name": "Seagate", "day": 5, **fields}
+    return Table(account, await account.post("/campaigns", body, 201))
+
+
+async def new_session(table: Table, **card: Any) -> str:
+    """Create a chat of the campaign with one character; return its id."""
+    character = await table.account.new_character(**card)
+    chat = await table.account.new_chat(
+        campaign_id=table.campaign["id"], character_ids=[character["id"]]
+    )
+    return str(chat["id"])
 
 
 async def seagate(table: Table) -> dict[str, str]:
-    """The shop, its people, and Jake."""
+    """Add a shop, the people in it, Inspector Holt and Jake; return their ids."""
     shop = await table.add(
         "entities", kind="location", name="The Salty Sigil", description="A curio shop."
     )

@@ -1,21 +1,18 @@
-"""Who may know what: what a prompt, a context or a search holds from each viewpoint."""
+"""Viewpoints: prompts, contexts and searches contain only texts that they may know."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from tests.fakes.openai_server import DONE, OpenAIServer, chunk, reply, stream
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session, new_table
 from tests.support.chronicling import last_run, opt_in
 from tests.support.memory import (
-    API,
     context_of,
-    embedding,
     preview,
     remembering,
     search,
@@ -23,66 +20,43 @@ from tests.support.memory import (
     settled,
     take_turn,
 )
-from tests.support.models import asking
+from tests.support.memory import remembering_server as server
 from tests.support.server import Account, Running, ok, problem
-from tests.support.shared import ada, shared_url
+from tests.support.shared import vendor as model
 
-__all__ = ["ada", "shared_url"]
+__all__ = ["model", "server"]
 
 pytestmark = [pytest.mark.anyio]
 
 ASKED = "Where is the obsidian ledger?"
-"""Finds whatever was planted: all of it speaks of the obsidian ledger."""
+"""A question that finds all planted texts."""
 
 NEVER = {"thinking", "relation", "alias"}
-"""Sources whose texts stand in no prompt, whoever asks: some only find what they belong to."""
+"""Sources with texts that are in no prompt. Some only help to find their items."""
 
 ENTITY_TEXTS = ("status", "role", "disposition", "description", "personality", "wants")
 
 
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
-) -> AsyncGenerator[Running]:
-    folder = tmp_path_factory.mktemp("data")
-    async with (
-        OpenAIServer() as vectors,
-        remembering(shared_url, folder, **asking(model), **embedding(vectors)) as server,
-    ):
-        yield server
-
-
 @pytest.fixture
 async def table(ada: Account) -> Table:
-    return await new_table(ada)
+    return await new_world(ada)
 
 
-async def new_table(account: Account, **settings: Any) -> Table:
-    body = {"name": "Seagate", "day": 5, "settings": {"summaries": False, **settings}}
-    return Table(account, ok(await account.client.post(f"{API}/campaigns", json=body), 201))
+async def new_world(account: Account, **settings: Any) -> Table:
+    return await new_table(account, settings={"summaries": False, **settings})
 
 
-async def session_of(table: Table) -> str:
-    character = await table.account.new_character(first_mes="")
-    chat = await table.account.new_chat(
-        character_ids=[character["id"]], campaign_id=table.campaign["id"]
-    )
-    return str(chat["id"])
+async def open_session(table: Table) -> str:
+    return await new_session(table, first_mes="")
 
 
-async def chronicle_of(account: Account, chat: str) -> str:
-    settings = ok(await account.client.get(f"{API}/chats/{chat}/settings"))
+async def read_chronicle_id(account: Account, chat: str) -> str:
+    settings = await account.get(f"/chats/{chat}/settings")
     return str(settings["chronicle_id"])
 
 
 class Planted:
-    """Texts of every source that only some may know, each with a marker of its own."""
+    """Secret texts of every source, each with its own marker."""
 
     def __init__(self, prefix: str, audience: Any, topic: str) -> None:
         self.prefix, self.audience, self.topic = prefix, audience, topic
@@ -93,7 +67,7 @@ class Planted:
         return f"{marker} {self.topic}"
 
     async def items(self, table: Table, place: str, known: str) -> None:
-        """Items of each kind, one of them a person who is present."""
+        """Add items of each kind, including a person who is present."""
         more = {"audience": self.audience}
         hidden = await table.add("entities", kind="location", name=self.mark("place"), **more)
         entity = await table.add(
@@ -134,17 +108,17 @@ class Planted:
         )
 
     async def events(self, account: Account, chronicle: str) -> None:
-        """An event of the day, one of long ago, and a pinned one."""
-        path = f"{API}/chronicles/{chronicle}/events"
+        """Add an event of today, an old one and a pinned one."""
+        path = f"/chronicles/{chronicle}/events"
         for source, fields in (
             ("today", {"day": 5}), ("event", {"day": 1}), ("pinned", {"pinned": True}),
         ):  # fmt: skip
             body = {"summary": self.mark(source), "audience": self.audience, **fields}
-            made = ok(await account.client.post(path, json=body), 201)
+            made = await account.post(path, body, 201)
             assert made["audience"] == self.audience
 
     async def lines(self, account: Account, chat: str, model: OpenAIServer) -> str:
-        """A line and its reply, with what the model thought; the reply's id."""
+        """Add a line and its reply with thoughts; return the id of the reply."""
         model.script(
             stream(
                 chunk(reasoning_content=self.mark("thinking")),
@@ -160,7 +134,7 @@ class Planted:
         return reply_id
 
     def unmarked(self, prompts: list[Any], words: str) -> list[str]:
-        """Entries of prompts that hold one of these without saying who knows it."""
+        """Return entries of prompts that contain a marker without its audience."""
         found: list[str] = []
         for message in (each for prompt in prompts for each in prompt["messages"]):
             entry: list[str] = []
@@ -172,22 +146,22 @@ class Planted:
         return found
 
     def found(self, *where: Any) -> set[str]:
-        """The sources whose markers stand in any of these."""
+        """Return the sources of the markers in these values."""
         text = json.dumps(where, default=str)
         return {source for source, marker in self.markers.items() if marker in text}
 
 
-async def test_no_prompt_holds_what_its_viewpoint_may_not_know(
+async def test_no_prompt_contains_secrets_of_others(
     ada: Account, table: Table, server: Running, model: OpenAIServer
 ) -> None:
     shop = await table.add("entities", kind="location", name="The Salty Sigil")
     jake = (await table.add("entities", kind="pc", name="Jake", location_id=shop["id"]))["id"]
     mara = (await table.add("entities", kind="npc", name="Mara", location_id=shop["id"]))["id"]
-    # Said alike, one would be left out for repeating the other.
+    # Equal texts would be left out as repetitions.
     secret = Planted("gmq", "gm", "obsidian ledger beneath basalt moths")
     jakes = Planted("jakeq", [jake], "obsidian ledger")
-    chat = await session_of(table)
-    chronicle = await chronicle_of(ada, chat)
+    chat = await open_session(table)
+    chronicle = await read_chronicle_id(ada, chat)
     for planted in (jakes, secret):
         await planted.items(table, shop["id"], mara)
         await planted.events(ada, chronicle)
@@ -195,16 +169,16 @@ async def test_no_prompt_holds_what_its_viewpoint_may_not_know(
     for planted in (jakes, secret):
         through = await planted.lines(ada, chat, model)
     body = {"text": secret.mark("summary"), "through_message_id": through}
-    summary = ok(await ada.client.put(f"{API}/chats/{chat}/summary", json=body))
+    summary = await ada.put(f"/chats/{chat}/summary", body)
     assert summary["audience"] == "gm"
     public_id = await take_turn(ada, chat, text="Good morning.", viewpoint="public")
-    await ada.client.patch(
-        f"{API}/chats/{chat}/settings", json={"memory": {"min_relevance": 0}, "names": True}
+    await ada.ask(
+        "PATCH", f"/chats/{chat}/settings", json={"memory": {"min_relevance": 0}, "names": True}
     )
     await settled(server)
 
     async def views(viewpoint: str) -> list[Any]:
-        """Everything that is shown or sent from a viewpoint, but for what is stored."""
+        """Return all contexts, search results and prompts of a viewpoint."""
         asked = len(model.requests)
         seen: list[Any] = [
             await preview(ada, chat, text, viewpoint=viewpoint)
@@ -216,7 +190,7 @@ async def test_no_prompt_holds_what_its_viewpoint_may_not_know(
         await ada.turn(chat, impersonate=True, viewpoint=viewpoint)
         model.script(reply('{"lines": ["One.", "Two."]}'))
         asked_for = {"viewpoint": viewpoint, "count": 2}
-        ok(await ada.client.post(f"{API}/chats/{chat}/suggestions", json=asked_for))
+        await ada.post(f"/chats/{chat}/suggestions", asked_for)
         for turn in (
             {"text": "And now?"}, {"text": "Next"}, {"continue": True},
             {"regenerate_of": public_id},
@@ -241,23 +215,21 @@ async def test_no_prompt_holds_what_its_viewpoint_may_not_know(
     assert every - jakes.found(for_jake) == set()
     assert every - jakes.found(gm) == set()
     assert set(secret.markers) - NEVER - secret.found(gm) == set()
-    # The narrator, who knows everything, is told who else does.
+    # The narrator sees who else knows a secret.
     assert secret.unmarked(gm[-1], "secret: game master only") == []
     assert jakes.unmarked(gm[-1], "known to Jake only") == []
     # Mara is there too, and does not know.
     assert jakes.unmarked(for_jake[-1], "known to Jake only") == []
 
 
-async def test_an_audience_that_is_none_is_refused_and_changes_nothing(
-    ada: Account, table: Table
-) -> None:
+async def test_invalid_audiences_are_refused(ada: Account, table: Table) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     gone = (await table.add("entities", kind="npc", name="Gone"))["id"]
-    ok(await table.ask("DELETE", f"/entities/{gone}"), 204)
+    await table.delete(f"/entities/{gone}")
     thread = (await table.add("threads", title="The tide"))["id"]
-    other = (await (await new_table(ada)).add("entities", kind="pc", name="Kim"))["id"]
-    chat, plain = await session_of(table), str((await ada.new_chat())["id"])
-    turns = f"{API}/chats/{{}}/turns"
+    other = (await (await new_world(ada)).add("entities", kind="pc", name="Kim"))["id"]
+    chat, plain = await open_session(table), str((await ada.new_chat())["id"])
+    turns = "/chats/{}/turns"
     before = await ada.messages(chat)
     for where, body in (
         (chat, {"text": "Psst.", "audience": [other]}),
@@ -274,52 +246,50 @@ async def test_an_audience_that_is_none_is_refused_and_changes_nothing(
         (plain, {"text": "Psst.", "audience": [jake]}),
         (plain, {"text": "Psst.", "viewpoint": jake}),
     ):
-        answer = await ada.client.post(turns.format(where), json=body)
+        answer = await ada.ask("POST", turns.format(where), json=body)
         problem(answer, 422, "validation-failed")
     assert await ada.messages(chat) == before
     await take_turn(ada, chat, text="Psst.", audience=[jake])
     await take_turn(ada, plain, text="Psst.", audience="public", viewpoint="public")
     line = (await ada.messages(chat))[-2]
     for body in ({"audience": [other]}, {"audience": "nobody"}):
-        answer = await ada.client.patch(f"{API}/messages/{line['id']}", json=body)
+        answer = await ada.ask("PATCH", f"/messages/{line['id']}", json=body)
         problem(answer, 422, "validation-failed")
-    both = await ada.client.patch(
-        f"{API}/messages/{line['id']}", json={"audience": "gm", "hidden": True}
+    both = await ada.ask(
+        "PATCH", f"/messages/{line['id']}", json={"audience": "gm", "hidden": True}
     )
     problem(both, 400, "bad-request")
     own = (await ada.messages(plain))[-1]
-    answer = await ada.client.patch(f"{API}/messages/{own['id']}", json={"audience": "gm"})
+    answer = await ada.ask("PATCH", f"/messages/{own['id']}", json={"audience": "gm"})
     problem(answer, 422, "validation-failed")
-    chronicle = ok(await ada.client.post(f"{API}/chronicles", json={"name": "Plain"}), 201)["id"]
-    for path, audience in ((chronicle, "gm"), (await chronicle_of(ada, chat), [other])):
+    chronicle = (await ada.post("/chronicles", {"name": "Plain"}, 201))["id"]
+    for path, audience in ((chronicle, "gm"), (await read_chronicle_id(ada, chat), [other])):
         body = {"summary": "It rained.", "audience": audience}
-        answer = await ada.client.post(f"{API}/chronicles/{path}/events", json=body)
+        answer = await ada.ask("POST", f"/chronicles/{path}/events", json=body)
         problem(answer, 422, "validation-failed")
 
 
-async def test_a_viewpoint_is_not_asked_about_what_it_may_not_know(
-    ada: Account, table: Table
-) -> None:
+async def test_a_viewpoint_cannot_continue_a_secret_line(ada: Account, table: Table) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
-    chat = await session_of(table)
+    chat = await open_session(table)
     reply_id = await take_turn(ada, chat, text="Psst.", audience=[jake])
     for body in (
         {"regenerate_of": reply_id, "viewpoint": "public"},
         {"continue": True, "viewpoint": "public"},
     ):
-        answer = await ada.client.post(f"{API}/chats/{chat}/turns", json=body)
+        answer = await ada.ask("POST", f"/chats/{chat}/turns", json=body)
         problem(answer, 422, "validation-failed")
-    # A swipe and an edit are for those for whom the message was.
+    # Swipes and edits keep the audience of their message.
     swipe = await take_turn(ada, chat, regenerate_of=reply_id, viewpoint=jake)
     [line, answered] = (await ada.messages(chat))[-2:]
     assert (answered["id"], answered["audience"]) == (swipe, [jake])
-    edited = await ada.client.patch(f"{API}/messages/{line['id']}", json={"text": "Psst!"})
+    edited = await ada.ask("PATCH", f"/messages/{line['id']}", json={"text": "Psst!"})
     assert ok(edited)["audience"] == [jake]
-    path = f"{API}/messages/{edited.json()['id']}"
-    wider = await ada.client.patch(path, json={"text": "Psst!!", "audience": "gm"})
-    assert ok(wider)["audience"] == "gm"
-    ok(await ada.client.post(f"{path}/activate", json={}))
-    # The last line is left out of a preview, and its text is looked for by nobody.
+    path = f"/messages/{edited.json()['id']}"
+    wider = await ada.patch(path, {"text": "Psst!!", "audience": "gm"})
+    assert wider["audience"] == "gm"
+    await ada.post(f"{path}/activate", {})
+    # A preview leaves out the last line and does not search for its text.
     assert "Psst!" not in json.dumps(await preview(ada, chat, viewpoint="public"))
     assert "Psst!" in json.dumps(await preview(ada, chat, viewpoint=jake))
     answered_id = await take_turn(ada, chat)
@@ -327,11 +297,9 @@ async def test_a_viewpoint_is_not_asked_about_what_it_may_not_know(
     assert (last["id"], last["audience"]) == (answered_id, [jake])
 
 
-async def test_history_holds_the_last_rounds_that_its_viewpoint_may_know(
-    ada: Account, model: OpenAIServer
-) -> None:
-    table = await new_table(ada, summaries=True, memory_interval=20)
-    chat = await session_of(table)
+async def test_history_has_the_last_known_rounds(ada: Account, model: OpenAIServer) -> None:
+    table = await new_world(ada, summaries=True, memory_interval=20)
+    chat = await open_session(table)
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     replies: list[str] = []
     for number in range(1, 9):
@@ -355,20 +323,16 @@ async def test_history_holds_the_last_rounds_that_its_viewpoint_may_know(
     assert await shown("public") == rounds
     assert await shown(jake) == [*rounds, "Whisper 4"]
 
-    # What the summary tells is left to it, but for the last four rounds that are known.
+    # The summary replaces the rounds before the last four known ones.
     body = {"text": "Six rounds.", "through_message_id": replies[5]}
-    assert (
-        ok(await ada.client.put(f"{API}/chats/{chat}/summary", json=body))["audience"] == "public"
-    )
+    assert (await ada.put(f"/chats/{chat}/summary", body))["audience"] == "public"
     assert await shown("public") == rounds[4:]
     assert await shown(jake) == [*rounds[5:], "Whisper 4"]
 
 
-async def test_with_hidden_information_the_users_line_is_written_by_the_players_character(
-    ada: Account, model: OpenAIServer
-) -> None:
-    table = await new_table(ada, hidden_information=True)
-    chat = await session_of(table)
+async def test_impersonation_knows_only_the_player(ada: Account, model: OpenAIServer) -> None:
+    table = await new_world(ada, hidden_information=True)
+    chat = await open_session(table)
     await table.add("facts", text="The pears are poisoned.", audience="gm")
     await table.add("threads", title="The poisoned pears", tension="urgent", audience="gm")
 
@@ -376,7 +340,7 @@ async def test_with_hidden_information_the_users_line_is_written_by_the_players_
         asked = len(model.requests)
         await ada.turn(chat, impersonate=True, **body)
         model.script(reply('{"lines": ["One.", "Two."]}'))
-        ok(await ada.client.post(f"{API}/chats/{chat}/suggestions", json=body))
+        await ada.post(f"/chats/{chat}/suggestions", body)
         return json.dumps([each.body for each in model.requests[asked:]])
 
     await take_turn(ada, chat, text="I look at the pears.")
@@ -392,25 +356,23 @@ async def test_with_hidden_information_the_users_line_is_written_by_the_players_
     assert "itch" not in said
     assert "poisoned" not in said
     assert "itch" in await written(viewpoint=jake)
-    answer = await ada.client.post(
-        f"{API}/chats/{chat}/turns", json={"impersonate": True, "viewpoint": "gm"}
+    answer = await ada.ask(
+        "POST", f"/chats/{chat}/turns", json={"impersonate": True, "viewpoint": "gm"}
     )
     problem(answer, 422, "validation-failed")
     # The narrator knows everything.
     assert "poisoned" in json.dumps(await preview(ada, chat, "Hm?"))
 
 
-async def test_a_chat_says_from_whose_knowledge_its_replies_are_told(
-    ada: Account, table: Table, model: OpenAIServer
-) -> None:
+async def test_a_chat_has_a_viewpoint(ada: Account, table: Table, model: OpenAIServer) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
-    other = (await (await new_table(ada)).add("entities", kind="pc", name="Kim"))["id"]
-    chat = await session_of(table)
+    other = (await (await new_world(ada)).add("entities", kind="pc", name="Kim"))["id"]
+    chat = await open_session(table)
     await table.add("threads", title="The poisoned pears", tension="urgent", audience="gm")
     await table.add("threads", title="Jake's itch", tension="urgent", audience=[jake])
-    path = f"{API}/chats/{chat}/settings"
+    path = f"/chats/{chat}/settings"
     for viewpoint, words in (("public", []), (jake, ["itch"]), (None, ["poisoned", "itch"])):
-        ok(await ada.client.patch(path, json={"viewpoint": viewpoint}))
+        await ada.patch(path, {"viewpoint": viewpoint})
         asked = len(model.requests)
         await take_turn(ada, chat, text="Continue")
         told = json.dumps([each.body for each in model.requests[asked:]])
@@ -418,25 +380,23 @@ async def test_a_chat_says_from_whose_knowledge_its_replies_are_told(
         for text in (told, shown):
             assert [word for word in ("poisoned", "itch") if word in text] == words
     # A turn may say otherwise.
-    ok(await ada.client.patch(path, json={"viewpoint": "public"}))
+    await ada.patch(path, {"viewpoint": "public"})
     assert "poisoned" in json.dumps(await preview(ada, chat, "Continue", viewpoint="gm"))
     for viewpoint in (other, "nobody", str(uuid4())):
-        answer = await ada.client.patch(path, json={"viewpoint": viewpoint})
+        answer = await ada.ask("PATCH", path, json={"viewpoint": viewpoint})
         problem(answer, 422, "validation-failed")
-    assert ok(await ada.client.get(path))["viewpoint"] == "public"
+    assert (await ada.get(path))["viewpoint"] == "public"
 
 
-async def test_a_message_that_is_kept_from_some_takes_what_was_made_of_it_along(
-    ada: Account, table: Table, server: Running
-) -> None:
+async def test_limiting_a_message_limits_both(ada: Account, table: Table, server: Running) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
-    chat = await session_of(table)
+    chat = await open_session(table)
     for text in ("The heron waits.", "A kettle sings.", "Snow falls."):
         await take_turn(ada, chat, text=text)
     lines = await ada.messages(chat)
     summary = {"text": "A heron waited.", "through_message_id": lines[3]["id"]}
-    path = f"{API}/chats/{chat}/summary"
-    assert ok(await ada.client.put(path, json=summary))["audience"] == "public"
+    path = f"/chats/{chat}/summary"
+    assert (await ada.put(path, summary))["audience"] == "public"
     await settled(server)
 
     async def found(**query: Any) -> list[str]:
@@ -444,70 +404,61 @@ async def test_a_message_that_is_kept_from_some_takes_what_was_made_of_it_along(
         words = {"sparse", "sparse_window"}
         return [each["text"] for each in items if words & each["scores"].keys()]
 
-    assert "A kettle sings." in await found(viewpoint="public")  # it stands near the heron
+    assert "A kettle sings." in await found(viewpoint="public")  # its line is near the heron's
     heron = next(each for each in lines if each["text"] == "The heron waits.")
-    changed = await ada.client.patch(f"{API}/messages/{heron['id']}", json={"audience": [jake]})
-    assert ok(changed)["audience"] == [jake]
-    assert ok(await ada.client.get(path))["audience"] == "gm"
+    changed = await ada.patch(f"/messages/{heron['id']}", {"audience": [jake]})
+    assert changed["audience"] == [jake]
+    assert (await ada.get(path))["audience"] == "gm"
     assert "The heron waits." not in await found(viewpoint="public")
     await settled(server)
     assert await found(viewpoint="public") == []
     assert await found(viewpoint=jake) == ["The heron waits."]
-    fork = ok(
-        await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": lines[-1]["id"]}),
-        201,
-    )["id"]
+    fork = (await ada.post(f"/chats/{chat}/fork", {"message_id": lines[-1]["id"]}, 201))["id"]
     assert "heron" not in json.dumps(await preview(ada, fork, viewpoint="public"))
     assert "A heron waited." in json.dumps(await preview(ada, fork))
-    assert ok(await ada.client.get(f"{API}/chats/{fork}/summary"))["audience"] == "gm"
-    ok(await ada.client.patch(f"{API}/messages/{heron['id']}", json={"audience": "public"}))
-    assert ok(await ada.client.get(path))["audience"] == "public"
+    assert (await ada.get(f"/chats/{fork}/summary"))["audience"] == "gm"
+    await ada.patch(f"/messages/{heron['id']}", {"audience": "public"})
+    assert (await ada.get(path))["audience"] == "public"
 
 
-async def test_events_go_with_their_audience_when_they_are_merged_copied_and_exported(
-    ada: Account, table: Table
-) -> None:
+async def test_the_audience_of_events_survives_all_transfers(ada: Account, table: Table) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     kim = (await table.add("entities", kind="pc", name="Kim"))["id"]
-    chat = await session_of(table)
-    path = f"{API}/chronicles/{await chronicle_of(ada, chat)}"
+    chat = await open_session(table)
+    path = f"/chronicles/{await read_chronicle_id(ada, chat)}"
 
     async def event(summary: str, audience: Any) -> str:
         body = {"summary": summary, "audience": audience}
-        return str(ok(await ada.client.post(f"{path}/events", json=body), 201)["id"])
+        return str((await ada.post(f"{path}/events", body, 201))["id"])
 
     shared, one = await event("Both saw it.", [jake, kim]), await event("Jake saw it.", [jake])
     everyone = await event("All saw it.", "public")
     merge = {"event_ids": [shared, one, everyone]}
-    merged = ok(await ada.client.post(f"{path}/events/merge", json=merge), 201)
+    merged = await ada.post(f"{path}/events/merge", merge, 201)
     assert merged["audience"] == [jake]
     secret = await event("Nobody saw it.", "gm")
-    patched = await ada.client.patch(f"{path}/events/{secret}", json={"audience": [kim]})
-    assert ok(patched)["audience"] == [kim]
-    file = ok(await ada.client.get(f"{path}/export"))
+    patched = await ada.patch(f"{path}/events/{secret}", {"audience": [kim]})
+    assert patched["audience"] == [kim]
+    file = await ada.get(f"{path}/export")
     assert "public" not in {each["audience"] for each in file["events"]}
     sent = {"file": ("events.json", json.dumps(file).encode())}
-    imported = ok(await ada.client.post(f"{API}/chronicles/import", files=sent), 201)
-    elsewhere = f"{API}/chronicles/{imported['chronicle_id']}/events"
-    events = ok(await ada.client.get(elsewhere))["items"]
+    imported = ok(await ada.ask("POST", "/chronicles/import", files=sent), 201)
+    elsewhere = f"/chronicles/{imported['chronicle_id']}/events"
+    events = (await ada.get(elsewhere))["items"]
     assert [each["audience"] for each in events] == ["gm", "gm"]
     reply_id = await take_turn(ada, chat, text="Well?")
-    fork = ok(
-        await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": reply_id}), 201
-    )["id"]
-    copies = ok(await ada.client.get(f"{API}/chronicles/{await chronicle_of(ada, fork)}/events"))[
-        "items"
-    ]
+    fork = (await ada.post(f"/chats/{chat}/fork", {"message_id": reply_id}, 201))["id"]
+    copies = (await ada.get(f"/chronicles/{await read_chronicle_id(ada, fork)}/events"))["items"]
     assert sorted(each["audience"][0] for each in copies) == sorted([jake, kim])
 
 
-async def test_what_the_agent_writes_is_for_those_who_may_know_what_it_read(
+async def test_the_agent_keeps_the_audience_of_its_lines(
     sqlite_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("data")
     async with remembering(sqlite_url, folder) as server, server.account() as ada:
-        table = await new_table(ada)
-        chat = await session_of(table)
+        table = await new_world(ada)
+        chat = await open_session(table)
         chronicle = await opt_in(ada, chat)
         await take_turn(ada, chat, text="Ophelia found the silver key in Blackwater.")
         await last_run(ada, chat)
@@ -516,7 +467,7 @@ async def test_what_the_agent_writes_is_for_those_who_may_know_what_it_read(
         await last_run(ada, chat)
         await take_turn(ada, chat, text="Marcus found a lantern in Blackwater.")
         await last_run(ada, chat)
-        events = ok(await ada.client.get(f"{API}/chronicles/{chronicle}/events"))["items"]
+        events = (await ada.get(f"/chronicles/{chronicle}/events"))["items"]
         audiences = {
             word: each["audience"]
             for each in events
@@ -524,7 +475,7 @@ async def test_what_the_agent_writes_is_for_those_who_may_know_what_it_read(
             if word in each["summary"]
         }
         assert audiences == {"silver key": "public", "betrayed": "gm", "lantern": "public"}
-        books = ok(await ada.client.get(f"{API}/lorebooks"))["items"]
+        books = (await ada.get("/lorebooks"))["items"]
         for book in books:
-            entries = await ada.client.get(f"{API}/lorebooks/{book['id']}/entries")
-            assert "spies" not in json.dumps(ok(entries))
+            entries = await ada.get(f"/lorebooks/{book['id']}/entries")
+            assert "spies" not in json.dumps(entries)

@@ -1,8 +1,7 @@
-"""What the compactor may write and what it may only propose, whatever others did meanwhile."""
+"""Changes that the compactor may write, and changes that it may only propose."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
@@ -35,6 +34,7 @@ from tests.support.thorough import rounds
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 FIELDS = ("status", "wants", "aliases", "attributes.hp", "attributes.inventory")
+EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -50,7 +50,7 @@ STEPS = st.lists(
 
 @dataclass
 class Story:
-    """A chat of a campaign. `since` is when the lines began that the compactor reads."""
+    """A chat of a campaign. `since` is the time of the first line that the compactor reads."""
 
     database: Database
     grove: Grove
@@ -99,14 +99,9 @@ class Story:
         return states.get(item_id, {})
 
     async def compact(self, *drafts: dict[str, Any], line: UUID) -> tuple[Verdict, int]:
-        """Judge drafts of a line, write what may be, keep the others: and how many were."""
+        """Judge drafts of a line; return the verdict and the number of proposals."""
         return await compact(
-            self.database,
-            self.identity,
-            self.campaign_id,
-            *drafts,
-            line=line,
-            since=self.since,
+            self.database, self.identity, self.campaign_id, *drafts, line=line, since=self.since
         )
 
     async def proposals(self) -> list[CampaignProposal]:
@@ -139,28 +134,14 @@ async def story(database: Database) -> Story:
     return await begun(database)
 
 
-@pytest.fixture
-async def sqlite(sqlite_url: str) -> AsyncIterator[Database]:
-    database = Database(sqlite_url)
-    yield database
-    await database.dispose()
-
-
-@pytest.fixture
-async def postgres(postgres_url: str) -> AsyncIterator[Database]:
-    database = Database(postgres_url)
-    yield database
-    await database.dispose()
-
-
-def value_of(state: State, key: str) -> Any:
+def read_value(state: State, key: str) -> Any:
     name, _, member = key.partition(".")
     members: State = (state.get(name) or {}) if member else state
     return members.get(member or name)
 
 
 def operations(keys: list[str], number: int) -> Operations:
-    """A change of these fields; lists are set as a model says them that forgets the rest."""
+    """Return a change of these fields. Lists are set as by a model that forgets other values."""
     change = Operations()
     for key in keys:
         if key in {"aliases", "attributes.inventory"}:
@@ -204,7 +185,7 @@ async def step(story: Story, marlena: UUID, name: str, keys: list[str], number: 
 
 
 async def accept(story: Story, marlena: UUID) -> None:
-    """Accept the oldest proposal: it is the user's word from then on."""
+    """Accept the oldest proposal. It then is a change of the user."""
     service = ProposalService(story.database)
     page = await service.list_page(
         story.identity, story.campaign_id, state="open", viewpoint=GM, limit=1, after=None
@@ -215,7 +196,7 @@ async def accept(story: Story, marlena: UUID) -> None:
         )
         state = await story.state(marlena)
         for key, value in proposal.proposed.items():
-            assert value_of(state, key) == value
+            assert read_value(state, key) == value
         story.theirs |= proposal.proposed.keys()
 
 
@@ -230,7 +211,7 @@ async def draft(story: Story, marlena: UUID, keys: list[str], number: int) -> No
     written = {key for each in found.drafts for key in each.operations.list_keys()}
     proposed = {key for each in found.proposals for key in each.draft.operations.list_keys()}
     for key in FIELDS:
-        was, is_now = value_of(before, key), value_of(after, key)
+        was, is_now = read_value(before, key), read_value(after, key)
         if isinstance(was, list):
             assert set(cast("list[str]", was)) <= set(is_now), "what is not named stays"
         if key not in keys or key in story.theirs | story.locked:
@@ -249,32 +230,24 @@ async def play(database: Database, steps: list[tuple[str, list[str], int]]) -> N
         await step(story, marlena, name, keys, number)
 
 
-@settings(
-    max_examples=rounds(12, 80),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(EXAMPLES, max_examples=rounds(12, 80))
 @given(STEPS)
-async def test_what_a_user_or_a_tool_changed_is_never_written_over(
+async def test_user_and_tool_changes_are_never_overwritten(
     sqlite: Database, steps: list[tuple[str, list[str], int]]
 ) -> None:
     await play(sqlite, steps)
 
 
 @pytest.mark.postgres
-@settings(
-    max_examples=rounds(3, 20),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(EXAMPLES, max_examples=rounds(3, 20))
 @given(STEPS)
-async def test_what_a_user_or_a_tool_changed_is_never_written_over_on_postgresql_either(
+async def test_user_and_tool_changes_win_on_postgresql(
     postgres: Database, steps: list[tuple[str, list[str], int]]
 ) -> None:
     await play(postgres, steps)
 
 
-async def test_of_several_fields_those_that_are_free_are_written(story: Story) -> None:
+async def test_only_free_fields_of_a_draft_are_written(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena", locked=["wants"]))
     await story.edit("entity", marlena, status="in hiding")
     change = Operations(
@@ -292,9 +265,7 @@ async def test_of_several_fields_those_that_are_free_are_written(story: Story) -
     }
 
 
-async def test_who_was_made_by_the_user_is_as_they_said_for_lines_from_before(
-    story: Story,
-) -> None:
+async def test_the_user_s_item_wins_over_lines_from_before_it(story: Story) -> None:
     before = await story.line()
     marlena = await story.make(Entity(kind="npc", name="Marlena", role="Keeper"), actor="user")
     after = await story.line()
@@ -305,7 +276,7 @@ async def test_who_was_made_by_the_user_is_as_they_said_for_lines_from_before(
     assert (kept, (await story.state(marlena))["role"]) == (0, "Spy")
 
 
-async def test_what_was_taken_back_long_ago_is_not_written_again(story: Story) -> None:
+async def test_an_undone_change_is_not_written_again(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena"))
     dead, gone = Operations(set={"status": "dead"}), Operations(set={"status": "gone"})
     await story.undo(await story.write("entity", marlena, dead))
@@ -318,7 +289,7 @@ async def test_what_was_taken_back_long_ago_is_not_written_again(story: Story) -
     assert (found.proposals, (await story.state(marlena))["status"]) == ([], "gone")
 
 
-async def test_who_was_deleted_or_undone_does_not_come_back_unasked(story: Story) -> None:
+async def test_a_deleted_item_is_not_created_again(story: Story) -> None:
     line = await story.line()
     bob = await story.make(Entity(kind="npc", name="Bob the Cook"), line=line)
     key = ItemKey(story.campaign_id, "entity", bob)
@@ -330,7 +301,7 @@ async def test_who_was_deleted_or_undone_does_not_come_back_unasked(story: Story
             "item_id": again,
             "operations": build_creation(Entity(kind="npc", name="Bob, the cook")),
         },
-        # What builds on him waits as well.
+        # Changes that depend on him wait too.
         {
             "kind": "fact",
             "item_id": fact_id,
@@ -341,7 +312,7 @@ async def test_who_was_deleted_or_undone_does_not_come_back_unasked(story: Story
     assert (found.drafts, kept, await story.state(again)) == ([], 1, {})
 
 
-async def test_what_can_not_be_keeps_nothing_else_from_being_written(story: Story) -> None:
+async def test_an_invalid_draft_does_not_stop_the_others(story: Story) -> None:
     names = [f"Name {number}" for number in range(50)]
     marlena = await story.make(Entity(kind="npc", name="Marlena", aliases=names))
     changes = [Operations(add={"aliases": ["One more"]}), Operations(set={"status": "dead"})]
@@ -351,7 +322,7 @@ async def test_what_can_not_be_keeps_nothing_else_from_being_written(story: Stor
     assert (len(state["aliases"]), state["status"]) == (50, "dead")
 
 
-async def test_nothing_that_is_gone_is_changed(story: Story) -> None:
+async def test_deleted_items_are_not_changed(story: Story) -> None:
     line = await story.line()
     bob = await story.make(Entity(kind="npc", name="Bob"), line=line)
     key = ItemKey(story.campaign_id, "entity", bob)
@@ -363,7 +334,7 @@ async def test_nothing_that_is_gone_is_changed(story: Story) -> None:
     assert (found, kept) == (Verdict([], []), 0)
 
 
-async def test_an_older_line_says_nothing_of_what_a_newer_one_came_to(story: Story) -> None:
+async def test_an_older_line_does_not_overwrite_a_newer_one(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena"))
     older, newer = await story.line(), await story.line()
     await story.write("entity", marlena, Operations(set={"status": "dead"}), line=newer)
@@ -379,7 +350,7 @@ def told(text: str, *, replaces: UUID | None = None, **more: Any) -> dict[str, A
     return {"kind": "fact", "item_id": new_id(), "operations": fact, "replaces": replaces}
 
 
-async def test_a_fact_that_is_known_is_not_told_again(story: Story) -> None:
+async def test_a_known_fact_is_not_added_again(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena"))
     await story.make(Fact(text="Owns the “Sigil”.", about_id=marlena))
     found, _ = await story.compact(
@@ -392,9 +363,7 @@ async def test_a_fact_that_is_known_is_not_told_again(story: Story) -> None:
 
 
 @pytest.mark.parametrize("actor", ["tool", "compactor"])
-async def test_a_newer_line_supersedes_a_fact_and_an_older_one_does_not(
-    story: Story, actor: Actor
-) -> None:
+async def test_only_newer_lines_supersede_a_fact(story: Story, actor: Actor) -> None:
     older, line, newer = [await story.line() for _ in range(3)]
     open_, ajar = [
         await story.make(Fact(text=text), actor=actor, line=line)
@@ -410,7 +379,7 @@ async def test_a_newer_line_supersedes_a_fact_and_an_older_one_does_not(
     assert (await story.state(ajar))["superseded_by"] is None
 
 
-async def test_of_facts_read_at_once_the_last_one_is_in_force(story: Story) -> None:
+async def test_the_last_of_several_facts_is_valid(story: Story) -> None:
     line = await story.line()
     open_ = await story.make(Fact(text="The door is open."), line=line)
     shut = told("The door is shut.", replaces=open_)
@@ -421,7 +390,7 @@ async def test_of_facts_read_at_once_the_last_one_is_in_force(story: Story) -> N
 
 
 @pytest.mark.parametrize("how", ["written", "edited", "locked"])
-async def test_a_fact_of_the_users_is_never_superseded(story: Story, how: str) -> None:
+async def test_a_fact_of_the_user_is_never_superseded(story: Story, how: str) -> None:
     line = await story.line()
     fact = await story.make(
         Fact(text="Holt lies.", locked=["text"] if how == "locked" else []),
@@ -440,14 +409,14 @@ async def test_a_fact_of_the_users_is_never_superseded(story: Story, how: str) -
     assert proposed.content.conflicts == {"text": "locked" if how == "locked" else "user"}
 
 
-async def test_a_secret_takes_nothing_from_what_others_know(story: Story) -> None:
+async def test_a_secret_does_not_supersede_public_facts(story: Story) -> None:
     public = await story.make(Fact(text="Holt is honest."), line=await story.line())
     secret = told("Holt lies.", replaces=public, audience=GM)
     found, _ = await story.compact(secret, line=await story.line())
     assert [each.item_id for each in found.drafts] == [secret["item_id"]]
 
 
-async def test_a_name_that_is_not_clear_is_asked_about(story: Story) -> None:
+async def test_an_ambiguous_name_is_proposed(story: Story) -> None:
     some = new_id()
     people = [
         await story.make(Entity(kind="npc", name="Holt")),
@@ -461,7 +430,7 @@ async def test_a_name_that_is_not_clear_is_asked_about(story: Story) -> None:
     assert row.audience == encode_audience([some])
 
 
-async def test_a_proposal_is_made_once_and_not_again_once_it_was_refused(story: Story) -> None:
+async def test_a_proposal_is_made_once_and_not_after_a_refusal(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena", locked=["status"]))
     first, second = await story.line(), await story.line()
     dead = {
@@ -477,7 +446,7 @@ async def test_a_proposal_is_made_once_and_not_again_once_it_was_refused(story: 
     assert (await story.compact(dead, line=second))[1] == 1
 
 
-async def test_no_more_proposals_wait_than_a_user_can_look_at(story: Story) -> None:
+async def test_open_proposals_have_a_maximum(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena", locked=["status", "wants"]))
     line = await story.line()
     many = [
@@ -490,7 +459,7 @@ async def test_no_more_proposals_wait_than_a_user_can_look_at(story: Story) -> N
     ]
     found, kept = await story.compact(*many, line=line)
     assert (len(found.proposals), kept) == (MAX_OPEN + 5, MAX_OPEN)
-    # One that has come true makes room.
+    # A proposal that became true makes room.
     await story.edit("entity", marlena, status="status 7")
     _, kept = await story.compact(*many[-2:], line=line)
     assert kept == 1

@@ -1,4 +1,4 @@
-"""Campaigns out into zip files, and in again: over HTTP, on both databases."""
+"""Export and import of campaigns as zip files."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ async def sent(
     account: Account, files: Mapping[str, bytes | str], name: str = "campaign.zip"
 ) -> httpx.Response:
     upload = {"file": (name, zipped(files), "application/zip")}
-    return await account.client.post("/api/v1/campaigns/import", files=upload)
+    return await account.ask("POST", "/campaigns/import", files=upload)
 
 
-async def imported(account: Account, files: Mapping[str, bytes | str]) -> Table:
+async def import_files(account: Account, files: Mapping[str, bytes | str]) -> Table:
     return Table(account, ok(await sent(account, files), 201))
 
 
-async def exported(table: Table, file_format: str) -> dict[str, bytes]:
+async def export_files(table: Table, file_format: str) -> dict[str, bytes]:
     answer = await table.ask("GET", "/export", params={"format": file_format})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/zip"
@@ -88,7 +88,7 @@ async def exported(table: Table, file_format: str) -> dict[str, bytes]:
 
 
 async def state(table: Table) -> dict[str, Any]:
-    """All that a campaign holds, with names for ids; of deleted items there are none."""
+    """Return the contents of a campaign with names instead of ids, without deleted items."""
     items = {kind: await every(table, f"/{kind}") for kind in KINDS}
     names = {
         item["id"]: f"{kind}: {item.get('name') or item.get('text') or item.get('title')}"
@@ -139,7 +139,7 @@ async def ledger(table: Table) -> list[dict[str, Any]]:
 
 
 async def world(table: Table) -> None:
-    """One of everything, with references between them."""
+    """Add one item of each kind, with references between them."""
     ids = await seagate(table)
     clock = await table.add("clocks", name="The tide", segments=4, filled=1, consequence="Flood")
     await table.add("clocks", name="The watch", visible=False, linked_id=clock["id"])
@@ -183,11 +183,11 @@ async def world(table: Table) -> None:
     await table.change(f"/entities/{ids['jake']}", attributes={"hp": 9}, locked=["attributes"])
     newest = (await table.get("/changes", limit=1))["items"][0]
     ok(await table.ask("POST", f"/changes/{newest['id']}/undo"))
-    ok(await table.ask("DELETE", f"/entities/{ids['hills']}"), 204)
+    await table.delete(f"/entities/{ids['hills']}")
 
 
-async def test_a_vault_becomes_a_campaign_that_begins_where_the_story_is(ada: Account) -> None:
-    table = await imported(ada, seagate_vault())
+async def test_a_vault_is_imported_at_the_present_of_its_story(ada: Account) -> None:
+    table = await import_files(ada, seagate_vault())
     view = table.campaign
     assert (view["name"], view["day"], view["time_of_day"]) == ("Seagate", 5, "morning")
     assert view["warnings"] == [
@@ -207,8 +207,8 @@ async def test_a_vault_becomes_a_campaign_that_begins_where_the_story_is(ada: Ac
     assert owes["note"] == "Owes Gareth a year of rent."
 
 
-async def test_where_jake_goes_decides_who_is_there(ada: Account) -> None:
-    table = await imported(ada, seagate_vault())
+async def test_the_place_of_the_player_decides_who_is_present(ada: Account) -> None:
+    table = await import_files(ada, seagate_vault())
     [jake] = (await table.get("/entities", kind="pc"))["items"]
     [hills] = (await table.get("/entities", q="Sunfall", kind="location"))["items"]
     await table.change(f"/entities/{jake['id']}", location_id=hills["id"])
@@ -217,12 +217,10 @@ async def test_where_jake_goes_decides_who_is_there(ada: Account) -> None:
     assert "Marlena" not in full.partition("### Active threads")[0]
 
 
-async def test_an_archive_gives_the_same_state_and_the_same_ledger(
-    ada: Account, table: Table
-) -> None:
+async def test_an_archive_restores_state_and_change_log(ada: Account, table: Table) -> None:
     await world(table)
-    files = await exported(table, "json")
-    copy = await imported(ada, files)
+    files = await export_files(table, "json")
+    copy = await import_files(ada, files)
     assert copy.campaign["warnings"] == []
     assert await state(copy) == await state(table)
     assert await ledger(copy) == await ledger(table)
@@ -231,7 +229,7 @@ async def test_an_archive_gives_the_same_state_and_the_same_ledger(
     old = {item["id"] for kind in KINDS for item in await every(table, f"/{kind}")}
     new = {item["id"] for kind in KINDS for item in await every(copy, f"/{kind}")}
     assert not old & new
-    again = await exported(copy, "json")
+    again = await export_files(copy, "json")
     assert files.keys() == again.keys()
     deleted = next(
         line
@@ -242,30 +240,26 @@ async def test_an_archive_gives_the_same_state_and_the_same_ledger(
     assert (await copy.get("/entities", q="Sunfall"))["items"]
 
 
-async def test_a_vault_gives_the_same_state_as_often_as_it_is_taken(
-    ada: Account, table: Table
-) -> None:
+async def test_a_vault_restores_the_state_again_and_again(ada: Account, table: Table) -> None:
     await world(table)
-    files = await exported(table, "vault")
-    copy = await imported(ada, files)
+    files = await export_files(table, "vault")
+    copy = await import_files(ada, files)
     assert copy.campaign["warnings"] == []
     assert await state(copy) == await state(table)
-    assert await exported(copy, "vault") == files
+    assert await export_files(copy, "vault") == files
 
 
-async def test_the_vault_of_the_fixtures_comes_back(ada: Account) -> None:
-    first = await imported(ada, seagate_vault())
-    files = await exported(first, "vault")
+async def test_the_example_vault_is_exported_again(ada: Account) -> None:
+    first = await import_files(ada, seagate_vault())
+    files = await export_files(first, "vault")
     assert set(seagate_vault("")) <= set(files)
-    second = await imported(ada, files)
+    second = await import_files(ada, files)
     assert await state(second) == await state(first)
-    assert await exported(second, "vault") == files
+    assert await export_files(second, "vault") == files
     assert (await second.get("/context"))["full"] == GOLDEN
 
 
-async def test_changes_stay_bound_to_the_messages_of_the_chats_that_come_along(
-    ada: Account, table: Table
-) -> None:
+async def test_changes_stay_linked_to_imported_messages(ada: Account, table: Table) -> None:
     character = await ada.new_character(alternate_greetings=["The door stays shut."])
     chat = await ada.new_chat(
         campaign_id=table.campaign["id"], character_ids=[character["id"]], title="One"
@@ -274,8 +268,8 @@ async def test_changes_stay_bound_to_the_messages_of_the_chats_that_come_along(
     [greeting, *_] = await ada.messages(chat["id"])
     cause = {"message_id": greeting["id"]}
     ok(await table.ask("PATCH", "", params=cause, json={"day": 9}))
-    files = await exported(table, "json")
-    copy = await imported(ada, files)
+    files = await export_files(table, "json")
+    copy = await import_files(ada, files)
     assert copy.campaign["day"] == 9
     [copied] = copy.campaign["chat_ids"]
     shown = await ada.messages(copied)
@@ -284,29 +278,27 @@ async def test_changes_stay_bound_to_the_messages_of_the_chats_that_come_along(
     assert [[each[k] for k in kept] for each in shown] == [
         [each[k] for k in kept] for each in before
     ]
-    view = ok(await ada.client.get(f"/api/v1/chats/{copied}"))
+    view = await ada.get(f"/chats/{copied}")
     assert (view["title"], view["character_ids"]) == ("One", [character["id"]])
-    path = f"/api/v1/messages/{shown[0]['id']}/siblings"
-    other = ok(await ada.client.get(path))["items"][1]
-    ok(await ada.client.post(f"/api/v1/messages/{other['id']}/activate", json={}))
+    path = f"/messages/{shown[0]['id']}/siblings"
+    other = (await ada.get(path))["items"][1]
+    await ada.post(f"/messages/{other['id']}/activate", {})
     assert (await copy.get())["day"] == 5
-    ok(await ada.client.post(f"/api/v1/messages/{shown[0]['id']}/activate", json={}))
+    await ada.post(f"/messages/{shown[0]['id']}/activate", {})
     assert (await copy.get())["day"] == 9
     assert (await table.get())["day"] == 9
 
 
-async def test_what_is_changed_by_hand_in_an_archive_is_a_change_of_its_import(
-    ada: Account, table: Table
-) -> None:
+async def test_edits_of_an_archive_are_changes_of_the_import(ada: Account, table: Table) -> None:
     await world(table)
-    files = await exported(table, "json")
+    files = await export_files(table, "json")
     people = json.loads(files["npcs.json"])
     [marlena] = [each for each in people if each["name"] == "Marlena"]
     marlena["status"] = "gone"
     del marlena["voice"]
     stranger = {"kind": "npc", "name": "Stranger"}
     files["npcs.json"] = json.dumps([marlena, stranger]).encode()
-    copy = await imported(ada, files)
+    copy = await import_files(ada, files)
     people = (await copy.get("/entities", kind="npc"))["items"]
     assert [(each["name"], each["status"]) for each in people] == [
         ("Marlena", "gone"),
@@ -317,10 +309,10 @@ async def test_what_is_changed_by_hand_in_an_archive_is_a_change_of_its_import(
     assert sorted(line["item"][1] for line in added) == ["Inspector Holt", "Marlena", "Stranger"]
 
 
-async def test_a_file_that_can_not_be_read_changes_nothing(ada: Account, table: Table) -> None:
+async def test_an_unreadable_file_changes_nothing(ada: Account, table: Table) -> None:
     await world(table)
-    files = await exported(table, "json")
-    before = ok(await ada.client.get("/api/v1/campaigns"))["items"]
+    files = await export_files(table, "json")
+    before = (await ada.get("/campaigns"))["items"]
     wrong: list[Mapping[str, bytes | str]] = [
         {"readme.txt": "hello"},
         {**files, "npcs.json": b"["},
@@ -346,15 +338,13 @@ async def test_a_file_that_can_not_be_read_changes_nothing(ada: Account, table: 
     for each in wrong:
         problem(await sent(ada, each), 422, "unreadable-campaign")
     upload = {"file": ("a.zip", b"no zip at all", "application/zip")}
-    answer = await ada.client.post("/api/v1/campaigns/import", files=upload)
+    answer = await ada.ask("POST", "/campaigns/import", files=upload)
     problem(answer, 422, "unreadable-campaign")
-    assert ok(await ada.client.get("/api/v1/campaigns"))["items"] == before
-    assert len(ok(await ada.client.get("/api/v1/chronicles"))["items"]) == 1
+    assert (await ada.get("/campaigns"))["items"] == before
+    assert len((await ada.get("/chronicles"))["items"]) == 1
 
 
-async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
-    ada: Account, table: Table
-) -> None:
+async def test_a_player_s_file_has_only_what_is_known(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     jake = ids["jake"]
     den = await table.add("entities", kind="location", name="The den", audience="gm")
@@ -372,16 +362,16 @@ async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
     for text, audience in (("One.", "public"), ("Two.", "gm"), ("Three.", [jake])):
         await ada.turn(chat, text=text, audience=audience)
 
-    async def exported(**query: str) -> dict[str, Any]:
-        answer = await ada.client.get(f"{table.path}/export", params=query)
+    async def export_files(**query: str) -> dict[str, Any]:
+        answer = await ada.ask("GET", f"{table.path}/export", params=query)
         assert answer.status_code == 200, answer.text
         return {name: data.decode() for name, data in unzipped(answer.content).items()}
 
-    files = await exported(viewpoint=jake)
+    files = await export_files(viewpoint=jake)
     assert "Moth" not in str(files)
     assert "The den" not in str(files)
     assert moth["id"] not in str(files)
-    for found in (files, await exported(viewpoint="public", format="vault")):
+    for found in (files, await export_files(viewpoint="public", format="vault")):
         assert "The Watch" in str(found)
         assert "Who tells?" in str(found)
         assert "Traitor" not in str(found)
@@ -396,34 +386,32 @@ async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
     [three] = [line for line in lines if line.get("text") == "Three."]
     [answered] = [line for line in lines if line["id"] == three["parent_id"]]
     assert answered["role"] == "assistant"
-    assert "Holt takes bribes." not in str(await exported(viewpoint="public"))
-    assert "Holt takes bribes." not in str(await exported(viewpoint="public", format="vault"))
-    whole = str(await exported(viewpoint="gm"))
+    assert "Holt takes bribes." not in str(await export_files(viewpoint="public"))
+    assert "Holt takes bribes." not in str(await export_files(viewpoint="public", format="vault"))
+    whole = str(await export_files(viewpoint="gm"))
     assert all(word in whole for word in ("Moth", "Traitor", "bridge_down"))
     made = ok(await sent(ada, files), 201)
     there = Table(ada, made)
     assert {each["name"] for each in (await there.get("/entities"))["items"]} == {
         "The Salty Sigil", "Sunfall Hills", "Marlena", "Inspector Holt", "Jake",
     }  # fmt: skip
-    chats = ok(await ada.client.get("/api/v1/chats"))["items"]
+    chats = (await ada.get("/chats"))["items"]
     [copy] = [each["id"] for each in chats if each["campaign_id"] == made["id"]]
     assert [line["text"] for line in await ada.messages(copy)][0::2] == ["One.", "Three."]
-    answer = await ada.client.get(f"{table.path}/export", params={"viewpoint": made["id"]})
+    answer = await ada.ask("GET", f"{table.path}/export", params={"viewpoint": made["id"]})
     problem(answer, 422, "validation-failed")
 
 
-async def test_a_clock_that_an_earlier_version_hid_is_the_game_masters(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_an_old_hidden_clock_is_for_the_gm(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path) as server, server.account() as ada:
-        made = await ada.client.post("/api/v1/campaigns", json={"name": "Seagate"})
-        table, database = Table(ada, ok(made, 201)), server.parts.database
+        made = await ada.post("/campaigns", {"name": "Seagate"}, 201)
+        table, database = Table(ada, made), server.parts.database
         for name, visible in (("The Traitor", False), ("The Watch", True)):
             await table.add("clocks", name=name, visible=visible)
         async with database.write() as session:
             await session.execute(update(CampaignItem).values(audience="public"))
         await migrate.downgrade(database, "2026_11_18")
         await migrate.upgrade(database)
-        answer = await ada.client.get(f"{table.path}/export", params={"viewpoint": "public"})
+        answer = await ada.ask("GET", f"{table.path}/export", params={"viewpoint": "public"})
         clocks = json.loads(unzipped(answer.content)["clocks.json"])
         assert [each["name"] for each in clocks] == ["The Watch"]

@@ -1,24 +1,15 @@
-"""Old scenes become chapters: of which scenes, for whom, and taken back with their messages."""
+"""Chapters of old scenes: their scenes, audiences and messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from backend.enrichment.outbox import CHAPTER
-from backend.jobs.models import Job
 from tests.fakes.openai_server import error, reply
-from tests.integration.campaigns.recorder import (
-    API,
-    Play,
-    Recorder,
-    model,
-    play,
-    server,
-    short_waits,
-)
+from tests.integration.campaigns.recorder import Play, Recorder, model, play, server, short_waits
+from tests.support.lost_processes import lose_lease
 from tests.support.server import Running, ok
 
 __all__ = ["model", "play", "server", "short_waits"]
@@ -28,15 +19,15 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_waits")]
 
 @pytest.fixture(autouse=True)
 async def _few_scenes(play: Play, model: Recorder) -> None:
-    """Of four scenes that are over, the first two become a chapter."""
+    """Make a chapter of the first two scenes when four are closed."""
     model.reset()
     model.task = "chapter"
     await play.table.change("", settings={"chapter_scenes": 3})
-    ok(await play.table.ask("DELETE", f"/scenes/{play.scene_id}"), 204)
+    await play.table.delete(f"/scenes/{play.scene_id}")
 
 
 async def scene_ids(play: Play) -> list[str]:
-    """The scenes of the campaign, in the order in which they were made."""
+    """Return the ids of the scenes, in order of creation."""
     return [each["id"] for each in (await play.table.get("/scenes"))["items"]]
 
 
@@ -45,9 +36,7 @@ def sections(context: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.every_database
-async def test_the_oldest_of_many_scenes_become_a_chapter_which_prompts_tell(
-    play: Play, model: Recorder
-) -> None:
+async def test_old_scenes_become_a_chapter_in_prompts(play: Play, model: Recorder) -> None:
     model.chapter = {"title": "The <b>break-in", "summary": "They stole\n\nthe {{ledger}}."}
     await play.end(1)
     said = await play.end(2)
@@ -75,7 +64,7 @@ async def test_the_oldest_of_many_scenes_become_a_chapter_which_prompts_tell(
     assert context["layers"]["cold"] == sum(cold)
 
 
-async def test_chapters_follow_each_other_and_no_scene_is_in_two(play: Play) -> None:
+async def test_no_scene_is_in_two_chapters(play: Play) -> None:
     for number in range(1, 8):
         await play.end(number)
     ids = await scene_ids(play)
@@ -83,9 +72,7 @@ async def test_chapters_follow_each_other_and_no_scene_is_in_two(play: Play) -> 
     assert told == [ids[:2], ids[2:4]]
 
 
-async def test_only_so_many_tokens_of_chapters_are_told_the_last_ones(
-    play: Play, model: Recorder
-) -> None:
+async def test_prompts_have_the_last_chapters_that_fit(play: Play, model: Recorder) -> None:
     for number in range(1, 7):
         model.chapter["summary"] = f"Before scene {number} " + "they ran and ran " * 20
         await play.end(number)
@@ -98,41 +85,41 @@ async def test_only_so_many_tokens_of_chapters_are_told_the_last_ones(
     assert "chapters" not in sections(await play.prompt())
 
 
-async def test_a_chapter_goes_with_its_messages_and_comes_back(play: Play, model: Recorder) -> None:
+async def test_a_chapter_follows_its_messages(play: Play, model: Recorder) -> None:
     await play.end(1)
     second = await play.end(2)
     await play.end(3)
     last = await play.end(4)
     other = await play.turn("", regenerate_of=last)
-    # The chapter is of scenes that are told still.
+    # The scenes of the chapter are still active.
     assert [each["title"] for each in await play.chapters()] == ["The break-in"]
     model.chapter = {"title": "Another", "summary": "They were caught."}
     await play.turn("", regenerate_of=second)
     assert await play.chapters() == []
     for message in (second, other):
-        ok(await play.ada.client.post(f"{API}/messages/{message}/activate"))
+        await play.ada.post(f"/messages/{message}/activate")
     assert [each["title"] for each in await play.chapters()] == ["The break-in"]
 
 
-async def test_a_fork_tells_the_chapter_too(play: Play) -> None:
+async def test_a_fork_has_the_chapter(play: Play) -> None:
     for number in range(1, 5):
         await play.end(number)
     last = (await play.ada.messages(play.chat))[-1]
-    path, body = f"{API}/chats/{play.chat}/fork", {"message_id": last["id"]}
-    fork = ok(await play.ada.client.post(path, json=body), 201)
-    ok(await play.ada.client.delete(f"{API}/chats/{play.chat}"), 204)
+    path, body = f"/chats/{play.chat}/fork", {"message_id": last["id"]}
+    fork = await play.ada.post(path, body, 201)
+    await play.ada.delete(f"/chats/{play.chat}")
     play.chat = fork["id"]
     assert len(await play.chapters()) == 1
     assert "They stole the ledger." in sections(await play.prompt())["chapters"]
 
 
 @pytest.mark.parametrize("way", ["DELETE", "undo"])
-async def test_a_chapter_that_its_user_took_back_is_not_made_again(play: Play, way: str) -> None:
+async def test_a_chapter_that_the_user_undid_is_not_made_again(play: Play, way: str) -> None:
     for number in range(1, 5):
         await play.end(number)
     [chapter] = await play.chapters()
     if way == "DELETE":
-        ok(await play.table.ask("DELETE", f"/chapters/{chapter['id']}"), 204)
+        await play.table.delete(f"/chapters/{chapter['id']}")
     else:
         change = (await play.changes())[0]
         ok(await play.table.ask("POST", f"/changes/{change['id']}/undo"))
@@ -142,9 +129,7 @@ async def test_a_chapter_that_its_user_took_back_is_not_made_again(play: Play, w
     assert [each["scene_ids"] for each in await play.chapters()] == [(await scene_ids(play))[2:4]]
 
 
-async def test_scenes_of_different_audiences_are_never_told_together(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_chapter_has_scenes_of_one_audience(play: Play, model: Recorder) -> None:
     model.kept["summary"] = "SECRET"
     await play.end(1, audience="gm")
     model.kept["summary"] = "They broke in."
@@ -155,17 +140,17 @@ async def test_scenes_of_different_audiences_are_never_told_together(
     assert "SECRET" not in "".join(model.told("chapter"))
 
 
-async def test_a_scene_that_is_for_fewer_takes_its_chapter_along(play: Play) -> None:
+async def test_limiting_a_message_limits_its_chapter(play: Play) -> None:
     said = await play.end(1)
     for number in range(2, 5):
         await play.end(number)
-    ok(await play.ada.client.patch(f"{API}/messages/{said}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{said}", {"audience": "gm"})
     assert [each["audience"] for each in await play.chapters()] == ["gm"]
     assert "chapters" not in sections(await play.prompt(viewpoint="public"))
     assert "chapters" in sections(await play.prompt())
 
 
-async def test_a_scene_that_its_user_hides_takes_its_chapter_along(play: Play) -> None:
+async def test_limiting_a_scene_limits_its_chapter(play: Play) -> None:
     for number in range(1, 5):
         await play.end(number)
     first, second, third, _ = await scene_ids(play)
@@ -185,7 +170,7 @@ async def test_a_scene_that_its_user_hides_takes_its_chapter_along(play: Play) -
         '{"title": "A", "summary": "I won\'t write this."}',
     ],
 )
-async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, broken: str) -> None:
+async def test_a_failed_chapter_is_retried(play: Play, model: Recorder, broken: str) -> None:
     model.fails = [error(500), reply(broken)]
     for number in range(1, 5):
         await play.end(number)
@@ -194,9 +179,7 @@ async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, b
     assert states == ["done", "failed", "failed"]
 
 
-async def test_what_changes_while_the_model_works_is_read_again(
-    play: Play, model: Recorder
-) -> None:
+async def test_scenes_that_change_meanwhile_are_read_again(play: Play, model: Recorder) -> None:
     for number in range(1, 4):
         await play.end(number)
     first, *_ = await scene_ids(play)
@@ -222,15 +205,7 @@ async def test_two_workers_make_one_chapter(play: Play, model: Recorder, server:
         await play.ada.turn(play.chat, text="Scene 4 is told.")
         ok(await play.table.ask("POST", f"/scenes/{scene['id']}/close"))
         await is_reached.wait()
-        # Its worker is taken for dead: another one takes the job, and this one may write no more.
-        async with server.parts.database.write() as session:
-            job = await session.scalar(
-                select(Job).where(Job.kind == CHAPTER, Job.payload.contains(play.chat))
-            )
-            assert job is not None
-            job.fence += 1
-            job.state = "queued"
-            job.lease_until = None
+        await lose_lease(server.parts.database, CHAPTER, play.chat)
     await play.at_rest()
     assert len(model.told("chapter")) >= 2
     assert len(await play.chapters()) == 1

@@ -1,4 +1,4 @@
-"""Items of campaigns in the index: by words, by meaning, and while true."""
+"""Campaign items in the search index."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from sqlalchemy import select
 
 from backend.campaigns.state.index_source import CampaignSource
 from backend.jobs.models import Job
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session, new_table
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import (
-    API,
     MODEL_FOLDER,
     points_of,
     preview,
@@ -27,9 +26,6 @@ from tests.support.memory import (
     take_turn,
 )
 from tests.support.server import Account, Running, ok, problem
-from tests.support.shared import ada, shared_url
-
-__all__ = ["ada", "shared_url"]
 
 pytestmark = [pytest.mark.anyio]
 
@@ -49,22 +45,8 @@ async def table(ada: Account) -> Table:
     return await new_table(ada)
 
 
-async def new_table(account: Account) -> Table:
-    body = {"name": "Seagate", "day": 5}
-    return Table(account, ok(await account.client.post(f"{API}/campaigns", json=body), 201))
-
-
-async def session_of(table: Table) -> str:
-    """A chat of the campaign's, with a character."""
-    character = await table.account.new_character()
-    chat = await table.account.new_chat(
-        character_ids=[character["id"]], campaign_id=table.campaign["id"]
-    )
-    return str(chat["id"])
-
-
 async def found(table: Table, words: str, **query: Any) -> list[str]:
-    """Texts that hold one of the words, with their titles."""
+    """Return titles and texts of items that contain one of the words."""
     items = await search(table.account, words, sources="campaign", **query)
     return [f"{each['title']}: {each['text']}" for each in items if "sparse" in each["scores"]]
 
@@ -74,16 +56,14 @@ def said(texts: Iterable[str], part: str) -> bool:
 
 
 @pytest.mark.every_database
-async def test_items_are_found_by_their_words_while_they_count(
-    table: Table, server: Running
-) -> None:
+async def test_current_items_are_found_by_their_words(table: Table, server: Running) -> None:
     holt = await table.add(
         "entities", kind="npc", name="Inspector Holt", aliases=["Bloodhound"], role="inspector",
         attributes={"inventory": ["a cracked monocle"], "hp": 7},
     )  # fmt: skip
     fact = await table.add("facts", text="The harbour freezes in Frostfall.", about_id=holt["id"])
     await table.add("threads", title="The Fading Muffle", summary="Bells lose their clappers.")
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     assert said(await found(table, "bloodhound"), "Inspector Holt: npc, inspector, active")
     assert said(await found(table, "monocle", chat_id=chat), "a cracked monocle")
@@ -92,7 +72,7 @@ async def test_items_are_found_by_their_words_while_they_count(
 
     newer = await table.add("facts", text="The harbour is open all year round.")
     await table.change(f"/facts/{fact['id']}", superseded_by=newer["id"])
-    assert await found(table, "frostfall") == []  # before the index knows of it, too
+    assert await found(table, "frostfall") == []  # before the index is updated, too
     await settled(server)
     assert await found(table, "frostfall") == []
     points = await points_of(
@@ -104,14 +84,12 @@ async def test_items_are_found_by_their_words_while_they_count(
     ok(await table.ask("POST", f"/changes/{change['id']}/undo"))
     await settled(server)
     assert said(await found(table, "frostfall"), "Frostfall")
-    ok(await table.ask("DELETE", f"/entities/{holt['id']}"), 204)
+    await table.delete(f"/entities/{holt['id']}")
     assert await found(table, "bloodhound") == []
     assert await found(table, "frostfall") == [": The harbour freezes in Frostfall."]
 
 
-async def test_an_entity_says_where_it_is_and_what_is_known_of_it(
-    table: Table, server: Running
-) -> None:
+async def test_an_entity_shows_its_place_and_facts(table: Table, server: Running) -> None:
     vault = await table.add("entities", kind="location", name="The Vault", audience="gm")
     holt = await table.add(
         "entities", kind="npc", name="Holt", role="bloodhound", location_id=vault["id"]
@@ -129,14 +107,14 @@ async def test_an_entity_says_where_it_is_and_what_is_known_of_it(
 
 
 @pytest.mark.every_database
-async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server: Running) -> None:
+async def test_closed_scenes_and_chapters_are_found(table: Table, server: Running) -> None:
     over = await table.add(
         "scenes", title="The mill", summary="They burned the windmill.", key_moments=["A spark."]
     )
     secret = await table.add(
         "chapters", title="The fire", summary="The windmill was Holt's.", audience="gm"
     )
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     assert await found(table, "windmill") == ["The fire: Chapter\nThe windmill was Holt's."]
     await table.change(f"/scenes/{over['id']}", status="closed")
@@ -144,7 +122,7 @@ async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server:
     scene = "The mill: Scene, over\nThey burned the windmill.\nA spark."
     assert scene in await found(table, "windmill")
     assert await found(table, "windmill", viewpoint="public") == [scene]
-    # Those that the prompt tells in any case are not remembered beside it.
+    # Memories do not repeat the scenes and chapters of the prompt.
     context = await preview(table.account, chat, "Who burned the windmill?")
     assert remembered(context, "campaign") == []
     await table.change("", settings={"chapter_tokens": 0})
@@ -157,7 +135,7 @@ async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server:
     }  # fmt: skip
     await table.change(f"/scenes/{over['id']}", status="open")
     assert await found(table, "spark") == []
-    ok(await table.ask("DELETE", f"/chapters/{secret['id']}"), 204)
+    await table.delete(f"/chapters/{secret['id']}")
     assert await found(table, "windmill") == []
     await settled(server)
     await reconcile(server)
@@ -165,13 +143,11 @@ async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server:
     assert await found(table, "windmill") == []
 
 
-async def test_a_chapter_that_the_prompt_has_no_room_for_is_found(
-    table: Table, server: Running
-) -> None:
+async def test_a_chapter_without_room_is_found(table: Table, server: Running) -> None:
     await table.add("chapters", title="The fire", summary="They burned the windmill. " * 20)
     await table.add("chapters", title="The flood", summary="They drowned the windmill.")
     await table.change("", settings={"chapter_tokens": 60})
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     context = await preview(table.account, chat, "Who burned the windmill?")
     (told,) = [each["text"] for each in context["items"] if each["kind"] == "chapters"]
@@ -180,9 +156,9 @@ async def test_a_chapter_that_the_prompt_has_no_room_for_is_found(
     assert text.startswith("The fire: Chapter\nThey burned the windmill.")
 
 
-async def test_a_beat_of_a_scene_is_no_work_for_the_index(table: Table, server: Running) -> None:
+async def test_a_beat_of_a_scene_makes_no_index_jobs(table: Table, server: Running) -> None:
     await table.add("scenes", title="The mill")
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     jobs = select(Job.id).where(Job.lane == UUID(table.campaign["id"]))
     async with server.parts.database.read() as session:
@@ -193,9 +169,7 @@ async def test_a_beat_of_a_scene_is_no_work_for_the_index(table: Table, server: 
     assert after <= before
 
 
-async def test_the_nightly_comparison_finds_nothing_to_mend_and_a_deleted_campaign_leaves_nothing(
-    table: Table, server: Running
-) -> None:
+async def test_reconciling_keeps_points_until_deletion(table: Table, server: Running) -> None:
     old = await table.add("facts", text="The bridge stands.")
     new = await table.add("facts", text="The bridge has fallen.")
     await table.change(f"/facts/{old['id']}", superseded_by=new["id"])
@@ -216,14 +190,12 @@ async def test_the_nightly_comparison_finds_nothing_to_mend_and_a_deleted_campai
     await reconcile(server)
     await settled(server)
     assert await campaign_points() == before
-    ok(await table.ask("DELETE", ""), 204)
+    await table.delete()
     await settled(server)
     assert await campaign_points() == {}
 
 
-async def test_a_search_from_a_viewpoint_finds_what_that_one_may_know(
-    table: Table, server: Running
-) -> None:
+async def test_a_search_respects_the_viewpoint(table: Table, server: Running) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     holt = (await table.add("entities", kind="npc", name="Holt", audience="gm"))["id"]
     await table.add("facts", text="The vault code is 7734.", audience="gm", about_id=holt)
@@ -242,24 +214,22 @@ async def test_a_search_from_a_viewpoint_finds_what_that_one_may_know(
     ]
     assert await found(table, "vault", viewpoint="public") == [": The vault is below the bank."]
     assert await found(table, "holt", viewpoint="public") == []
-    chat = await session_of(table)
+    chat = await new_session(table)
     plain = str((await table.account.new_chat())["id"])
     assert len(await found(table, "vault", viewpoint=jake, chat_id=chat)) == 2
     for query in ({"viewpoint": "nobody"}, {"viewpoint": jake, "chat_id": plain},
                   {"viewpoint": chat}):  # fmt: skip
-        answer = await table.account.client.get(f"{API}/search", params={"q": "vault", **query})
+        answer = await table.account.ask("GET", "/search", params={"q": "vault", **query})
         problem(answer, 422, "validation-failed")
 
 
-async def test_what_the_state_block_tells_is_not_repeated_among_the_memories(
-    table: Table, server: Running
-) -> None:
+async def test_memories_do_not_repeat_the_state_block(table: Table, server: Running) -> None:
     shop = await table.add("entities", kind="location", name="The Salty Sigil")
     await table.add("entities", kind="pc", name="Jake", location_id=shop["id"])
     await table.add("facts", text="The sigil on the door glows at dusk.", about_id=shop["id"])
     far = await table.add("entities", kind="location", name="Sunfall Hills")
     await table.add("facts", text="A sigil stone stands at dusk hill.", about_id=far["id"])
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     context = await preview(table.account, chat, "Where does a sigil glow on the door at dusk?")
     whole = "\n".join(message["text"] for message in context["prompt"])
@@ -267,10 +237,8 @@ async def test_what_the_state_block_tells_is_not_repeated_among_the_memories(
     assert remembered(context, "campaign") == ["Sunfall Hills: A sigil stone stands at dusk hill."]
 
 
-async def test_a_line_from_long_ago_comes_with_what_became_of_it(
-    table: Table, server: Running
-) -> None:
-    chat = await session_of(table)
+async def test_an_old_line_comes_with_its_consequences(table: Table, server: Running) -> None:
+    chat = await new_session(table)
     await table.change("", settings={"summaries": False})
     reply = await take_turn(table.account, chat, text="The drawbridge of Marrow is down.")
     made = await table.ask("POST", f"/facts?message_id={reply}", json={"text": "One can cross."})
@@ -294,10 +262,8 @@ async def test_a_line_from_long_ago_comes_with_what_became_of_it(
     assert told.index("the flood took it") < told.index("drawbridge of Marrow is down")
 
 
-async def test_a_fact_knows_the_lines_that_it_was_made_from_while_they_count(
-    table: Table, server: Running
-) -> None:
-    chat = await session_of(table)
+async def test_a_fact_knows_its_source_lines(table: Table, server: Running) -> None:
+    chat = await new_session(table)
     reply = await take_turn(table.account, chat, text="The drawbridge of Marrow is down.")
     made = await table.ask("POST", f"/facts?message_id={reply}", json={"text": "One can cross."})
     fact = UUID(ok(made, 201)["id"])
@@ -309,7 +275,7 @@ async def test_a_fact_knows_the_lines_that_it_was_made_from_while_they_count(
     ]
 
 
-async def test_what_was_said_once_in_the_third_round_is_in_the_prompt_of_the_fourteenth(
+async def test_a_fact_of_round_3_is_found_later(
     sqlite_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if not (MODEL_FOLDER / "model.onnx").is_file():
@@ -318,7 +284,7 @@ async def test_what_was_said_once_in_the_third_round_is_in_the_prompt_of_the_fou
     folder = tmp_path_factory.mktemp("data")
     async with remembering(sqlite_url, folder, **settings) as server, server.account() as ada:
         table = await new_table(ada)
-        chat = await session_of(table)
+        chat = await new_session(table)
         for number in range(13):
             await take_turn(ada, chat, text=f"/demo long 12 the rain falls on roof {number}")
             if number == 2:

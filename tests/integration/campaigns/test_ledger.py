@@ -1,8 +1,7 @@
-"""The state of a campaign against a fold from scratch, whatever its chats' paths do."""
+"""The stored state of a campaign compared with a fold of its changes, on random paths."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -37,6 +36,7 @@ from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
+EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -66,7 +66,7 @@ STEPS = st.lists(
 
 @dataclass
 class Line:
-    """What the model knows of a change. `told_by` are its message and that one's copies."""
+    """A change in the reference model. `told_by` contains its message and the copies of it."""
 
     id: UUID
     item: UUID
@@ -78,7 +78,7 @@ class Line:
 
 @dataclass
 class World:
-    """A campaign with its sessions, and the ledger as a list that can't go wrong."""
+    """A campaign with its chats, and its ledger as a simple list."""
 
     database: Database
     groves: list[Grove]
@@ -91,7 +91,7 @@ class World:
         return self.groves[0].identity
 
     def told(self) -> set[UUID]:
-        """Messages on the active path of any session."""
+        """Return the messages on the active path of any chat."""
         return {key for grove in self.groves for key in grove.expected.path(grove.expected.leaf)}
 
     def counting(self, *, through: int | None = None) -> list[Line]:
@@ -156,7 +156,7 @@ async def made(database: Database) -> World:
 
 
 def operations(kind: str, place: int, *, flag: bool) -> Operations:
-    """Some change of an item of that kind."""
+    """Return a change for an item of this kind."""
     if kind == "clock":
         return Operations(add={"filled": place % 3}) if flag else Operations(remove={"filled": 1})
     changes = [
@@ -220,7 +220,7 @@ async def fork(world: World, grove: Grove, key: UUID) -> None:
 
 
 async def restore(world: World, version: int) -> None:
-    """What the state was then is what it is now; its changes are the ledger's newest."""
+    """Restore a version; compare the state and add its changes to the model."""
     then = {
         item: fold(kind, [x.operations for x in world.counting(through=version) if x.item == item])  # type: ignore[arg-type]
         for item, kind in world.items.items()
@@ -242,20 +242,6 @@ async def restore(world: World, version: int) -> None:
                 assert state == then[item.id] or not (item.exists or then[item.id].get(EXISTS))
 
 
-@pytest.fixture
-async def sqlite(sqlite_url: str) -> AsyncIterator[Database]:
-    database = Database(sqlite_url)
-    yield database
-    await database.dispose()
-
-
-@pytest.fixture
-async def postgres(postgres_url: str) -> AsyncIterator[Database]:
-    database = Database(postgres_url)
-    yield database
-    await database.dispose()
-
-
 async def play(database: Database, steps: list[tuple[str, int, int, bool]]) -> None:
     world = await made(database)
     for name, which, place, flag in steps:
@@ -263,32 +249,24 @@ async def play(database: Database, steps: list[tuple[str, int, int, bool]]) -> N
         await world.check()
 
 
-@settings(
-    max_examples=rounds(10, 60),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(EXAMPLES, max_examples=rounds(10, 60))
 @given(STEPS)
-async def test_the_state_is_what_a_fold_from_scratch_says(
+async def test_the_state_equals_a_fold_of_all_changes(
     sqlite: Database, steps: list[tuple[str, int, int, bool]]
 ) -> None:
     await play(sqlite, steps)
 
 
 @pytest.mark.postgres
-@settings(
-    max_examples=rounds(3, 20),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(EXAMPLES, max_examples=rounds(3, 20))
 @given(STEPS)
-async def test_the_state_is_what_a_fold_from_scratch_says_on_postgresql_too(
+async def test_the_state_equals_a_fold_on_postgresql(
     postgres: Database, steps: list[tuple[str, int, int, bool]]
 ) -> None:
     await play(postgres, steps)
 
 
-async def test_what_a_swipe_left_behind_comes_back_with_it(database: Database) -> None:
+async def test_changes_come_back_with_their_swipe(database: Database) -> None:
     world = await made(database)
     grove = world.groves[0]
     reply = await grove.append("The clock ticks.")
@@ -304,9 +282,7 @@ async def test_what_a_swipe_left_behind_comes_back_with_it(database: Database) -
         assert (await session.get_one(CampaignItem, clock)).exists
 
 
-async def test_a_path_that_moves_without_a_key_is_followed_when_there_is_one(
-    database: Database,
-) -> None:
+async def test_a_path_that_moved_without_a_key_is_followed_later(database: Database) -> None:
     world = await made(database)
     grove = world.groves[0]
     reply = await grove.append("The clock ticks.")

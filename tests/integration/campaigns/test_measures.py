@@ -1,4 +1,4 @@
-"""What a campaign's memory takes and saves: `GET /campaigns/{id}/memory`."""
+"""Costs and savings of a campaign's memory: `GET /campaigns/{id}/memory`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from backend.jobs.models import Job
 from backend.turns.models import Turn
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session
 from tests.support.memory import working
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, problem, running
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -32,7 +32,7 @@ LINE = "The tide turns under the pier, and somebody laughs where nobody should b
 
 
 class Teller(OpenAIServer):
-    """Tells lines; what else it is asked for fails so often, and is a summary then."""
+    """Answers turns. Other requests fail `failures` times, then return a summary."""
 
     failures = 0
 
@@ -66,25 +66,14 @@ async def server(
 ) -> AsyncGenerator[Running]:
     told = {MODEL_ID: ListedModel(name=MODEL_ID, price=Price(input=2, output=8))}
     registry = ModelRegistry(
-        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, told=told
+        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, figures=told
     )
     folder = tmp_path_factory.mktemp("data")
-    async with (
-        running(shared_url, folder, registry=registry) as server,
-        working(server.parts),
-    ):
+    async with running(shared_url, folder, registry=registry) as server, working(server.parts):
         yield server
 
 
-async def new_chat(table: Table) -> str:
-    character = await table.account.new_character(name="Mara", first_mes="")
-    chat = await table.account.new_chat(
-        campaign_id=table.campaign["id"], character_ids=[character["id"]]
-    )
-    return str(chat["id"])
-
-
-async def at_rest(server: Running) -> None:
+async def wait_for_jobs(server: Running) -> None:
     async def is_done() -> bool:
         query = select(func.count()).where(Job.kind.like("enrichment.%"), Job.state != "dead")
         async with server.parts.database.read() as session:
@@ -93,15 +82,15 @@ async def at_rest(server: Running) -> None:
     await until(is_done)
 
 
-async def test_a_long_campaign_saves_what_its_summary_stands_for(
+async def test_a_long_campaign_saves_tokens_with_its_summary(
     server: Running, ada: Account, table: Table, model: Teller
 ) -> None:
     await table.change("", settings={"memory_interval": 1})
-    chat = await new_chat(table)
+    chat = await new_session(table, first_mes="")
     assert (await table.get("/memory"))["replies"] == 0
     for place in range(9):
         await ada.turn(chat, text=f"{place}. {LINE}")
-        await at_rest(server)
+        await wait_for_jobs(server)
 
     seen = await table.get("/memory")
     prompts = seen["prompts"]
@@ -109,7 +98,7 @@ async def test_a_long_campaign_saves_what_its_summary_stands_for(
     assert [each["whole_tokens"] for each in prompts] == sorted(
         each["whole_tokens"] for each in prompts
     )
-    # At first there is nothing but the state block; later the summary stands for most of it.
+    # At first there is only the state block; later the summary replaces most lines.
     assert prompts[0]["whole_tokens"] == 0 < prompts[0]["sent_tokens"]
     assert prompts[-1]["sent_tokens"] < prompts[-1]["whole_tokens"]
     assert seen["whole_tokens"] == sum(each["whole_tokens"] for each in prompts)
@@ -134,10 +123,10 @@ async def test_a_long_campaign_saves_what_its_summary_stands_for(
     assert seen["tokens"] == 100 * work["runs"]
 
 
-async def test_failures_are_shown_with_the_job_that_tries_again(
+async def test_failures_are_shown_with_the_job_that_retries(
     server: Running, ada: Account, table: Table, model: Teller
 ) -> None:
-    chat = await new_chat(table)
+    chat = await new_session(table, first_mes="")
     model.failures = 10**6
     await table.change("", settings={"memory_interval": 1})
     for _ in range(5):
@@ -151,16 +140,14 @@ async def test_failures_are_shown_with_the_job_that_tries_again(
     assert problem_["chat_id"] == chat
     assert problem_["job"]["state"] in {"queued", "running"}
     model.failures = 0
-    await at_rest(server)
+    await wait_for_jobs(server)
     seen = await table.get("/memory")
     assert seen["failures"] >= 1
     assert {each["job"] for each in seen["problems"]} == {None}
 
 
-async def test_percentiles_and_days_are_of_this_campaign_alone(
-    server: Running, ada: Account, table: Table
-) -> None:
-    chat, campaign = UUID(await new_chat(table)), UUID(table.campaign["id"])
+async def test_figures_are_of_one_campaign(server: Running, ada: Account, table: Table) -> None:
+    chat, campaign = UUID(await new_session(table, first_mes="")), UUID(table.campaign["id"])
     async with server.parts.database.write() as session:
         owner = (await session.get_one(Chat, chat)).user_id
         at = now()
@@ -194,7 +181,7 @@ async def test_percentiles_and_days_are_of_this_campaign_alone(
     assert days == [(at - timedelta(days=40)).date(), at.date()]
 
 
-async def test_conflicts_are_counted_by_what_was_decided(server: Running, table: Table) -> None:
+async def test_conflicts_are_counted_by_state(server: Running, table: Table) -> None:
     campaign = UUID(table.campaign["id"])
     async with server.parts.database.write() as session:
         owner = (await session.get_one(Campaign, campaign)).user_id
@@ -213,20 +200,18 @@ async def test_conflicts_are_counted_by_what_was_decided(server: Running, table:
     assert (await table.get("/memory"))["conflicts"] == {"open": 2, "accepted": 0, "refused": 1}
 
 
-async def test_a_plain_chat_notes_nothing_and_a_stranger_sees_nothing(
-    server: Running, ada: Account, table: Table
-) -> None:
+async def test_plain_chats_store_no_figures(server: Running, ada: Account, table: Table) -> None:
     chat = await ada.new_chat()
     await ada.turn(chat["id"], text="Hello.")
     async with server.parts.database.read() as session:
         query = select(Turn.path_tokens).where(Turn.chat_id == UUID(chat["id"]))
         assert list(await session.scalars(query)) == [None]
-    path = f"/api/v1/campaigns/{new_id()}/memory"
-    problem(await ada.client.get(path), 404, "campaign-not-found")
+    path = f"/campaigns/{new_id()}/memory"
+    problem(await ada.ask("GET", path), 404, "campaign-not-found")
 
 
 async def test_runs_outlive_their_campaign(server: Running, ada: Account, table: Table) -> None:
-    chat = UUID(await new_chat(table))
+    chat = UUID(await new_session(table, first_mes=""))
     async with server.parts.database.write() as session:
         owner = (await session.get_one(Chat, chat)).user_id
         run = EnrichmentRun(
@@ -240,6 +225,6 @@ async def test_runs_outlive_their_campaign(server: Running, ada: Account, table:
             to_position=1,
         )
         session.add(run)
-    ok(await table.ask("DELETE", ""), 204)
+    await table.delete()
     async with server.parts.database.read() as session:
         assert (await session.get_one(EnrichmentRun, run.id)).campaign_id is None

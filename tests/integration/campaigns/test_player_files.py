@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from tests.fakes.openai_server import DONE, OpenAIServer, chunk, stream
+from tests.fakes.openai_server import DONE, chunk, stream
 from tests.integration.campaigns.seagate import Table
 from tests.support.compacting import Compactor, Evening, evening, model
 from tests.support.memory import (
-    API,
-    embedding,
     preview,
-    remembering,
     search,
     set_chat,
     settled,
     take_turn,
 )
-from tests.support.models import asking
+from tests.support.memory import remembering_server as server
 from tests.support.server import Account, Running, ok
-from tests.support.shared import ada, shared_url
 from tests.support.zips import unzipped, zipped
 
-__all__ = ["ada", "model", "shared_url"]
+__all__ = ["model", "server"]
 
 pytestmark = [pytest.mark.anyio]
 
 ASKED = "Where is the obsidian ledger?"
-"""Finds whatever was planted: all of it speaks of the obsidian ledger."""
+"""A question that finds all planted texts."""
 
 PRIVATE = {
     "alone", "attribute number", "attribute object", "attribute in a list", "bare word", "branch",
@@ -40,18 +35,18 @@ PRIVATE = {
     "resolved echo", "scene mood", "scene variant", "thought", "unknown attribute", "last dice",
     "play of no rules", "before",
 }  # fmt: skip
-"""Sources that only the game master's file has, although the audience of each is the player's."""
+"""Sources that are only in the game master's file, although players may know them."""
 
 
 class Markers:
-    """A word for each source of text, and where it is found."""
+    """A marker for each source of text."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.by_source: dict[str, str] = {}
 
     def word(self, source: str) -> str:
-        """The marker of a source alone."""
+        """Return the marker of a source."""
         return self.by_source.setdefault(source, f"{self.prefix}{source}q".replace(" ", ""))
 
     def text(self, source: str) -> str:
@@ -64,18 +59,6 @@ class Markers:
     def found(self, *where: Any) -> set[str]:
         text = json.dumps(where, default=str)
         return {source for source, marker in self.by_source.items() if marker in text}
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Compactor
-) -> AsyncGenerator[Running]:
-    folder = tmp_path_factory.mktemp("data")
-    async with (
-        OpenAIServer() as vectors,
-        remembering(shared_url, folder, **asking(model), **embedding(vectors)) as server,
-    ):
-        yield server
 
 
 async def plant(table: Table, told: Markers, place: str, jake: str, audience: Any) -> None:
@@ -135,17 +118,17 @@ async def plant(table: Table, told: Markers, place: str, jake: str, audience: An
             "glossary", term=told.word(term), definition=text(meaning), status=status, **more
         )
     gone = await table.add("facts", text=text("deleted"), **more)
-    ok(await table.ask("DELETE", f"/facts/{gone['id']}"), 204)
+    await table.delete(f"/facts/{gone['id']}")
     before = await table.add("facts", text=text("before"), **more)
     await table.change(f"/facts/{before['id']}", text="A fact that was put right.")
 
 
 async def plant_events(account: Account, path: str, told: Markers, audience: Any) -> None:
-    """An event of the day, and one that another event has superseded."""
+    """Add an event of today, and a superseded one."""
 
     async def event(**fields: Any) -> str:
         body = {"audience": audience, **fields}
-        return str(ok(await account.client.post(f"{path}/events", json=body), 201)["id"])
+        return str((await account.post(f"{path}/events", body, 201))["id"])
 
     await event(
         summary=told.text("event"), day=5, time=told.text("event time"),
@@ -154,11 +137,11 @@ async def plant_events(account: Account, path: str, told: Markers, audience: Any
     )  # fmt: skip
     old = await event(summary=told.text("old event"))
     later = {"superseded_by": await event(summary="The ledger is back.")}
-    ok(await account.client.patch(f"{path}/events/{old}", json=later))
+    await account.patch(f"{path}/events/{old}", later)
 
 
 async def plant_lines(there: Evening, told: Markers, model: Compactor, audience: Any) -> None:
-    """A line and its reply, a reply that was swiped away, and a line that is hidden."""
+    """Add a line, its reply, an inactive reply and a hidden line."""
     account, chat = there.ada, there.chat
     viewpoint = audience if audience == "public" else audience[0]
     for_them = {"audience": audience, "viewpoint": viewpoint}
@@ -173,13 +156,13 @@ async def plant_lines(there: Evening, told: Markers, model: Compactor, audience:
     await take_turn(account, chat, regenerate_of=swiped, viewpoint=viewpoint)
     await take_turn(account, chat, text=told.text("hidden line"), **for_them)
     hidden = (await account.messages(chat))[-2]
-    path = f"{API}/messages/{hidden['id']}"
-    ok(await account.client.patch(path, json={"hidden": True}))
+    path = f"/messages/{hidden['id']}"
+    await account.patch(path, {"hidden": True})
     await there.compacted()
 
 
-async def files_of(table: Table, viewpoint: str) -> dict[str, dict[str, str]]:
-    """The files of a viewpoint in both forms."""
+async def export_files(table: Table, viewpoint: str) -> dict[str, dict[str, str]]:
+    """Return the files of a viewpoint in both formats."""
     found: dict[str, dict[str, str]] = {}
     for form in ("json", "vault"):
         answer = await table.ask("GET", "/export", params={"format": form, "viewpoint": viewpoint})
@@ -188,12 +171,10 @@ async def files_of(table: Table, viewpoint: str) -> dict[str, dict[str, str]]:
     return found
 
 
-async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_contain(
-    ada: Account, server: Running, model: Compactor
-) -> None:
+async def test_files_have_only_known_texts(ada: Account, server: Running, model: Compactor) -> None:
     settings = {"summaries": False, "tools": False}
     body = {"name": "Seagate", "day": 5, "rules": "blades", "settings": settings}
-    table = Table(ada, ok(await ada.client.post(f"{API}/campaigns", json=body), 201))
+    table = Table(ada, await ada.post("/campaigns", body, 201))
     shop = (await table.add("entities", kind="location", name="The Salty Sigil"))["id"]
     public, jakes = Markers("pq"), Markers("jqx")
     jake = (
@@ -221,12 +202,12 @@ async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_c
     )
     there = await evening(server, table)
     chat = there.chat
-    ok(await ada.client.patch(f"{API}/chats/{chat}", json={"title": public.text("chat title")}))
-    chronicle = ok(await ada.client.get(f"{API}/chats/{chat}/settings"))["chronicle_id"]
+    await ada.patch(f"/chats/{chat}", {"title": public.text("chat title")})
+    chronicle = (await ada.get(f"/chats/{chat}/settings"))["chronicle_id"]
     seen: dict[str, list[Any]] = {}
     for viewpoint, told, audience in (("public", public, "public"), (jake, jakes, [jake])):
         await plant(table, told, shop, jake, audience)
-        await plant_events(ada, f"{API}/chronicles/{chronicle}", told, audience)
+        await plant_events(ada, f"/chronicles/{chronicle}", told, audience)
         await set_chat(ada, chat, memory={"min_relevance": 0}, names=True)
         await settled(server)
         asked = len(model.requests)
@@ -244,17 +225,17 @@ async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_c
         prompts = [each.body for each in model.requests[asked:] if "messages" in each.body]
         seen[viewpoint] = [*seen.get("public", []), *shown, *prompts]
 
-    whole = await files_of(table, "gm")
+    whole = await export_files(table, "gm")
     for viewpoint, known in (("public", [public]), (jake, [public, jakes])):
-        files = await files_of(table, viewpoint)
+        files = await export_files(table, viewpoint)
         for told in known:
             assert told.found(files) - told.found(seen[viewpoint]) == set()
-            # The file has all the rest.
+            # The file contains all other sources.
             assert set(told.by_source) - told.found(files) == PRIVATE & set(told.by_source)
             assert told.found(whole) == set(told.by_source)
         for form in files.values():
             upload = {"file": ("player.zip", zipped(form), "application/zip")}
-            ok(await ada.client.post(f"{API}/campaigns/import", files=upload), 201)
+            ok(await ada.ask("POST", "/campaigns/import", files=upload), 201)
         if viewpoint == "public":
             assert jakes.found(files) == set()
         state = await table.get("/state", viewpoint=viewpoint)

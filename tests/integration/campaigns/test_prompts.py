@@ -1,4 +1,4 @@
-"""What a campaign puts into the prompts of its chats, and keeps with their replies."""
+"""State blocks and facts of a campaign in the prompts of its chats."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from tests.support.server import Account, ok, problem
 
 pytestmark = [pytest.mark.anyio]
 
-SMALL = {"history": 400}
-
 
 async def _last(ada: Account, chat_id: str) -> dict[str, Any]:
     return (await ada.messages(chat_id))[-1]
@@ -21,14 +19,12 @@ async def _last(ada: Account, chat_id: str) -> dict[str, Any]:
 
 async def _context(ada: Account, chat_id: str) -> dict[str, Any]:
     reply = await _last(ada, chat_id)
-    answer = await ada.client.get(f"/api/v1/messages/{reply['id']}/context")
-    context: dict[str, Any] = ok(answer)
+    answer = await ada.get(f"/messages/{reply['id']}/context")
+    context: dict[str, Any] = answer
     return context
 
 
-async def test_the_first_turn_has_the_full_block_and_the_next_the_light_one(
-    ada: Account, table: Table
-) -> None:
+async def test_the_full_state_block_is_followed_by_light_ones(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
     assert (await table.get("/context", chat_id=chat["id"], text="continue"))["form"] == "full"
@@ -61,7 +57,7 @@ async def test_the_first_turn_has_the_full_block_and_the_next_the_light_one(
     assert {each["injected_context"] for each in users} == {None}
 
 
-async def test_another_swipe_has_the_block_that_its_line_had(ada: Account, table: Table) -> None:
+async def test_a_swipe_has_the_state_block_of_its_line(ada: Account, table: Table) -> None:
     await seagate(table)
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
     await ada.turn(chat["id"], text="I come in.")
@@ -70,16 +66,13 @@ async def test_another_swipe_has_the_block_that_its_line_had(ada: Account, table
     swipe = await _last(ada, chat["id"])
     assert swipe["id"] != reply["id"]
     assert swipe["injected_context"] == reply["injected_context"]
-    fork = ok(
-        await ada.client.post(f"/api/v1/chats/{chat['id']}/fork", json={"message_id": swipe["id"]}),
-        201,
-    )
+    fork = await ada.post(f"/chats/{chat['id']}/fork", {"message_id": swipe["id"]}, 201)
     assert (await _last(ada, fork["id"]))["injected_context"] == swipe["injected_context"]
     await ada.turn(fork["id"], text="I look around")
     assert (await _last(ada, fork["id"]))["injected_context"].startswith("[Day 5")
 
 
-async def test_whoever_is_mentioned_comes_in_with_what_is_known(ada: Account, table: Table) -> None:
+async def test_mentioned_people_bring_their_facts(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     await table.add("facts", about_id=ids["holt"], text="Holt counts the gulls twice.")
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
@@ -91,7 +84,7 @@ async def test_whoever_is_mentioned_comes_in_with_what_is_known(ada: Account, ta
     assert any("Holt counts the gulls twice." in each["text"] for each in context["prompt"])
 
 
-async def test_facts_name_their_subject_and_who_knows_them(ada: Account, table: Table) -> None:
+async def test_facts_show_their_subject_and_audience(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     jake = ids["jake"]
     for about, text, audience in (
@@ -109,7 +102,7 @@ async def test_facts_name_their_subject_and_who_knows_them(ada: Account, table: 
         "- (secret: game master only) Jake: is the heir",
         "- Marlena: owes the Guild 40 gold",
     ]
-    # All who are present know it.
+    # Everyone who is present knows it.
     for_jake = (await table.get("/context", **asked, viewpoint=jake))["full"]
     assert "- (known to Jake only) Marlena wears a wig" in for_jake
     both = [jake, ids["marlena"]]
@@ -120,14 +113,14 @@ async def test_facts_name_their_subject_and_who_knows_them(ada: Account, table: 
         "- (known to Jake and Marlena only) Marlena wears a wig"
         in (await table.get("/context", **asked))["full"]
     )
-    # Whoever is named comes in with the facts.
+    # A named person is shown with the facts.
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
     await ada.turn(chat["id"], **asked)
     prompt = "\n".join(each["text"] for each in (await _context(ada, chat["id"]))["prompt"])
     assert "Inspector Holt (active, at Sunfall Hills): (secret: game master only) takes" in prompt
 
 
-async def test_a_plain_chat_has_nothing_of_a_campaign(ada: Account, table: Table) -> None:
+async def test_a_plain_chat_contains_nothing_of_a_campaign(ada: Account, table: Table) -> None:
     await seagate(table)
     chat = await ada.new_chat()
     await ada.turn(chat["id"], text="I come in to see Marlena.")
@@ -136,7 +129,7 @@ async def test_a_plain_chat_has_nothing_of_a_campaign(ada: Account, table: Table
     assert kinds.isdisjoint({"campaign", "state", "scenes", "mentioned"})
 
 
-async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table) -> None:
+async def test_changes_follow_their_reply(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
     await ada.turn(chat["id"], text="I ride out to the hills.")
@@ -170,7 +163,7 @@ async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table
         "validation-failed",
     )
 
-    ok(await ada.client.post(f"/api/v1/messages/{reply['id']}/activate", json={}))
+    await ada.post(f"/messages/{reply['id']}/activate", {})
     assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["hills"]
     assert (await table.get("/clocks"))["items"][0]["id"] == clock
     elsewhere = await ada.new_chat()
@@ -180,9 +173,7 @@ async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table
     problem(answer, 422, "validation-failed")
 
 
-async def test_how_somebody_feels_about_others_is_not_how_they_feel_about_the_players(
-    ada: Account, table: Table
-) -> None:
+async def test_only_feelings_for_players_are_shown(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     hesk = await table.add("entities", kind="npc", name="Hesk", location_id=ids["shop"])
     other = await table.add("entities", kind="npc", name="Cass", location_id=ids["shop"])
@@ -197,12 +188,11 @@ PYTHON = re.compile(r"\b(True|False|None)\b|\{'|\['|UUID\(")
 
 
 @pytest.mark.parametrize("tools", [True, False])
-async def test_each_item_stands_once_in_a_prompt_and_in_words(ada: Account, tools: bool) -> None:
-    made = await ada.client.post(
-        "/api/v1/campaigns",
-        json={"name": "Seagate", "rules": "blades", "settings": {"tools": tools}},
+async def test_each_item_is_in_a_prompt_once_and_in_words(ada: Account, tools: bool) -> None:
+    made = await ada.post(
+        "/campaigns", {"name": "Seagate", "rules": "blades", "settings": {"tools": tools}}, 201
     )
-    table = Table(ada, ok(made, 201))
+    table = Table(ada, made)
     await table.change(
         "",
         attributes={"heat": 4, "wanted": 1, "dice": [6, 1]},
@@ -238,7 +228,7 @@ async def test_each_item_stands_once_in_a_prompt_and_in_words(ada: Account, tool
     line = "I tell Marlena of the drowned bell, the Watch and the broken mirror."
     for viewpoint, hidden in (("gm", 1), ("public", 0)):
         asked: dict[str, Any] = {"text": line, "prompt": True, "viewpoint": viewpoint}
-        answer = ok(await ada.client.get(f"/api/v1/chats/{chat}/context", params=asked))
+        answer = await ada.get(f"/chats/{chat}/context", **asked)
         told = "\n".join(each["text"] for each in answer["prompt"])
         assert {each: told.count(each) for each in once} == dict.fromkeys(once, 1)
         assert {each: told.count(each) for each in secret} == dict.fromkeys(secret, hidden)

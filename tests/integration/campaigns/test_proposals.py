@@ -1,4 +1,4 @@
-"""Proposals over HTTP: both sides, accepted, refused, and where their line is told."""
+"""Proposals over HTTP: both values, decisions, and the branch of their line."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from tests.support.server import Running, ok, problem
 
 pytestmark = pytest.mark.anyio
 
-API = "/api/v1"
-
 
 class Compacted:
-    """A chat of Seagate whose last line drafts are read from."""
+    """A chat of Seagate; drafts come from its last line."""
 
     def __init__(self, server: Running, table: Table, identity: Identity, chat: str) -> None:
         self.server, self.table, self.identity, self.chat = server, table, identity, chat
@@ -37,7 +35,7 @@ class Compacted:
         return self.line
 
     async def draft(self, item: str, **fields: Any) -> int:
-        """What is read: fields of an item. How many proposals came of it."""
+        """Draft fields of an item; return the number of proposals."""
         return await self.drafts(
             {
                 "kind": "entity",
@@ -65,8 +63,7 @@ class Compacted:
         return await self.table.ask("POST", f"/proposals/{proposal['id']}/{how}", **more)
 
     async def entity(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self.table.get(f"/entities/{self.people[name]}")
-        return found
+        return await self.table.get(f"/entities/{self.people[name]}")
 
 
 @pytest.fixture
@@ -81,9 +78,7 @@ async def story(server: Running, table: Table) -> Compacted:
 
 
 @pytest.mark.every_database
-async def test_a_proposal_shows_both_sides_and_the_line_that_it_comes_from(
-    story: Compacted,
-) -> None:
+async def test_a_proposal_shows_both_values_and_its_line(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
     assert proposal["target"] == {
@@ -98,7 +93,7 @@ async def test_a_proposal_shows_both_sides_and_the_line_that_it_comes_from(
     assert (proposal["then"], proposal["now"]) == ({"status": "active"}, {"status": "in hiding"})
 
 
-async def test_what_is_accepted_is_the_users_change_and_keeps_the_lock(story: Compacted) -> None:
+async def test_an_accepted_proposal_is_a_user_change_and_keeps_the_lock(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
     for _ in range(2):
@@ -115,7 +110,7 @@ async def test_what_is_accepted_is_the_users_change_and_keeps_the_lock(story: Co
     problem(await story.decide(proposal, "refuse"), 409, "proposal-decided")
 
 
-async def test_what_is_refused_changes_nothing_and_is_remembered(story: Compacted) -> None:
+async def test_a_refused_proposal_is_remembered(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
     for _ in range(2):
@@ -128,7 +123,7 @@ async def test_what_is_refused_changes_nothing_and_is_remembered(story: Compacte
 
 
 @pytest.mark.every_database
-async def test_nothing_is_written_on_what_was_changed_meanwhile(story: Compacted) -> None:
+async def test_a_changed_proposal_needs_its_new_revision(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
     match = {"if-match": f'"{proposal["revision"]}"'}
@@ -141,26 +136,26 @@ async def test_nothing_is_written_on_what_was_changed_meanwhile(story: Compacted
     assert (await story.entity("marlena"))["status"] == "dead"
 
 
-async def test_a_proposal_that_has_come_true_is_gone_while_it_is(story: Compacted) -> None:
+async def test_a_proposal_is_hidden_while_it_is_already_true(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     path = f"/entities/{story.people['marlena']}"
     await story.table.change(path, status="dead")
     assert await story.open() == []
     await story.table.change(path, status="alive")
     assert len(await story.open()) == 1
-    ok(await story.table.ask("DELETE", path), 204)
+    await story.table.delete(path)
     assert await story.open() == []
 
 
-async def test_what_is_gone_can_not_be_changed(story: Compacted) -> None:
+async def test_a_deleted_item_cannot_be_changed(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
-    ok(await story.table.ask("DELETE", f"/entities/{story.people['marlena']}"), 204)
+    await story.table.delete(f"/entities/{story.people['marlena']}")
     problem(await story.decide(proposal, "accept"), 409, "proposal-target-gone")
     ok(await story.decide(proposal, "refuse"))
 
 
-async def test_a_proposal_and_what_came_of_it_follow_their_message(story: Compacted) -> None:
+async def test_a_proposal_follows_its_message(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     await story.draft("marlena", status="gone")
     dead, gone = await story.open()
@@ -170,49 +165,41 @@ async def test_a_proposal_and_what_came_of_it_follow_their_message(story: Compac
     assert await story.open() == []
     assert (await story.entity("marlena"))["status"] == "active"
     problem(await story.decide(gone, "accept"), 409, "proposal-not-told")
-    ok(await story.table.account.client.post(f"{API}/messages/{first}/activate"))
+    await story.table.account.post(f"/messages/{first}/activate")
     assert [each["id"] for each in await story.open()] == [gone["id"]]
     assert (await story.entity("marlena"))["status"] == "dead"
 
 
 @pytest.mark.every_database
-async def test_a_fork_shows_a_proposal_too_and_keeps_it(story: Compacted) -> None:
+async def test_a_fork_shows_and_keeps_a_proposal(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
-    client = story.table.account.client
-    fork = ok(
-        await client.post(f"{API}/chats/{story.chat}/fork", json={"message_id": story.line}), 201
-    )
+    account = story.table.account
+    fork = await account.post(f"/chats/{story.chat}/fork", {"message_id": story.line}, 201)
     [proposal] = await story.open()
     assert proposal["chat_id"] == story.chat
-    ok(await client.delete(f"{API}/chats/{story.chat}"), 204)
+    await account.delete(f"/chats/{story.chat}")
     [proposal] = await story.open()
     assert proposal["chat_id"] == fork["id"]
     ok(await story.decide(proposal, "accept"))
-    ok(await client.delete(f"{API}/chats/{fork['id']}"), 204)
+    await account.delete(f"/chats/{fork['id']}")
     assert await story.open() == await story.open(state="accepted") == []
 
 
-async def test_what_is_accepted_counts_while_any_copy_of_its_line_is_told(
-    story: Compacted,
-) -> None:
+async def test_an_accepted_change_follows_all_copies_of_its_line(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
-    client = story.table.account.client
-    fork = ok(
-        await client.post(f"{API}/chats/{story.chat}/fork", json={"message_id": story.line}), 201
-    )
+    account = story.table.account
+    fork = await account.post(f"/chats/{story.chat}/fork", {"message_id": story.line}, 201)
     [proposal] = await story.open()
     ok(await story.decide(proposal, "accept"))
-    ok(await client.delete(f"{API}/messages/{story.line}"))
+    await account.delete(f"/messages/{story.line}", 200)
     assert (await story.entity("marlena"))["status"] == "dead"
     copy = (await story.table.account.messages(fork["id"]))[-1]
-    ok(await client.delete(f"{API}/messages/{copy['id']}"))
+    await account.delete(f"/messages/{copy['id']}", 200)
     assert (await story.entity("marlena"))["status"] == "active"
     assert await story.open(state="accepted") == []
 
 
-async def test_a_fact_of_the_users_and_what_contradicts_it_stand_side_by_side(
-    story: Compacted,
-) -> None:
+async def test_a_fact_of_the_user_is_shown_with_its_contradiction(story: Compacted) -> None:
     holt = story.people["holt"]
     honest = await story.table.add("facts", text="Holt is honest.", about_id=holt)
     lies = {
@@ -234,7 +221,7 @@ async def test_a_fact_of_the_users_and_what_contradicts_it_stand_side_by_side(
 
 
 @pytest.mark.parametrize("field", ["", "about_id"])
-async def test_who_is_meant_is_the_users_to_say(story: Compacted, field: str) -> None:
+async def test_the_user_decides_who_is_meant(story: Compacted, field: str) -> None:
     people = [UUID(story.people[name]) for name in ("holt", "marlena")]
     await story.drafts(
         {
@@ -261,9 +248,7 @@ async def test_who_is_meant_is_the_users_to_say(story: Compacted, field: str) ->
         assert (await story.entity("holt"))["role"] == "Spy"
 
 
-async def test_a_reference_that_is_not_clear_is_asked_about_until_it_is_said(
-    story: Compacted,
-) -> None:
+async def test_an_ambiguous_reference_is_open_until_decided(story: Compacted) -> None:
     places = [UUID(story.people[name]) for name in ("hills", "shop")]
     await story.table.change(f"/entities/{story.people['holt']}", location_id=None)
     await story.table.change(f"/entities/{story.people['marlena']}", location_id=None)
@@ -286,13 +271,13 @@ async def test_a_reference_that_is_not_clear_is_asked_about_until_it_is_said(
     assert await story.open() == []
     await story.table.change(path, location_id=story.people["jake"])
     assert [each["id"] for each in await story.open()] == [marlena["id"]]
-    ok(await story.table.ask("DELETE", path), 204)
+    await story.table.delete(path)
     assert await story.open() == []
 
 
-async def test_who_was_deleted_comes_back_only_if_the_user_wants(story: Compacted) -> None:
+async def test_a_deleted_item_is_restored_only_by_the_user(story: Compacted) -> None:
     bob = await story.table.add("entities", kind="npc", name="Bob", role="Cook")
-    ok(await story.table.ask("DELETE", f"/entities/{bob['id']}"), 204)
+    await story.table.delete(f"/entities/{bob['id']}")
     again = {
         "kind": "entity",
         "item_id": new_id(),
@@ -308,7 +293,7 @@ async def test_who_was_deleted_comes_back_only_if_the_user_wants(story: Compacte
 
 
 @pytest.mark.every_database
-async def test_a_viewpoint_sees_no_proposal_about_what_it_may_not_know(story: Compacted) -> None:
+async def test_a_viewpoint_sees_only_known_proposals(story: Compacted) -> None:
     holt, jake = story.people["holt"], story.people["jake"]
     await story.table.change(f"/entities/{holt}", locked=["wants"])
     await story.draft("marlena", status="dead")
@@ -320,7 +305,7 @@ async def test_a_viewpoint_sees_no_proposal_about_what_it_may_not_know(story: Co
     for viewpoint in ("public", jake):
         [known] = await story.open(viewpoint=viewpoint)
         assert known["target"]["name"] == "Marlena"
-    # What is limited later is limited for proposals too.
+    # A later limit of the item applies to proposals too.
     await story.table.change(f"/entities/{story.people['marlena']}", audience=[holt])
     assert await story.open(viewpoint=jake) == []
     assert len(await story.open(viewpoint=holt)) == 1
@@ -328,10 +313,10 @@ async def test_a_viewpoint_sees_no_proposal_about_what_it_may_not_know(story: Co
     problem(nobody, 422, "validation-failed")
 
 
-async def test_a_line_that_is_limited_later_takes_its_proposals_along(story: Compacted) -> None:
+async def test_limiting_a_line_limits_its_proposals(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
-    client = story.table.account.client
-    ok(await client.patch(f"{API}/messages/{story.line}", json={"audience": "gm"}))
+    account = story.table.account
+    await account.patch(f"/messages/{story.line}", {"audience": "gm"})
     assert await story.open(viewpoint="public") == []
     assert len(await story.open()) == 1
 

@@ -1,28 +1,26 @@
-"""Scenes compressed by a scripted model: what is kept, when, for whom, and never twice."""
+"""Scenes compressed by a scripted model, and the quotes that are kept word for word."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.enrichment.outbox import SCENE
-from backend.jobs.models import Job
 from tests.fakes.openai_server import called, error, reply
 from tests.integration.campaigns.recorder import (
-    API,
     Play,
     Recorder,
     fresh,
-    lines_of,
+    list_lines,
     model,
     play,
     server,
     short_waits,
 )
 from tests.integration.campaigns.seagate import seagate
+from tests.support.lost_processes import lose_lease
 from tests.support.server import Running, ok
 
 __all__ = ["fresh", "model", "play", "server", "short_waits"]
@@ -32,7 +30,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("fresh", "short_waits")
 DEBT = {"title": "The watchman's debt", "summary": "He wants his lantern back.", "kind": "threat"}
 
 
-async def test_after_so_many_beats_a_scene_is_compressed(play: Play, model: Recorder) -> None:
+async def test_a_scene_is_compressed_after_several_beats(play: Play, model: Recorder) -> None:
     model.kept |= {"summary": "They <b>broke</b> in.\n\n{{char}} ran.", "seeds": [DEBT]}
     await play.turn("Before the scene there is a first line.")
     await play.turn()
@@ -40,8 +38,8 @@ async def test_after_so_many_beats_a_scene_is_compressed(play: Play, model: Reco
     said = await play.turn("I run.")
     [asked] = model.asked
     assert "The counting house\nAt stake: The ledger." in asked
-    assert len(lines_of(asked)) == 6
-    assert lines_of(asked)[0].endswith("there is a first line.")
+    assert len(list_lines(asked)) == 6
+    assert list_lines(asked)[0].endswith("there is a first line.")
     scene = await play.scene()
     assert (scene["status"], scene["beats"]) == ("open", 3)
     assert scene["summary"] == "They ‹b>broke‹/b> in. {char} ran."
@@ -54,7 +52,7 @@ async def test_after_so_many_beats_a_scene_is_compressed(play: Play, model: Reco
     assert (run["state"], run["why"], run["prompt_tokens"]) == ("done", DEBT["title"], 100)
 
 
-async def test_a_compression_reads_of_the_campaign_what_no_turn_has_read(
+async def test_a_compression_reads_only_changes_since_the_last_turn(
     play: Play, model: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await seagate(play.table)
@@ -73,9 +71,7 @@ async def test_a_compression_reads_of_the_campaign_what_no_turn_has_read(
     assert -1 not in since
 
 
-async def test_at_its_end_what_is_left_is_compressed_and_the_prompt_has_it(
-    play: Play, model: Recorder
-) -> None:
+async def test_the_end_of_a_scene_is_compressed(play: Play, model: Recorder) -> None:
     for _ in range(3):
         await play.turn("Once.")
     model.kept = {"summary": "They broke in and got away.", "key_moments": ["They ran."]}
@@ -84,17 +80,15 @@ async def test_at_its_end_what_is_left_is_compressed_and_the_prompt_has_it(
     await play.close()
     [_, second] = model.asked
     assert "They broke in.\n- The lock gave." in second
-    assert [line.rpartition(": ")[2] for line in lines_of(second)] == [
+    assert [line.rpartition(": ")[2] for line in list_lines(second)] == [
         "We leave.",
         "The lock gives way with a sigh.",
     ]
     scene = await play.scene()
     assert (scene["status"], scene["summary"]) == ("closed", "They broke in and got away.")
     assert (await play.changes())[0]["message_id"] == said
-    context = await play.ada.client.get(
-        f"{API}/chats/{play.chat}/context", params={"text": "Well?", "prompt": "true"}
-    )
-    texts = [each["text"] for each in ok(context)["items"] if "LAST SCENES" in (each["text"] or "")]
+    context = await play.ada.get(f"/chats/{play.chat}/context", text="Well?", prompt="true")
+    texts = [each["text"] for each in context["items"] if "LAST SCENES" in (each["text"] or "")]
     assert len(texts) == 1
     assert "- The counting house: They broke in and got away.\n  - They ran." in texts[0]
 
@@ -112,18 +106,18 @@ async def test_a_compressed_scene_is_not_compressed_again(play: Play, model: Rec
     assert (await play.scene())["summary"] == before[0]["summary"]
 
 
-async def test_what_a_user_took_back_does_not_come_again(play: Play, model: Recorder) -> None:
+async def test_undone_changes_are_not_made_again(play: Play, model: Recorder) -> None:
     model.kept["seeds"] = [DEBT, {"title": "A witness"}, {"title": "The key"}]
     for _ in range(3):
         await play.turn()
     assert len(await play.threads()) == 3
     for change in await play.changes():
-        # The summary, a thread by undoing, and a thread by deleting it.
+        # Undo the summary and one thread; the other thread is deleted below.
         if change["target"]["name"] != "The key":
             path = f"/changes/{change['id']}/undo"
             ok(await play.table.ask("POST", path))
     [key] = (await play.table.get("/threads"))["items"]
-    ok(await play.table.ask("DELETE", f"/threads/{key['id']}"), 204)
+    await play.table.delete(f"/threads/{key['id']}")
     assert await play.summary() == ""
     await play.close()
     assert len(model.asked) == 2
@@ -134,7 +128,7 @@ async def test_what_a_user_took_back_does_not_come_again(play: Play, model: Reco
     assert refused == ["The watchman's debt", "A witness", "The key"]
 
 
-async def test_a_thread_that_there_is_is_not_made_again(play: Play, model: Recorder) -> None:
+async def test_an_existing_thread_is_not_added_again(play: Play, model: Recorder) -> None:
     await play.table.add("threads", title="the WATCHMAN's debt!")
     model.kept["seeds"] = [DEBT, {"title": ""}, {"title": "A witness"}]
     for _ in range(3):
@@ -142,7 +136,7 @@ async def test_a_thread_that_there_is_is_not_made_again(play: Play, model: Recor
     assert await play.threads() == ["the WATCHMAN's debt!", "A witness"]
 
 
-async def test_on_another_branch_what_followed_is_taken_back(play: Play, model: Recorder) -> None:
+async def test_changes_follow_the_active_branch(play: Play, model: Recorder) -> None:
     model.kept["seeds"] = [DEBT]
     for _ in range(2):
         await play.turn()
@@ -150,17 +144,15 @@ async def test_on_another_branch_what_followed_is_taken_back(play: Play, model: 
     model.kept = {"summary": "They fled.", "key_moments": [], "seeds": [{"title": "A witness"}]}
     other = await play.turn("", regenerate_of=last)
     assert (await play.summary(), await play.threads()) == ("They fled.", ["A witness"])
-    ok(await play.ada.client.post(f"{API}/messages/{last}/activate"))
+    await play.ada.post(f"/messages/{last}/activate")
     assert (await play.summary(), await play.threads()) == ("They broke in.", [DEBT["title"]])
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{last}"))
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{other}"))
+    await play.ada.delete(f"/messages/{last}", 200)
+    await play.ada.delete(f"/messages/{other}", 200)
     assert (await play.summary(), await play.threads()) == ("", [])
     assert (await play.scene())["beats"] == 2
 
 
-async def test_a_scene_that_a_message_ends_is_open_again_without_it(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_scene_is_open_again_without_its_end(play: Play, model: Recorder) -> None:
     said = await play.turn()
     await play.close(message_id=said)
     assert await play.summary() == "They broke in."
@@ -170,37 +162,27 @@ async def test_a_scene_that_a_message_ends_is_open_again_without_it(
 
 
 @pytest.mark.every_database
-async def test_what_moves_while_the_model_works_is_read_again(play: Play, model: Recorder) -> None:
+async def test_lines_that_move_are_read_again(play: Play, model: Recorder) -> None:
     await play.turn("I whistle.")
     line = (await play.ada.messages(play.chat))[0]
     async with model.thinking() as is_reached:
         ok(await play.table.ask("POST", f"/scenes/{play.scene_id}/close"))
         await is_reached.wait()
-        ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"hidden": True}))
+        await play.ada.patch(f"/messages/{line['id']}", {"hidden": True})
     await play.at_rest()
-    assert [len(lines_of(asked)) for asked in model.asked] == [2, 1]
+    assert [len(list_lines(asked)) for asked in model.asked] == [2, 1]
     assert [each["state"] for each in await play.runs()] == ["done", "failed"]
     assert len(await play.changes()) == 1
 
 
 @pytest.mark.every_database
-async def test_a_crash_between_asking_and_writing_leaves_nothing_behind(
-    play: Play, model: Recorder, server: Running
-) -> None:
+async def test_a_lost_worker_writes_nothing(play: Play, model: Recorder, server: Running) -> None:
     model.kept["seeds"] = [DEBT]
     await play.turn()
     async with model.thinking() as is_reached:
         ok(await play.table.ask("POST", f"/scenes/{play.scene_id}/close"))
         await is_reached.wait()
-        # Its worker is taken for dead: another one takes the job, and this one may write no more.
-        async with server.parts.database.write() as session:
-            job = await session.scalar(
-                select(Job).where(Job.kind == SCENE, Job.payload.contains(play.chat))
-            )
-            assert job is not None
-            job.fence += 1
-            job.state = "queued"
-            job.lease_until = None
+        await lose_lease(server.parts.database, SCENE, play.chat)
     await play.at_rest()
     assert len(model.asked) >= 2
     assert await play.threads() == [DEBT["title"]]
@@ -215,7 +197,7 @@ async def test_a_crash_between_asking_and_writing_leaves_nothing_behind(
         '{"summary": "I cannot help with that.", "key_moments": []}',
     ],
 )
-async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, broken: str) -> None:
+async def test_a_failed_compression_is_retried(play: Play, model: Recorder, broken: str) -> None:
     model.fails = [error(500), reply(broken)]
     await play.turn()
     await play.close()
@@ -223,9 +205,7 @@ async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, b
     assert [each["state"] for each in await play.runs()] == ["done", "failed", "failed"]
 
 
-async def test_what_always_fails_ends_and_can_be_asked_for_again(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_compression_that_gave_up_can_be_requested(play: Play, model: Recorder) -> None:
     model.fails = [reply("no JSON")] * 3
     await play.turn()
     await play.close()
@@ -236,7 +216,7 @@ async def test_what_always_fails_ends_and_can_be_asked_for_again(
     assert await play.summary() == "They broke in."
 
 
-async def test_without_summaries_nothing_is_compressed(play: Play, model: Recorder) -> None:
+async def test_without_summaries_no_scene_is_compressed(play: Play, model: Recorder) -> None:
     await play.table.change("", settings={"summaries": False})
     for _ in range(3):
         await play.turn()
@@ -245,7 +225,7 @@ async def test_without_summaries_nothing_is_compressed(play: Play, model: Record
     assert (await play.scene())["beats"] == 3
 
 
-async def test_a_locked_summary_stays(play: Play) -> None:
+async def test_a_locked_summary_is_kept(play: Play) -> None:
     await play.table.change(f"/scenes/{play.scene_id}", summary="Mine.", locked=["summary"])
     await play.turn()
     await play.close()
@@ -254,13 +234,11 @@ async def test_a_locked_summary_stays(play: Play) -> None:
 
 
 @pytest.mark.every_database
-async def test_what_is_for_some_alone_is_compressed_for_them_at_the_end(
-    play: Play, model: Recorder
-) -> None:
+async def test_secret_lines_are_compressed_at_the_end(play: Play, model: Recorder) -> None:
     model.kept["seeds"] = [DEBT]
     await play.turn()
     secret = await play.turn()
-    ok(await play.ada.client.patch(f"{API}/messages/{secret}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{secret}", {"audience": "gm"})
     await play.turn()
     assert model.asked == []
     await play.close()
@@ -268,10 +246,10 @@ async def test_what_is_for_some_alone_is_compressed_for_them_at_the_end(
     [thread] = (await play.table.get("/threads"))["items"]
     assert thread["audience"] == "gm"
     preview = {"text": "Well?", "prompt": "true", "viewpoint": "public"}
-    context = await play.ada.client.get(f"{API}/chats/{play.chat}/context", params=preview)
+    context = await play.ada.ask("GET", f"/chats/{play.chat}/context", params=preview)
     assert "They broke in" not in context.text
     preview["viewpoint"] = "gm"
-    context = await play.ada.client.get(f"{API}/chats/{play.chat}/context", params=preview)
+    context = await play.ada.ask("GET", f"/chats/{play.chat}/context", params=preview)
     assert "They broke in" in context.text
 
 
@@ -282,7 +260,7 @@ async def test_a_long_scene_is_compressed_in_steps(
     for number in range(2):
         await play.turn(f"{number}: " + "the clock in the hall went on and on " * 4)
     await play.close()
-    steps = [lines_of(asked) for asked in model.asked]
+    steps = [list_lines(asked) for asked in model.asked]
     assert len(steps) > 1
     read = [line for step in steps for line in step]
     messages = await play.ada.messages(play.chat)
@@ -295,9 +273,7 @@ def delta(item: str, field: str, value: str = "", **more: Any) -> dict[str, Any]
 
 
 @pytest.mark.every_database
-async def test_what_a_scene_changed_is_written_where_the_ledger_has_it_not(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_scene_writes_changes_that_are_missing(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     model.kept["changes"] = [
         delta("Marlena", "status", "wounded"),
@@ -325,12 +301,12 @@ async def test_what_a_scene_changed_is_written_where_the_ledger_has_it_not(
         "A number is set to what it is now.",
         "Jake, Marlena, The Salty Sigil.",
     ]
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{said}"))
+    await play.ada.delete(f"/messages/{said}", 200)
     assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
     assert (await play.table.get(f"/entities/{town['jake']}"))["attributes"]["hp"] == 13
 
 
-async def test_what_was_changed_since_the_scene_began_stays(play: Play, model: Recorder) -> None:
+async def test_later_changes_win_over_the_scene(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     await play.table.change(f"/entities/{town['jake']}", attributes={"hp": 5})
     await play.table.change(f"/entities/{town['marlena']}", locked=["status"])
@@ -347,9 +323,7 @@ async def test_what_was_changed_since_the_scene_began_stays(play: Play, model: R
     assert marlena["disposition"] == "afraid"
 
 
-async def test_changes_of_a_scene_come_once_also_when_it_is_compressed_again(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_second_compression_repeats_no_change(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     model.kept["changes"] = [
         delta("Jake", "inventory", "ledger", how="add"),
@@ -359,7 +333,7 @@ async def test_changes_of_a_scene_come_once_also_when_it_is_compressed_again(
     await play.turn("Marlena is hit.")
     await play.close()
     for change in await play.changes():
-        # The summary, and one of what was changed.
+        # The summary, and one change of an item.
         if change["target"]["kind"] == "scene" or "status" in change["set"]:
             ok(await play.table.ask("POST", f"/changes/{change['id']}/undo"))
     before = await play.changes()
@@ -374,13 +348,11 @@ async def test_changes_of_a_scene_come_once_also_when_it_is_compressed_again(
     assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
 
 
-async def test_what_the_game_master_alone_knows_changes_nothing_that_all_know(
-    play: Play, model: Recorder
-) -> None:
+async def test_secrets_change_nothing_that_is_public(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     model.kept["changes"] = [delta("Marlena", "status", "a traitor")]
     said = await play.turn("Marlena winks.")
-    ok(await play.ada.client.patch(f"{API}/messages/{said}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{said}", {"audience": "gm"})
     await play.close()
     assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
     [run] = await play.runs()
@@ -388,16 +360,14 @@ async def test_what_the_game_master_alone_knows_changes_nothing_that_all_know(
 
 
 @pytest.mark.every_database
-async def test_a_scene_that_a_tool_ends_is_compressed_and_the_next_one_begins(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_scene_that_a_tool_ends_is_compressed(play: Play, model: Recorder) -> None:
     await play.turn("I look around.")
     roof = {"location": "The roof", "description": "Slates, wet.", "title": "On the roof"}
     model.script(called(("set_scene", roof), text="Up."), called(("finish_turn", {}), text="Wet."))
     said = await play.turn("I climb out.")
     scene = await play.scene()
     assert (scene["status"], scene["beats"], scene["summary"]) == ("closed", 2, "They broke in.")
-    assert len(lines_of(model.asked[0])) == 4
+    assert len(list_lines(model.asked[0])) == 4
     state = await play.table.get("/state")
     assert (state["scene"]["title"], state["scene"]["beats"]) == ("On the roof", 0)
     await play.turn("", regenerate_of=said)
@@ -405,9 +375,7 @@ async def test_a_scene_that_a_tool_ends_is_compressed_and_the_next_one_begins(
     assert (scene["status"], scene["beats"], scene["summary"]) == ("open", 2, "")
 
 
-async def test_a_message_that_is_for_fewer_takes_its_scene_and_threads_along(
-    play: Play, model: Recorder
-) -> None:
+async def test_limiting_a_message_limits_scene_and_threads(play: Play, model: Recorder) -> None:
     model.kept["seeds"] = [DEBT]
     before = await play.turn("Before the scene.")
     await play.close()
@@ -415,10 +383,114 @@ async def test_a_message_that_is_for_fewer_takes_its_scene_and_threads_along(
     said = await play.turn("Now.")
     await play.table.ask("POST", f"/scenes/{later['id']}/close")
     await play.at_rest()
-    ok(await play.ada.client.patch(f"{API}/messages/{said}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{said}", {"audience": "gm"})
     assert (await play.table.get(f"/scenes/{later['id']}"))["audience"] == "gm"
     assert (await play.scene())["audience"] == "public"
     assert [each["audience"] for each in (await play.table.get("/threads"))["items"]] == ["public"]
-    ok(await play.ada.client.patch(f"{API}/messages/{before}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{before}", {"audience": "gm"})
     assert (await play.scene())["audience"] == "gm"
     assert [each["audience"] for each in (await play.table.get("/threads"))["items"]] == ["gm"]
+
+
+PROMISE = "Forty crowns, Holt, by the new moon."
+SAYING = "We call it the Drowned Bell."
+
+
+def make_quote(quote: str, about: str = "", kind: str = "promised") -> dict[str, Any]:
+    return {"quote": quote, "about": about, "kind": kind}
+
+
+async def facts_by_text(play: Play) -> dict[str, dict[str, Any]]:
+    return {each["text"]: each for each in (await play.table.get("/facts"))["items"]}
+
+
+@pytest.mark.every_database
+async def test_a_quote_is_a_fact_with_subject_and_line(play: Play, model: Recorder) -> None:
+    town = await seagate(play.table)
+    model.kept["kept"] = [
+        make_quote(PROMISE, "the Inspector"),
+        make_quote(f"“{SAYING}”", "the Bell", "coined"),
+        make_quote("The lock gives way with a sigh.", "Nobody", "owned"),
+        make_quote("Fifty crowns, Holt.", "Holt"),
+        make_quote("x" * 500),
+        {"quote": SAYING},
+    ]
+    await play.turn(f'I bow to the Inspector. "{PROMISE}"')
+    await play.turn(SAYING)
+    await play.close()
+    found = await facts_by_text(play)
+    assert set(found) == {PROMISE, f"“{SAYING}”", "The lock gives way with a sigh."}
+    assert found[PROMISE]["about_id"] == town["holt"]
+    assert found[f"“{SAYING}”"]["about_id"] is None
+    lines = {each["id"]: each["text"] for each in await play.ada.messages(play.chat)}
+    sources = {
+        each["set"]["text"]: lines[each["message_id"]]
+        for each in await play.changes()
+        if each["target"]["kind"] == "fact"
+    }
+    assert all(text.strip("“”") in line for text, line in sources.items())
+    [run] = await play.runs()
+    assert [each["tool"] for each in run["refused"]] == ["quote"] * 3
+    assert run["refused"][1]["reason"] == "It is in no line: Fifty crowns, Holt."
+
+
+async def test_known_and_deleted_quotes_are_not_added(play: Play, model: Recorder) -> None:
+    town = await seagate(play.table)
+    await play.table.add("facts", text=f"{PROMISE}", about_id=town["holt"])
+    model.kept["kept"] = [
+        make_quote(PROMISE, "Inspector Holt"),
+        make_quote(SAYING),
+        make_quote(SAYING),
+    ]
+    await play.turn(f"Inspector Holt! {PROMISE} {SAYING}")
+    await play.close()
+    assert sorted(await facts_by_text(play)) == [PROMISE, SAYING]
+    assert len((await play.table.get("/facts"))["items"]) == 2
+    await play.table.delete(f"/facts/{(await facts_by_text(play))[SAYING]['id']}")
+    later = await play.table.add("scenes", title="The roof")
+    play.scene_id = later["id"]
+    await play.turn(SAYING)
+    await play.close()
+    assert list(await facts_by_text(play)) == [PROMISE]
+
+
+async def test_a_quote_follows_its_line(play: Play, model: Recorder) -> None:
+    model.kept["kept"] = [make_quote(PROMISE)]
+    await play.turn(PROMISE)
+    said = await play.turn("I leave.")
+    await play.close()
+    model.kept["kept"] = []
+    await play.turn("", regenerate_of=said)
+    assert list(await facts_by_text(play)) == [PROMISE]
+    first = (await play.ada.messages(play.chat))[0]
+    await play.ada.patch(f"/messages/{first['id']}", {"text": "Nothing."})
+    assert await facts_by_text(play) == {}
+
+
+@pytest.mark.every_database
+async def test_a_quote_has_the_audience_of_its_line(play: Play, model: Recorder) -> None:
+    model.kept["kept"] = [make_quote(PROMISE), make_quote(SAYING)]
+    secret = await play.turn(PROMISE, audience="gm")
+    said = await play.turn(SAYING)
+    await play.close()
+    found = await facts_by_text(play)
+    assert (found[PROMISE]["audience"], found[SAYING]["audience"]) == ("gm", "public")
+    line = (await play.ada.messages(play.chat))[2]
+    assert line["text"] == SAYING
+    await play.ada.patch(f"/messages/{said}", {"audience": "gm"})
+    assert (await facts_by_text(play))[SAYING]["audience"] == "public"
+    await play.ada.patch(f"/messages/{line['id']}", {"audience": "gm"})
+    assert (await facts_by_text(play))[SAYING]["audience"] == "gm"
+    assert secret
+
+
+@pytest.mark.every_database
+async def test_a_quote_outlives_its_scene(play: Play, model: Recorder) -> None:
+    await play.table.change("", settings={"chapter_scenes": 3})
+    model.kept["kept"] = [make_quote(PROMISE)]
+    await play.turn(PROMISE)
+    await play.close()
+    for number in range(2, 5):
+        await play.end(number)
+    assert len(await play.chapters()) == 1
+    assert list(await facts_by_text(play)) == [PROMISE]

@@ -1,4 +1,4 @@
-"""Secrets over many rounds, with a model that repeats whatever it is shown.
+"""Secrets over many rounds, with a model that repeats its prompts.
 
 A thorough run has 40 secrets over 40 rounds.
 """
@@ -17,23 +17,20 @@ from sqlalchemy import select
 from backend.jobs.models import Job
 from backend.memory.indexing.outbox import RECONCILE
 from tests.fakes.parrot_server import ParrotServer, secret_word, secrets_in
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session, new_table
 from tests.support.chronicling import opt_in
-from tests.support.memory import API, embedding, preview, remembering, search, set_chat, take_turn
+from tests.support.memory import embedding, preview, remembering, search, set_chat, take_turn
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok
-from tests.support.shared import ada, shared_url
 from tests.support.thorough import rounds
 from tests.support.waiting import until as wait_until
-
-__all__ = ["ada", "shared_url"]
 
 pytestmark = [pytest.mark.anyio]
 
 ROUNDS = rounds(5, 40)
 PLAYERS = ("Jake", "Kim", "Lou", "Mia")
 ASKED = "Where is the obsidian ledger?"
-"""Finds whatever was planted: all of it speaks of the obsidian ledger."""
+"""A question that finds all planted texts."""
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +49,8 @@ async def server(
         yield server
 
 
-def unmarked_in(texts: list[str]) -> list[str]:
-    """Entries of a prompt that hold a secret without saying who knows it."""
+def find_unmarked(texts: list[str]) -> list[str]:
+    """Return entries of a prompt that contain a secret without its audience."""
     found: list[str] = []
     for text in texts:
         entry: list[str] = []
@@ -68,10 +65,10 @@ def unmarked_in(texts: list[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Trial:
-    """A campaign with hidden information, and who may know which secret.
+    """A campaign with hidden information and the audience of each secret.
 
-    `known` says of each word whose it is: `gm`, or a player's id. `leaks` are what was seen where
-    it may not be; `unmarked` what the game master was shown without who else knows it.
+    `known` contains the audience of each word: `gm` or the id of a player. `leaks` are words that
+    the wrong viewpoint saw. `unmarked` are entries without their audience.
     """
 
     server: Running
@@ -91,7 +88,7 @@ class Trial:
 
     @property
     def viewpoints(self) -> list[str]:
-        """Those that may not know everything."""
+        """The viewpoints of everyone except the game master."""
         return ["public", *(self.people[name] for name in PLAYERS)]
 
     async def begin(self) -> None:
@@ -103,19 +100,15 @@ class Trial:
             self.people[name] = made["id"]
         await self.table.add("scenes", location_id=place["id"], title="The counter")
         self.model.knows = [*PLAYERS, "Mara", "The Salty Sigil"]
-        character = await self.ada.new_character(first_mes="")
-        chat = await self.ada.new_chat(
-            character_ids=[character["id"]], campaign_id=self.table.campaign["id"]
-        )
-        self.chat = chat["id"]
+        self.chat = await new_session(self.table, first_mes="")
         self.chronicle = await opt_in(self.ada, self.chat)
         await set_chat(self.ada, self.chat, memory={"min_relevance": 0})
 
     async def settled(self) -> None:
-        """Wait until nothing of the work after a reply is left."""
+        """Wait until all work after a reply is done."""
 
         async def is_done() -> bool:
-            # What keeps house at night waits for its hour.
+            # Nightly jobs wait for their time.
             mine = Job.user_id.is_not(None), Job.kind != RECONCILE
             query = select(Job.kind, Job.error).where(*mine, Job.state.not_in(("done", "dead")))
             async with self.server.parts.database.read() as session:
@@ -126,13 +119,13 @@ class Trial:
         await wait_until(is_done)
 
     def new_secret(self, number: int, whose: str) -> str:
-        """What is said of a new secret."""
+        """Create a secret; return its text."""
         word = secret_word(number)
         self.known[word] = whose
         return f"{word} keeps the obsidian ledger"
 
     def look(self, viewpoint: str, where: str, *found: Any) -> None:
-        """Note what a viewpoint is shown."""
+        """Record the secrets that a viewpoint sees."""
         words = {word for each in found for word in secrets_in(each)}
         self.seen.setdefault(viewpoint, set()).update(words)
         if viewpoint != "gm":
@@ -143,10 +136,10 @@ class Trial:
         return [each.body for each in self.model.prompts[start:]]
 
     async def turn(self, viewpoint: str, where: str, **body: Any) -> str:
-        """A turn told from a viewpoint, for those who have it."""
+        """Take a turn with this viewpoint; return the id of the reply."""
         start = len(self.model.prompts)
         reply_id = await take_turn(self.ada, self.chat, viewpoint=viewpoint, **body)
-        # The jobs after it ask the model too.
+        # The later jobs send requests too.
         story = [each for each in self.prompts_since(start) if "ongoing roleplay" in str(each)]
         assert story
         self.look(viewpoint, where, story)
@@ -154,15 +147,15 @@ class Trial:
         return reply_id
 
     async def watch(self, viewpoint: str) -> None:
-        """What a turn would be told now, whoever is asked about."""
+        """Check the prompt of a turn that asks for every secret."""
         asked = f"{ASKED} Mara asks about {' '.join(word.lower() for word in self.known)}."
         context = await preview(self.ada, self.chat, asked, viewpoint=viewpoint)
         self.look(viewpoint, "preview", context)
         if viewpoint == "gm":
-            self.unmarked += unmarked_in([each["text"] for each in context["prompt"]])
+            self.unmarked += find_unmarked([each["text"] for each in context["prompt"]])
 
     async def watch_closely(self, viewpoint: str) -> None:
-        """The same, with all that a model or a search is asked for."""
+        """Check all prompts, searches and exports of a viewpoint."""
         for text in (None, ASKED, "continue"):
             context = await preview(self.ada, self.chat, text, viewpoint=viewpoint)
             self.look(viewpoint, f"preview of {text}", context)
@@ -177,32 +170,32 @@ class Trial:
             await self.ada.turn(self.chat, impersonate=True, viewpoint=viewpoint)
             self.look(viewpoint, "impersonation", self.prompts_since(start))
             start = len(self.model.prompts)
-            lines = await self.ada.client.post(
-                f"{API}/chats/{self.chat}/suggestions", json={"viewpoint": viewpoint, "count": 2}
+            lines = await self.ada.ask(
+                "POST", f"/chats/{self.chat}/suggestions", json={"viewpoint": viewpoint, "count": 2}
             )
             self.look(viewpoint, "suggestions", self.prompts_since(start), lines.json())
         for form in ("json", "vault"):
-            answer = await self.ada.client.get(
-                f"{self.table.path}/export", params={"format": form, "viewpoint": viewpoint}
+            answer = await self.ada.ask(
+                "GET", f"{self.table.path}/export", params={"format": form, "viewpoint": viewpoint}
             )
             assert answer.status_code == 200, answer.text
             with zipfile.ZipFile(io.BytesIO(answer.content)) as file:
                 texts = [file.read(name).decode() for name in file.namelist()]
             self.look(viewpoint, f"export as {form}", *texts, file.namelist())
-        answer = await self.ada.client.get(
-            f"{API}/chats/{self.chat}/summary", params={"viewpoint": viewpoint}
+        answer = await self.ada.ask(
+            "GET", f"/chats/{self.chat}/summary", params={"viewpoint": viewpoint}
         )
         self.look(viewpoint, "summary", answer.json())
 
     async def close_scene(self) -> None:
-        """End the open scenes, and have them compressed."""
+        """Close the open scenes and wait for their compression."""
         for scene in (await self.table.get("/scenes", limit=100))["items"]:
             if scene["status"] == "open":
                 ok(await self.table.ask("POST", f"/scenes/{scene['id']}/close"))
         await self.settled()
 
     async def plant(self, number: int, whose: str) -> None:
-        """A secret in some source of a campaign."""
+        """Add a secret to one source of the campaign."""
         told = self.new_secret(number, whose)
         more = {"audience": whose if whose == "gm" else [whose]}
         place, mara, jake = (self.people[name] for name in ("place", "Mara", "Jake"))
@@ -222,36 +215,32 @@ class Trial:
         self.model.knows.append(f"Rook {number}")
         kind, fields = sources[number // 2 % len(sources)]
         if kind == "events":
-            path = f"{API}/chronicles/{self.chronicle}/events"
-            ok(await self.ada.client.post(path, json={**fields, **more}), 201)
+            path = f"/chronicles/{self.chronicle}/events"
+            await self.ada.post(path, {**fields, **more}, 201)
         else:
             await self.table.add(kind, **fields, **more)
 
     async def kinds(self) -> set[str]:
-        """Which kinds of work after a reply have written something."""
-        path = f"{API}/chats/{self.chat}/enrichment"
-        runs = ok(await self.ada.client.get(path, params={"limit": 500}))["items"]
+        """Return the kinds of background work that have written something."""
+        path = f"/chats/{self.chat}/enrichment"
+        runs = (await self.ada.get(path, limit=500))["items"]
         return {run["kind"] for run in runs if run["significant"]}
 
 
 @pytest.fixture
 async def trial(ada: Account, server: Running, model: ParrotServer) -> Trial:
     settings = {"hidden_information": True, "approve_terms": True, "scene_beats": 5}
-    body = {"name": "Seagate", "day": 1, "settings": settings}
-    campaign = ok(await ada.client.post(f"{API}/campaigns", json=body), 201)
-    trial = Trial(server, model, Table(ada, campaign))
+    trial = Trial(server, model, await new_table(ada, day=1, settings=settings))
     await trial.begin()
     return trial
 
 
-async def test_secrets_reach_nobody_who_may_not_know_them(
-    trial: Trial,
-) -> None:
+async def test_secrets_only_reach_those_who_may_know_them(trial: Trial) -> None:
     owners = ["gm", *(trial.people[name] for name in PLAYERS)]
     for number in range(ROUNDS):
         whose = owners[number % len(owners)]
         audience = whose if whose == "gm" else [whose]
-        # Half of the secrets stand in items, events and so on, half are told in lines.
+        # Half of the secrets are in items and events, the others in lines.
         if number % 2:
             await trial.plant(number, whose)
             line = "We go on about the obsidian ledger."
@@ -275,14 +264,14 @@ async def test_secrets_reach_nobody_who_may_not_know_them(
         await trial.watch_closely(viewpoint)
     await trial.watch_closely("gm")
     assert trial.leaks == []
-    # It could have failed: who may know a secret was told of it.
+    # The test is able to fail: each audience saw its secrets.
     assert trial.seen["gm"] == set(trial.known)
     assert await trial.kinds() == {"compaction", "glossary", "scene", "summary", "turn"}
     for word, whose in trial.known.items():
         assert word in trial.seen[whose]
 
 
-async def test_a_message_that_is_limited_takes_along_what_was_made_of_it(trial: Trial) -> None:
+async def test_limiting_a_message_hides_everything_made_from_it(trial: Trial) -> None:
     trial.model.knows = []
     told = trial.new_secret(0, "public")
     reply_id = await trial.turn("public", "turn", text=f"Listen: {told}.")
@@ -294,7 +283,7 @@ async def test_a_message_that_is_limited_takes_along_what_was_made_of_it(trial: 
     trial.known[secret_word(0)] = "gm"
     for line in lines[-2:]:
         limited = {"audience": "gm"}
-        ok(await trial.ada.client.patch(f"{API}/messages/{line['id']}", json=limited))
+        await trial.ada.patch(f"/messages/{line['id']}", limited)
     await trial.settled()
     for viewpoint in trial.viewpoints:
         await trial.watch_closely(viewpoint)

@@ -1,4 +1,4 @@
-"""What is kept of a campaign between turns: the same as is read anew, whatever changed since."""
+"""The cached snapshot of a campaign always equals a new one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from backend.core.audience import GM, PUBLIC
 from backend.database.engine import DatabaseUnavailableError
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.integration.turns.seeding import identity_of
-from tests.support.server import Running, ok
+from tests.support.server import Running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
-async def test_what_is_kept_follows_each_change(server: Running, table: Table) -> None:
+async def test_a_cached_campaign_follows_each_change(server: Running, table: Table) -> None:
     cache, town = SnapshotCache(), await seagate(table)
     await table.add("echoes", text="Somebody saw her.", audience="gm")
     thread = await table.add("threads", title="The Muffle")
@@ -48,14 +48,14 @@ async def test_what_is_kept_follows_each_change(server: Running, table: Table) -
     await table.change(f"/scenes/{scene['id']}", status="closed")
     await table.change("", day=6)
     await _compare(server, table, cache)
-    ok(await table.ask("DELETE", f"/clocks/{clock['id']}"), 204)
+    await table.delete(f"/clocks/{clock['id']}")
     changes = (await table.get("/changes"))["items"]
     await table.ask("POST", f"/changes/{changes[0]['id']}/undo")
     await table.change(f"/entities/{town['jake']}", location_id=town["hills"])
     await _compare(server, table, cache)
 
 
-async def test_what_is_too_much_is_not_kept(
+async def test_a_large_campaign_is_not_cached(
     server: Running, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, town = SnapshotCache(), await seagate(table)
@@ -72,7 +72,7 @@ async def test_what_is_too_much_is_not_kept(
     assert kept.around is None
 
 
-async def test_nothing_is_kept_of_who_has_signed_out(server: Running, table: Table) -> None:
+async def test_a_cached_campaign_is_dropped_at_sign_out(server: Running, table: Table) -> None:
     cache = SnapshotCache()
     await seagate(table)
     first = await _compare(server, table, cache)
@@ -81,7 +81,7 @@ async def test_nothing_is_kept_of_who_has_signed_out(server: Running, table: Tab
     assert await _compare(server, table, cache) is not first
 
 
-async def test_a_read_that_fails_costs_nothing_that_was_kept(server: Running, table: Table) -> None:
+async def test_a_failed_read_keeps_the_cached_campaign(server: Running, table: Table) -> None:
     cache, town = SnapshotCache(), await seagate(table)
     before = await _compare(server, table, cache)
     await table.change(f"/entities/{town['jake']}", status="asleep")
@@ -94,9 +94,7 @@ async def test_a_read_that_fails_costs_nothing_that_was_kept(server: Running, ta
     assert await _read(server, table, cache) == [before.version]
 
 
-async def test_turns_at_the_same_time_read_what_changed_alone(
-    server: Running, table: Table
-) -> None:
+async def test_concurrent_turns_read_only_changes(server: Running, table: Table) -> None:
     cache, town = SnapshotCache(), await seagate(table)
     before = await _compare(server, table, cache)
     await table.change(f"/entities/{town['jake']}", status="asleep")
@@ -122,9 +120,7 @@ async def test_an_earlier_state_does_not_replace_a_later_one(server: Running, ta
     assert await _read(server, table, cache) == []
 
 
-async def test_nothing_is_kept_of_a_user_who_signs_out_during_a_read(
-    server: Running, table: Table
-) -> None:
+async def test_a_sign_out_during_a_read_caches_nothing(server: Running, table: Table) -> None:
     cache, identity = SnapshotCache(), await identity_of(server, table.account)
     await seagate(table)
 
@@ -140,7 +136,7 @@ async def _nothing() -> None:
 
 
 class _Noting:
-    """A session that does something before it reads. Notes since which versions it reads."""
+    """A session that calls a function before it reads, and records the versions that it reads."""
 
     def __init__(self, session: AsyncSession, before: Callable[[], Awaitable[None]]) -> None:
         self._session, self._before = session, before
@@ -158,7 +154,7 @@ async def _read(
     cache: SnapshotCache,
     before: Callable[[], Awaitable[None]] = _nothing,
 ) -> list[int]:
-    """Read names through a cache; return since which versions the database was asked."""
+    """Read names through a cache; return the versions that the queries started from."""
     identity = await identity_of(server, table.account)
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
@@ -168,7 +164,7 @@ async def _read(
 
 
 async def _compare(server: Running, table: Table, cache: SnapshotCache) -> CampaignSnapshot:
-    """What is kept, once it tells every viewpoint the same as what is read without it."""
+    """Raise unless the cached snapshot equals a new one for every viewpoint; return it."""
     identity = await identity_of(server, table.account)
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))

@@ -1,4 +1,4 @@
-"""A copy of a chat that gets a world of its own, as it was at a message."""
+"""Forks of a chat with a copy of its campaign as it was at a message."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.campaigns.seagate import Table, seagate
-from tests.support.memory import (
-    API,
-    preview,
-    remembering,
-    search,
-    set_chat,
-    settled,
-    take_turn,
-)
+from tests.support.memory import preview, remembering, search, set_chat, settled, take_turn
 from tests.support.server import Account, Running, ok, problem
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -37,8 +29,8 @@ async def server(
         yield server
 
 
-async def world_of(table: Table) -> dict[str, Any]:
-    """All that a campaign says: its items by their ids, and itself."""
+async def read_world(table: Table) -> dict[str, Any]:
+    """Return a campaign and its items by id."""
     items = {
         kind: {each["id"]: each for each in (await table.get(f"/{kind}", limit=100))["items"]}
         for kind in KINDS
@@ -46,8 +38,8 @@ async def world_of(table: Table) -> dict[str, Any]:
     return {**items, "campaign": await table.get()}
 
 
-def named(world: dict[str, Any], ids: dict[str, str]) -> list[str]:
-    """The items of a world with the names of those whom they name, and without what differs."""
+def list_items(world: dict[str, Any], ids: dict[str, str]) -> list[str]:
+    """Return the items of a world with names instead of ids, without versions and times."""
     text = json.dumps([list(world[kind].values()) for kind in KINDS])
     for entity_id, name in ids.items():
         text = text.replace(entity_id, f"<{name}>")
@@ -58,7 +50,7 @@ def named(world: dict[str, Any], ids: dict[str, str]) -> list[str]:
     return sorted(found)
 
 
-def names_in(world: dict[str, Any]) -> dict[str, str]:
+def list_names(world: dict[str, Any]) -> dict[str, str]:
     return {
         each["id"]: str(each.get("name") or each.get("title") or each.get("text") or "it")
         for kind in KINDS
@@ -67,19 +59,17 @@ def names_in(world: dict[str, Any]) -> dict[str, str]:
 
 
 async def fork(account: Account, chat: str, message_id: str, **body: Any) -> dict[str, Any]:
-    path, body = f"{API}/chats/{chat}/fork", {"message_id": message_id, **body}
-    made: dict[str, Any] = ok(await account.client.post(path, json=body), 201)
-    return made
+    path, body = f"/chats/{chat}/fork", {"message_id": message_id, **body}
+    return await account.post(path, body, 201)
 
 
-async def settings_of(account: Account, chat: str) -> dict[str, Any]:
-    settings: dict[str, Any] = ok(await account.client.get(f"{API}/chats/{chat}/settings"))
-    return settings
+async def read_settings(account: Account, chat: str) -> dict[str, Any]:
+    return await account.get(f"/chats/{chat}/settings")
 
 
 @dataclass
 class Evening:
-    """A chat of three rounds, and the world at its second and its third reply."""
+    """A chat of three rounds, and the world at its second and third reply."""
 
     table: Table
     ids: dict[str, str]
@@ -90,12 +80,12 @@ class Evening:
 
 
 async def fill(table: Table, ids: dict[str, str]) -> None:
-    """Items of every kind that name others, and are for some of them."""
+    """Add items of every kind, with references and audiences."""
     jake, marlena, shop = ids["jake"], ids["marlena"], ids["shop"]
     ids["gone"] = (await table.add("entities", kind="npc", name="Gone"))["id"]
     await table.add("facts", text="The ledger is forged.", about_id=marlena, audience=[jake])
     await table.add("facts", text="Only Gone knew of the moths.", audience=[ids["gone"]])
-    ok(await table.ask("DELETE", f"/entities/{ids['gone']}"), 204)
+    await table.delete(f"/entities/{ids['gone']}")
     await table.add("relations", from_id=marlena, to_id=jake, score=60, audience="gm")
     clock = await table.add("clocks", name="The tide", linked_id=shop, audience=[jake, marlena])
     await table.add("threads", title="The debt", giver_id=marlena, clock_id=clock["id"])
@@ -111,13 +101,13 @@ async def fill(table: Table, ids: dict[str, str]) -> None:
 async def play(ada: Account) -> Evening:
     settings = {"hidden_information": True, "glossary_tokens": 77}
     body = {"name": "Seagate", "day": 5, "rules": "blades", "settings": settings}
-    table = Table(ada, ok(await ada.client.post(f"{API}/campaigns", json=body), 201))
+    table = Table(ada, await ada.post("/campaigns", body, 201))
     ids = await seagate(table)
     await fill(table, ids)
     jake, chat = ids["jake"], (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
 
     async def follows(path: str, **fields: Any) -> None:
-        """A change that follows from the last reply."""
+        """Change an item with the last reply as its source."""
         asked = {"params": {"message_id": replies[-1]}, "json": fields}
         ok(await table.ask("PATCH", path, **asked))
 
@@ -125,42 +115,42 @@ async def play(ada: Account) -> Evening:
     replies = [await take_turn(ada, chat, text="I come in.")]
     await follows(f"/entities/{jake}", attributes={"hp": 9})
     replies.append(await take_turn(ada, chat, text="Psst.", audience=[jake]))
-    chronicle = (await settings_of(ada, chat))["chronicle_id"]
+    chronicle = (await read_settings(ada, chat))["chronicle_id"]
     for summary, source in zip(EVENTS, replies, strict=True):
         event = {"summary": summary, "audience": [jake], "source_message_ids": [source]}
-        ok(await ada.client.post(f"{API}/chronicles/{chronicle}/events", json=event), 201)
+        await ada.post(f"/chronicles/{chronicle}/events", event, 201)
     await set_chat(ada, chat, viewpoint=jake)
-    at_second = await world_of(table)
+    at_second = await read_world(table)
     replies.append(await take_turn(ada, chat, text="I pay.", viewpoint="gm"))
     await follows(f"/entities/{jake}", attributes={"hp": 1})
     await follows(f"/scenes/{ids['scene']}", stakes="All of it.")
     await follows("", day=9)
-    return Evening(table, ids, chat, replies, at_second, await world_of(table))
+    return Evening(table, ids, chat, replies, at_second, await read_world(table))
 
 
 EVENTS = ["The tide rose.", "Jake whispered."]
 
 
-async def events_of(account: Account, chat: str) -> list[dict[str, Any]]:
-    path = f"{API}/chronicles/{(await settings_of(account, chat))['chronicle_id']}/events"
-    events: list[dict[str, Any]] = ok(await account.client.get(path))["items"]
+async def list_events(account: Account, chat: str) -> list[dict[str, Any]]:
+    path = f"/chronicles/{(await read_settings(account, chat))['chronicle_id']}/events"
+    events: list[dict[str, Any]] = (await account.get(path))["items"]
     return events
 
 
-async def test_a_fork_takes_a_copy_of_the_world_as_it_was_at_its_message(server: Running) -> None:
+async def test_a_fork_copies_the_world_at_its_message(server: Running) -> None:
     async with server.account() as ada:
         evening = await play(ada)
         at_second = evening.at_second
 
         copy = await fork(ada, evening.chat, evening.replies[1], world="copy", title="What if")
         assert copy["campaign_id"] not in {None, evening.table.campaign["id"]}
-        other = Table(ada, ok(await ada.client.get(f"{API}/campaigns/{copy['campaign_id']}")))
-        world = await world_of(other)
-        # All is there, under ids of its own, and names its own.
-        assert not set(names_in(world)) & set(names_in(at_second))
-        assert named(world, names_in(world)) == [
+        other = Table(ada, await ada.get(f"/campaigns/{copy['campaign_id']}"))
+        world = await read_world(other)
+        # The copy contains all items, with new ids and references.
+        assert not set(list_names(world)) & set(list_names(at_second))
+        assert list_items(world, list_names(world)) == [
             each.replace(json.dumps([evening.ids["gone"]]), '"gm"')
-            for each in named(at_second, names_in(at_second))
+            for each in list_items(at_second, list_names(at_second))
         ]
         [jake] = [each for each in world["entities"].values() if each["name"] == "Jake"]
         assert jake["attributes"]["hp"] == 9
@@ -171,23 +161,23 @@ async def test_a_fork_takes_a_copy_of_the_world_as_it_was_at_its_message(server:
         changes = (await other.get("/changes", limit=100))["items"]
         assert {each["version"] for each in changes} == {1}
         assert len(changes) == 1 + sum(len(world[kind]) for kind in KINDS)
-        # What the chat has is for the same ones.
+        # Audiences of the chat refer to the copied players.
         lines = await ada.messages(copy["id"])
         assert [each["audience"] for each in lines[-2:]] == [[jake["id"]]] * 2
-        assert (await settings_of(ada, copy["id"]))["viewpoint"] == jake["id"]
-        events = await events_of(ada, copy["id"])
+        assert (await read_settings(ada, copy["id"]))["viewpoint"] == jake["id"]
+        events = await list_events(ada, copy["id"])
         assert {each["summary"] for each in events} == set(EVENTS)
         assert [each["audience"] for each in events] == [[jake["id"]]] * 2
-        assert await world_of(evening.table) == evening.at_third
+        assert await read_world(evening.table) == evening.at_third
 
 
-async def test_each_story_changes_its_own_world_alone(server: Running) -> None:
+async def test_each_fork_changes_only_its_own_world(server: Running) -> None:
     async with server.account() as ada:
         evening = await play(ada)
-        # The swipe that was left behind is another story, with another world.
+        # The inactive swipe is another branch, with another world.
         await take_turn(ada, evening.chat, regenerate_of=evening.replies[2], viewpoint="gm")
         copy = await fork(ada, evening.chat, evening.replies[2], world="copy")
-        other = Table(ada, ok(await ada.client.get(f"{API}/campaigns/{copy['campaign_id']}")))
+        other = Table(ada, await ada.get(f"/campaigns/{copy['campaign_id']}"))
         people = (await other.get("/entities", limit=100))["items"]
         [jake] = [each for each in people if each["name"] == "Jake"]
         assert jake["attributes"]["hp"] == 1
@@ -201,14 +191,14 @@ async def test_each_story_changes_its_own_world_alone(server: Running) -> None:
         await settled(server)
         found = await search(ada, "obsidian pier", campaign_id=copy["campaign_id"])
         assert "They met at the obsidian pier." in json.dumps(found)
-        ok(await ada.client.delete(f"{API}/chats/{evening.chat}"), 204)
-        assert {each["summary"] for each in await events_of(ada, copy["id"])} == set(EVENTS)
+        await ada.delete(f"/chats/{evening.chat}")
+        assert {each["summary"] for each in await list_events(ada, copy["id"])} == set(EVENTS)
 
 
-async def test_a_world_is_shared_unless_a_copy_is_asked_for(server: Running) -> None:
+async def test_a_fork_shares_the_world_by_default(server: Running) -> None:
     async with server.account() as ada:
-        made = await ada.client.post(f"{API}/campaigns", json={"name": "Seagate"})
-        table = Table(ada, ok(made, 201))
+        made = await ada.post("/campaigns", {"name": "Seagate"}, 201)
+        table = Table(ada, made)
         chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
         reply_id = await take_turn(ada, chat, text="I come in.")
         for body in ({}, {"world": "shared"}):
@@ -216,12 +206,12 @@ async def test_a_world_is_shared_unless_a_copy_is_asked_for(server: Running) -> 
             assert copy["campaign_id"] == table.campaign["id"]
         plain = (await ada.new_chat())["id"]
         line = await take_turn(ada, plain, text="Hello.")
-        before = ok(await ada.client.get(f"{API}/chats"))
+        before = await ada.get("/chats")
         for where, message_id, world in (
             (plain, line, "copy"), (chat, line, "copy"), (chat, reply_id, "both"),
         ):  # fmt: skip
             body = {"message_id": message_id, "world": world}
-            answer = await ada.client.post(f"{API}/chats/{where}/fork", json=body)
+            answer = await ada.ask("POST", f"/chats/{where}/fork", json=body)
             problem(answer, 422, "validation-failed")
-        assert ok(await ada.client.get(f"{API}/chats")) == before
-        assert len(ok(await ada.client.get(f"{API}/campaigns"))["items"]) == 1
+        assert (await ada.get("/chats")) == before
+        assert len((await ada.get("/campaigns"))["items"]) == 1

@@ -1,4 +1,4 @@
-"""Two people with one application, on SQLite and on PostgreSQL."""
+"""Two accounts and one application, on SQLite or PostgreSQL."""
 
 from __future__ import annotations
 

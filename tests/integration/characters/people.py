@@ -1,4 +1,4 @@
-"""An application with the characters' routes alone, and people who use it."""
+"""An application with the routes of characters and personas, and its users."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import backend.chronicles.models  # noqa: F401  # pyright: ignore[reportUnusedIm
 from backend.accounts.auth.identity import Identity
 from backend.accounts.models import User
 from backend.accounts.profile.activity import ActivityLog
-from backend.characters.controller import CharacterController
+from backend.characters.avatars import AvatarService
+from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController, PersonaService
 from backend.characters.service import CharacterService
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.errors import MEDIA_TYPE, TYPE_PREFIX
 from backend.http import responses as http
 from backend.jobs.queue import JobQueue
 from backend.lorebooks.card_books import CardBookService
@@ -43,7 +43,7 @@ CARD_FIXTURES = (
     "syn_v3.charx",
 )
 ON_SQLITE_ALONE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""For tests of what the database has no part in: a copy of SQLite's is made much faster."""
+"""For tests that do not depend on the database. A SQLite database is copied much faster."""
 
 AROUND_THE_CARD = {
     "id",
@@ -58,7 +58,7 @@ AROUND_THE_CARD = {
 
 
 def character_service(database: Database) -> CharacterService:
-    """Characters, with their books, whose changes are noted for an index that nobody keeps here."""
+    """Make the service of characters. Index changes are queued, but not processed."""
     outbox = IndexOutbox(JobQueue(database, RootKeys({1: b"r" * 32})))
     return CharacterService(
         database, CardBookService(outbox), pool=CpuPool(), longest_message=100_000
@@ -66,33 +66,34 @@ def character_service(database: Database) -> CharacterService:
 
 
 def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar:
-    """The header `x-user` says who asks."""
+    """Make an application. The header `x-user` names the account."""
 
     def who(request: Request[Any, Any, Any]) -> Identity:
         identity = identities[request.headers["x-user"]]
-        request.scope["user"] = identity  # as `IdentityMiddleware` does
+        request.scope["user"] = identity  # the same as `IdentityMiddleware`
         return identity
 
     characters = character_service(database)
-    personas = PersonaService(database, CpuPool())
+    personas = PersonaService(database)
+    avatars = AvatarService(database, CpuPool())
     activity = ActivityLog(database)
     return Litestar(
-        route_handlers=[CharacterController, PersonaController],
+        route_handlers=[CharacterController, PersonaController, *AVATAR_CONTROLLERS],
         dependencies={
             "identity": Provide(who, sync_to_thread=False),
             "characters": Provide(lambda: characters, sync_to_thread=False),
             "personas": Provide(lambda: personas, sync_to_thread=False),
+            "avatars": Provide(lambda: avatars, sync_to_thread=False),
             "activity": Provide(lambda: activity, sync_to_thread=False),
         },
         exception_handlers=http.EXCEPTION_HANDLERS,
-        # The client runs the application in an event loop of its own.
+        # The client runs the application in another event loop.
         on_shutdown=[database.dispose],
         logging_config=None,
     )
 
 
 async def sign_up(database: Database) -> Identity:
-    """An account with random keys."""
     user_id, user_key = new_id(), os.urandom(KEY_BYTES)
     user = User(
         id=user_id,
@@ -110,8 +111,6 @@ async def sign_up(database: Database) -> Identity:
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who is signed in."""
-
     name: str
     identity: Identity
     client: AsyncTestClient[Litestar]
@@ -149,26 +148,17 @@ class Person:
 
 
 def body(response: httpx.Response, *, status: int = 200) -> dict[str, Any]:
-    """The answer's JSON, when it is the answer that was hoped for."""
+    """Return the JSON of an answer; fail unless it has this status."""
     assert response.status_code == status, response.text
     return cast("dict[str, Any]", response.json())
 
 
-def problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
-    """The answer's problem, when it is the one expected."""
-    assert response.headers["content-type"] == MEDIA_TYPE, response.text
-    found = body(response, status=status)
-    assert (found["type"], found["status"]) == (TYPE_PREFIX + slug, status)
-    return found
-
-
 def card_of(character: Mapping[str, Any]) -> dict[str, Any]:
-    """The card's fields alone."""
     return {name: value for name, value in character.items() if name not in AROUND_THE_CARD}
 
 
 async def count_rows(database: Database) -> dict[str, int]:
-    """How many rows every table has, but the ledger of stored bytes: its lines only come."""
+    """Count the rows of every table except the storage ledger, which only grows."""
 
     def count(connection: Connection) -> dict[str, int]:
         return {

@@ -1,4 +1,4 @@
-"""Pictures and archives made for tests."""
+"""Pictures and archives for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ METADATA = "taken at home, 52.37 N 4.90 E"
 def picture(
     kind: str = "PNG", *, width: int = 1500, height: int = 900, color: str = "teal"
 ) -> bytes:
-    """A plain picture with a telltale text in its metadata."""
     target = io.BytesIO()
     options: dict[str, object] = {"comment": METADATA.encode()}
     if kind == "PNG":
@@ -28,14 +27,13 @@ def picture(
 
 
 def opened(data: bytes) -> Image.Image:
-    """The picture of a file, decoded to its last pixel."""
+    """Decode all pixels of a picture."""
     image = Image.open(io.BytesIO(data))
     image.load()
     return image
 
 
 def archive(files: dict[str, bytes]) -> bytes:
-    """A zip archive."""
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, data in files.items():

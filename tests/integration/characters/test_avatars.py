@@ -1,4 +1,4 @@
-"""Pictures of characters and of personas."""
+"""Tests of pictures of characters and personas."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import pytest
 from litestar import Litestar
 
 from backend.accounts.auth.identity import Identity
+from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
 from backend.characters.schemas import PersonaFields
 from backend.characters.uploads import IMAGE_TYPES
 from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
-from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows, problem
+from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows
 from tests.integration.characters.pictures import METADATA, opened, picture
+from tests.support.server import problem
 
 pytestmark = pytest.mark.anyio
 
@@ -24,19 +26,19 @@ PNG = {"Content-Type": "image/png"}
 
 @pytest.fixture(params=["/characters", "/personas"])
 async def holder(request: pytest.FixtureRequest, ada: Person) -> str:
-    """The path of a character, then of a persona."""
+    """The path of a character or a persona."""
     collection: str = request.param
     return f"{collection}/{(await ada.make(collection, name='Magda'))['id']}"
 
 
-async def listed(person: Person, holder: str) -> dict[str, Any]:
+async def read_item(person: Person, holder: str) -> dict[str, Any]:
     items: list[dict[str, Any]] = body(await person.get(holder.rpartition("/")[0]))["items"]
     return items[0]
 
 
 @ON_SQLITE_ALONE
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "gif"])
-async def test_a_picture_is_encoded_anew_in_two_sizes(ada: Person, holder: str, kind: str) -> None:
+async def test_a_picture_is_encoded_in_two_sizes(ada: Person, holder: str, kind: str) -> None:
     original = picture(kind.upper())
     assert METADATA.encode() in original
 
@@ -62,16 +64,20 @@ async def test_a_picture_comes_in_a_form_too(ada: Person, holder: str) -> None:
         data={"remark": "not looked at"},
         files={"file": ("me.png", picture(width=40, height=60), "text/html")},
     )
-
     assert sent.status_code == 204
     assert opened((await ada.get(f"{holder}/avatar")).content).size == (40, 60)
 
 
 async def test_views_and_lists_say_whether_there_is_a_picture(ada: Person, holder: str) -> None:
-    before = (body(await ada.get(holder))["has_avatar"], (await listed(ada, holder))["has_avatar"])
+    before = (
+        body(await ada.get(holder))["has_avatar"],
+        (await read_item(ada, holder))["has_avatar"],
+    )
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
-    after = (body(await ada.get(holder))["has_avatar"], (await listed(ada, holder))["has_avatar"])
-
+    after = (
+        body(await ada.get(holder))["has_avatar"],
+        (await read_item(ada, holder))["has_avatar"],
+    )
     assert (before, after) == ((False, False), (True, True))
     patched = body(await ada.patch(holder, json={"name": "Magdalena"}))
     assert patched["has_avatar"] is True
@@ -81,12 +87,10 @@ async def test_a_picture_that_is_known_is_not_sent_again(ada: Person, holder: st
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
     first = await ada.get(f"{holder}/avatar")
     tag = first.headers["etag"]
-
     same = await ada.get(f"{holder}/avatar", headers={"If-None-Match": f'"other", W/{tag}'})
     thumbnail = await ada.get(f"{holder}/avatar?size=thumbnail", headers={"If-None-Match": tag})
     await ada.put(f"{holder}/avatar", content=picture(color="red"), headers=PNG)
     changed = await ada.get(f"{holder}/avatar", headers={"If-None-Match": tag})
-
     assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
     assert thumbnail.status_code == 200
     assert changed.status_code == 200
@@ -98,29 +102,27 @@ async def test_a_new_picture_takes_the_place_of_the_old_one(
 ) -> None:
     for color in ("teal", "red"):
         await ada.put(f"{holder}/avatar", content=picture(color=color), headers=PNG)
-
     assert (await count_rows(database))["avatars"] == 1
     red, green, blue = opened((await ada.get(f"{holder}/avatar")).content).getpixel((5, 5)) or ()  # type: ignore[misc]  # Pillow types pixels of any mode
     assert red > 200 > green + blue
 
 
-async def test_of_pictures_set_at_the_same_time_one_is_left(
+async def test_one_of_several_concurrent_pictures_is_stored(
     database: Database, identities: dict[str, Identity]
 ) -> None:
-    personas, owner = PersonaService(database, CpuPool()), identities["ada"]
+    personas, avatars = PersonaService(database), AvatarService(database, CpuPool())
+    owner = identities["ada"]
     persona_id = (await personas.create(owner, PersonaFields(name="Ada"))).id
     pictures = [picture(color=color) for color in ("teal", "red", "white")]
-
-    await asyncio.gather(*(personas.avatars.replace(owner, persona_id, data) for data in pictures))
-
+    await asyncio.gather(
+        *(avatars.replace(owner, "persona", persona_id, data) for data in pictures)
+    )
     assert (await count_rows(database))["avatars"] == 1
 
 
 async def test_a_deleted_picture_is_gone(ada: Person, database: Database, holder: str) -> None:
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
-
     assert (await ada.delete(f"{holder}/avatar")).status_code == 204
-
     problem(await ada.get(f"{holder}/avatar"), 404, "avatar-not-found")
     problem(await ada.delete(f"{holder}/avatar"), 404, "avatar-not-found")
     assert (await count_rows(database))["avatars"] == 0
@@ -130,9 +132,7 @@ async def test_a_picture_goes_with_whom_it_shows(
     ada: Person, database: Database, holder: str
 ) -> None:
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
-
     await ada.delete(holder)
-
     assert (await count_rows(database))["avatars"] == 0
 
 
@@ -157,11 +157,9 @@ async def test_a_picture_that_is_refused_leaves_the_old_one(
 ) -> None:
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
     before = await ada.get(f"{holder}/avatar")
-
     answer = await ada.put(
         f"{holder}/avatar", content=content, headers={"Content-Type": media_type}
     )
-
     problem(answer, status, slug)
     assert (await ada.get(f"{holder}/avatar")).content == before.content
 
@@ -174,7 +172,6 @@ async def test_there_are_two_sizes(ada: Person, holder: str) -> None:
 @ON_SQLITE_ALONE
 async def test_the_documentation_says_how_to_send_a_picture(app: Litestar) -> None:
     paths: dict[str, Any] = app.openapi_schema.to_schema()["paths"]
-
     for path in ("/characters/{character_id}/avatar", "/personas/{persona_id}/avatar"):
         content: dict[str, Any] = paths[path]["put"]["requestBody"]["content"]
         assert content.keys() == {"multipart/form-data", *IMAGE_TYPES}

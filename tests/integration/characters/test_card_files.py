@@ -1,13 +1,15 @@
-"""Cards from files, and back into files."""
+"""Tests of cards from files and back into files, and of files that are refused."""
 
 from __future__ import annotations
 
 import json
+import tempfile
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import msgspec
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from backend.characters.cards.charx import unpack
 from backend.characters.cards.png import SIGNATURE, find_texts, iterate_chunks
@@ -28,7 +30,8 @@ from tests.integration.characters.people import (
     card_of,
     count_rows,
 )
-from tests.integration.characters.pictures import opened, picture
+from tests.integration.characters.pictures import archive, opened, picture
+from tests.support.server import problem
 
 pytestmark = pytest.mark.anyio
 
@@ -39,13 +42,13 @@ HAPPY = "assets/emotion/images/happy.png"
 JSON_CARD = (CARDS / "syn_v3.json").read_bytes()
 
 
-def without_picture(data: bytes) -> bytes:
-    """The PNG with its pixels taken out: the card is all that is left."""
+def drop_pixels(data: bytes) -> bytes:
+    """Remove the pixels of a PNG, so that only the card is left."""
     kept = (chunk.whole for chunk in iterate_chunks(data) if chunk.kind != b"IDAT")
     return b"".join((SIGNATURE, *kept))
 
 
-async def exported(person: Person, character_id: str, query: str) -> bytes:
+async def export(person: Person, character_id: str, query: str) -> bytes:
     answer = await person.get(f"/characters/{character_id}/export?{query}")
     assert answer.status_code == 200, answer.text
     return answer.content
@@ -54,7 +57,6 @@ async def exported(person: Person, character_id: str, query: str) -> bytes:
 @pytest.mark.parametrize("name", CARD_FIXTURES)
 async def test_a_card_file_becomes_a_character(ada: Person, name: str) -> None:
     imported = await ada.import_card((CARDS / name).read_bytes())
-
     character = imported["character"]
     assert (imported["lorebook"] is None) is (character["character_book"] is None)
     assert body(await ada.get(f"/characters/{character['id']}")) == character
@@ -66,20 +68,17 @@ async def test_a_card_file_becomes_a_character(ada: Person, name: str) -> None:
 @ON_SQLITE_ALONE
 @pytest.mark.parametrize("query", ["format=png", "format=json", "format=json&spec=v2"])
 @pytest.mark.parametrize("name", CARD_FIXTURES)
-async def test_what_is_exported_imports_back_to_the_same_card(
+async def test_an_exported_card_imports_as_the_same_card(
     ada: Person, name: str, query: str
 ) -> None:
     first = (await ada.import_card((CARDS / name).read_bytes()))["character"]
-
-    again = (await ada.import_card(await exported(ada, first["id"], query)))["character"]
-
+    again = (await ada.import_card(await export(ada, first["id"], query)))["character"]
     assert card_of(again) == card_of(first)
     assert again["id"] != first["id"]
 
 
 async def test_an_embedded_lorebook_is_shown_with_the_card(ada: Person) -> None:
     imported = await ada.import_card(JSON_CARD)
-
     character, lorebook = imported["character"], imported["lorebook"]
     assert character["character_book"] == json.loads(JSON_CARD)["data"]["character_book"]
     assert lorebook["id"] == character["lorebook_id"]
@@ -100,16 +99,14 @@ async def test_a_character_of_another_program_comes_with_its_book(ada: Person, n
     assert again["warnings"] == []
 
 
-async def test_what_is_not_known_comes_back_on_export_even_after_an_edit(ada: Person) -> None:
+async def test_unknown_members_are_exported_after_an_edit(ada: Person) -> None:
     card = json.loads(JSON_CARD)
     card["data"]["vendor_field"] = {"kept": [1, None]}
     card["beside"] = 10**40
     imported = await ada.import_card(json.dumps(card).encode())
     path = f"/characters/{imported['character']['id']}"
     await ada.patch(path, json={"name": "Renamed"})
-
     back = json.loads((await ada.get(f"{path}/export?format=json")).content)
-
     assert back["data"]["name"] == "Renamed"
     assert back["data"]["vendor_field"] == {"kept": [1, None]}
     assert back["beside"] == 10**40
@@ -122,21 +119,17 @@ async def test_a_png_carries_both_versions_and_the_picture(ada: Person) -> None:
         content=picture(width=320, height=200),
         headers={"Content-Type": "image/png"},
     )
-
     answer = await ada.get(f"/characters/{character['id']}/export")
-
     assert answer.headers["content-type"] == "image/png"
     assert answer.headers["x-content-type-options"] == "nosniff"
     texts = find_texts(answer.content)
-    assert [chunk.keyword() for chunk in texts.cards] == [b"ccv3", b"chara"]
+    assert [chunk.read_keyword() for chunk in texts.cards] == [b"ccv3", b"chara"]
     assert opened(answer.content).size == (320, 200)
 
 
 async def test_a_character_without_a_picture_is_exported_with_a_placeholder(ada: Person) -> None:
     made = await ada.make(name="Magda")
-
-    file = await exported(ada, made["id"], "format=png")
-
+    file = await export(ada, made["id"], "format=png")
     assert opened(file).format == "PNG"
     assert card_of((await ada.import_card(file))["character"]) == card_of(made)
 
@@ -144,9 +137,7 @@ async def test_a_character_without_a_picture_is_exported_with_a_placeholder(ada:
 @pytest.mark.parametrize(("spec", "name"), [("v2", "chara_card_v2"), ("v3", "chara_card_v3")])
 async def test_a_json_card_is_of_the_version_asked_for(ada: Person, spec: str, name: str) -> None:
     made = await ada.make(name="Magda")
-
     answer = await ada.get(f"/characters/{made['id']}/export?format=json&spec={spec}")
-
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["spec"] == name
 
@@ -167,13 +158,11 @@ async def test_a_json_card_is_of_the_version_asked_for(ada: Person, spec: str, n
         ("M" * 200, "M" * 80, "M" * 80),
     ],
 )
-async def test_a_file_is_named_after_the_character_wherever_it_is_saved(
+async def test_an_export_is_named_after_the_character(
     ada: Person, name: str, plain: str, full: str
 ) -> None:
     made = await ada.make(name=name)
-
     answer = await ada.get(f"/characters/{made['id']}/export?format=json")
-
     kind, ascii_name, extended = answer.headers["content-disposition"].split("; ")
     assert kind == "attachment"
     assert ascii_name == f'filename="{plain}.json"'
@@ -231,9 +220,7 @@ async def test_an_archive_comes_back_with_its_files_and_the_picture(ada: Person)
 @ON_SQLITE_ALONE
 async def test_a_picture_is_the_main_icon_of_an_archive(ada: Person) -> None:
     first = (await ada.import_card(PNG_CARD))["character"]
-
-    again = (await ada.import_card(await exported(ada, first["id"], "format=charx")))["character"]
-
+    again = (await ada.import_card(await export(ada, first["id"], "format=charx")))["character"]
     icon = {"type": "icon", "uri": f"embeded://{ICON}", "name": "main", "ext": "png"}
     assert card_of(again) == {**card_of(first), "assets": [icon]}
     assert again["has_avatar"] is True
@@ -242,9 +229,7 @@ async def test_a_picture_is_the_main_icon_of_an_archive(ada: Person) -> None:
 @ON_SQLITE_ALONE
 async def test_a_character_that_came_from_no_archive_is_exported_as_one(ada: Person) -> None:
     made = await ada.make(name="Magda")
-
-    file = await exported(ada, made["id"], "format=charx")
-
+    file = await export(ada, made["id"], "format=charx")
     assert list(unpack(file)) == ["card.json"]
     assert card_of((await ada.import_card(file))["character"]) == card_of(made)
 
@@ -255,9 +240,7 @@ async def test_other_files_name_what_an_archive_held_as_the_card_does(
     ada: Person, query: str
 ) -> None:
     first = (await ada.import_card(CHARX_CARD))["character"]
-
-    again = (await ada.import_card(await exported(ada, first["id"], query)))["character"]
-
+    again = (await ada.import_card(await export(ada, first["id"], query)))["character"]
     assert [asset["uri"] for asset in again["assets"]] == [
         f"embeded://{ICON}",
         f"embeded://{HAPPY}",
@@ -266,9 +249,136 @@ async def test_other_files_name_what_an_archive_held_as_the_card_does(
 
 
 async def test_a_card_whose_picture_is_broken_is_imported_with_a_warning(ada: Person) -> None:
-    imported = await ada.import_card(without_picture(PNG_CARD))
-
+    imported = await ada.import_card(drop_pixels(PNG_CARD))
     assert imported["character"]["name"] == "RIGHT_ccv3"
     assert imported["character"]["has_avatar"] is False
     reason = "The picture is damaged, or is not a PNG, JPEG, WebP or GIF."
     assert imported["warnings"] == [f"The card came without its picture: {reason}"]
+
+
+def nest(depth: int) -> bytes:
+    return b'{"name": "Magda", "extensions": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
+
+
+def make_card(**members: Any) -> bytes:
+    return json.dumps({"spec": "chara_card_v2", "data": {"name": "M", **members}}).encode()
+
+
+HOSTILE: dict[str, tuple[bytes, int, str]] = {
+    "empty": (b"", 422, "unreadable-card"),
+    "blank": (b" \n", 422, "unreadable-card"),
+    "no card": (b'{"hello": "world"}', 422, "unreadable-card"),
+    "no object": (b"[1, 2, 3]", 422, "unreadable-card"),
+    "no name": (b'{"description": "nobody"}', 422, "unreadable-card"),
+    "broken json": (JSON_CARD[:-20], 422, "unreadable-card"),
+    "deep json": (nest(65), 422, "card-limit"),
+    "very deep json": (nest(100_000), 422, "card-limit"),
+    "binary": (bytes(range(256)), 422, "unreadable-card"),
+    "lorebook": ((CARDS / "syn_lorebook_v3.json").read_bytes(), 422, "unreadable-card"),
+    "group": ((FOREIGN / "st_group.json").read_bytes(), 422, "unreadable-card"),
+    "several lines": (
+        b'{"user_name": "U", "character_name": "C"}\n{"mes": "x"}',
+        422,
+        "unreadable-card",
+    ),
+    "long text": (make_card(scenario="s" * 200_001), 422, "card-limit"),
+    "yaml tags": (b"name: !!python/object/apply:os.system [id]", 422, "unreadable-card"),
+    "yaml bomb": (
+        b"a: &a [x, x, x, x, x, x, x, x]\n"
+        + b"".join(
+            b"%c: &%c [%s]\n" % (b + 1, b + 1, b", ".join([b"*%c" % b] * 8))
+            for b in range(ord("a"), ord("j"))
+        ),
+        422,
+        "card-limit",
+    ),
+    "plain picture": (picture(), 422, "no-card-in-image"),
+    "jpeg": (picture("JPEG"), 422, "no-card-in-image"),
+    "cut png": (PNG_CARD[:-30], 422, "unreadable-card"),
+    "cut charx": (CHARX_CARD[:-30], 422, "unreadable-card"),
+    "charx without a card": (archive({"readme.txt": b"hi"}), 422, "unreadable-card"),
+    "charx that climbs": (
+        archive({"card.json": JSON_CARD, "../../evil.png": b"x"}),
+        422,
+        "unreadable-card",
+    ),
+    "charx bomb": (
+        archive({"card.json": JSON_CARD, "assets/zeros.png": bytes(30_000_000)}),
+        422,
+        "card-limit",
+    ),
+    "file over the limit": (bytes(20 * 1024 * 1024 + 1), 413, "too-large"),
+    "body over the limit": (bytes(22 * 1024 * 1024), 413, "too-large"),
+}
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_file_that_is_refused_leaves_nothing_behind(
+    ada: Person, database: Database, name: str
+) -> None:
+    data, status, slug = HOSTILE[name]
+    before = await count_rows(database)
+    refusal = problem(await ada.upload(data), status, slug)
+    assert refusal["detail"]
+    assert await count_rows(database) == before
+
+
+async def test_an_import_that_fails_half_way_leaves_nothing_behind(
+    ada: Person, database: Database
+) -> None:
+    async with database.write() as session:
+        await session.execute(text("DROP TABLE avatars"))
+    before = await count_rows(database)
+    answer = await ada.upload(CHARX_CARD)
+    assert answer.status_code >= 500
+    assert await count_rows(database) == before
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize(
+    ("options", "status", "slug"),
+    [
+        ({"json": {"name": "Magda"}}, 415, "unsupported-media-type"),
+        ({"data": {"file": "in a plain form"}}, 415, "unsupported-media-type"),
+        ({"files": {"card": JSON_CARD}}, 422, "validation-failed"),
+        ({"files": [("file", JSON_CARD), ("file", JSON_CARD)]}, 422, "validation-failed"),
+        ({"files": [("file", b"x")] * 17}, 400, "bad-request"),
+        (
+            {
+                "content": b"--x\r\ncut",
+                "headers": {"Content-Type": "multipart/form-data; boundary=x"},
+            },
+            400,
+            "bad-request",
+        ),
+        (
+            {"content": JSON_CARD, "headers": {"Content-Type": "multipart/form-data"}},
+            400,
+            "bad-request",
+        ),
+    ],
+    ids=["json", "plain form", "no file", "two files", "many parts", "cut", "no boundary"],
+)
+async def test_a_card_comes_as_one_file_in_a_form(
+    ada: Person, database: Database, options: dict[str, Any], status: int, slug: str
+) -> None:
+    before = await count_rows(database)
+    problem(await ada.post("/characters/import", **options), status, slug)
+    assert await count_rows(database) == before
+
+
+@ON_SQLITE_ALONE
+async def test_an_upload_is_never_written_to_a_temporary_file(
+    ada: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        pytest.fail("a temporary file was made")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    padded = json.loads(JSON_CARD) | {"padding": "p" * 3_000_000}
+
+    imported = await ada.import_card(json.dumps(padded).encode())
+
+    assert imported["character"]["name"] == "RIGHT_ccv3"

@@ -1,4 +1,4 @@
-"""Making, reading, changing, listing and deleting characters."""
+"""Tests of characters: create, read, change, list and delete."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.integration.characters.people import (
     card_of,
     character_service,
     count_rows,
-    problem,
 )
+from tests.support.server import problem, read_pages
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ FULL_CARD: dict[str, Any] = {
 }
 
 
-async def names(person: Person, query: str = "") -> list[str]:
+async def list_names(person: Person, query: str = "") -> list[str]:
     page = body(await person.get(f"/characters?{query}"))
     return [item["name"] for item in page["items"]]
 
@@ -57,7 +57,6 @@ async def names(person: Person, query: str = "") -> list[str]:
 async def test_a_character_holds_every_field_of_its_card(ada: Person) -> None:
     made = await ada.make(**FULL_CARD)
     answer = await ada.get(f"/characters/{made['id']}")
-
     assert body(answer) == made
     assert card_of(made) == FULL_CARD
     assert (made["revision"], made["has_avatar"]) == (1, False)
@@ -66,7 +65,6 @@ async def test_a_character_holds_every_field_of_its_card(ada: Person) -> None:
 
 async def test_only_a_name_is_needed(ada: Person) -> None:
     made = await ada.make(name="Magda")
-
     assert made["tags"] == []
     assert made["character_book"] is None
 
@@ -85,16 +83,14 @@ async def test_only_a_name_is_needed(ada: Person) -> None:
         ({"name": "Magda", "extensions": {"deep": []}}, "card-limit", "levels of nesting"),
     ],
 )
-async def test_what_no_import_would_take_can_not_be_typed_in(
+async def test_invalid_cards_cannot_be_created(
     ada: Person, database: Database, members: dict[str, Any], slug: str, words: str
 ) -> None:
     if "extensions" in members:
         for _ in range(64):
             members["extensions"]["deep"] = [members["extensions"]["deep"]]
     before = await count_rows(database)
-
     answer = await ada.post("/characters", json=members)
-
     problem(answer, 422, slug)
     assert words in answer.text
     assert await count_rows(database) == before
@@ -128,7 +124,7 @@ async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(ada: Person
     assert changed["updated_at"] > made["updated_at"]
     assert changed["created_at"] == made["created_at"]
     assert body(await ada.get(f"/characters/{made['id']}")) == changed
-    assert await names(ada) == ["Magdalena"]
+    assert await list_names(ada) == ["Magdalena"]
 
 
 @ON_SQLITE_ALONE
@@ -147,9 +143,7 @@ async def test_a_patch_that_is_refused_changes_nothing(
     ada: Person, patch: dict[str, Any], slug: str
 ) -> None:
     made = await ada.make(**FULL_CARD)
-
     problem(await ada.patch(f"/characters/{made['id']}", json=patch), 422, slug)
-
     assert body(await ada.get(f"/characters/{made['id']}")) == made
 
 
@@ -158,9 +152,7 @@ async def test_a_write_upon_a_revision_that_is_gone_is_refused(ada: Person, meth
     path = f"/characters/{(await ada.make(name='Magda'))['id']}"
     changed = body(await ada.patch(path, json={"creator": "ada"}, headers={"If-Match": '"1"'}))
     late = {"json": {"creator": "ben"}} if method == "PATCH" else {}
-
     answer = await ada.ask(method, path, headers={"If-Match": '"1"'}, **late)
-
     assert problem(answer, 412, "revision-mismatch")["revision"] == 2
     assert body(await ada.get(path)) == changed
     again = await ada.ask(method, path, headers={"If-Match": '"0", "2"'}, **late)
@@ -174,11 +166,9 @@ async def test_changes_at_the_same_time_are_all_kept(
     characters, owner = character_service(database), identities["ada"]
     made = await characters.create(owner, Card(name="Magda"))
     fields = ("nickname", "creator", "scenario", "personality", "system_prompt")
-
     await asyncio.gather(
         *(characters.patch(owner, made.id, {field: field}, if_match=None) for field in fields)
     )
-
     changed = await characters.get(owner, made.id)
     assert [getattr(changed, field) for field in fields] == list(fields)
     assert changed.revision == 1 + len(fields)
@@ -188,9 +178,7 @@ async def test_a_deleted_character_leaves_nothing(ada: Person, database: Databas
     before = await count_rows(database)
     made = await ada.make(name="Magda")
     assert await count_rows(database) != before
-
     assert (await ada.delete(f"/characters/{made['id']}")).status_code == 204
-
     problem(await ada.get(f"/characters/{made['id']}"), 404, "character-not-found")
     assert await count_rows(database) == before
 
@@ -199,22 +187,14 @@ async def test_pages_go_from_the_newest_to_the_oldest(ada: Person, ben: Person) 
     for name in ("one", "two", "three", "four", "five"):
         await ada.make(name=name)
     await ben.make(name="ben's own")
-
-    pages: list[list[str]] = []
-    after: str | None = ""
-    while after is not None:
-        page = body(await ada.get(f"/characters?limit=2{after and f'&after={after}'}"))
-        pages.append([item["name"] for item in page["items"]])
-        after = page["next"]
-
-    assert pages == [["five", "four"], ["three", "two"], ["one"]]
+    pages = await read_pages(ada.get, "/characters", limit=2)
+    names_of = [[item["name"] for item in page] for page in pages]
+    assert names_of == [["five", "four"], ["three", "two"], ["one"]]
 
 
 async def test_a_list_shows_what_is_needed_to_choose(ada: Person) -> None:
     made = await ada.make(**FULL_CARD)
-
     (item,) = body(await ada.get("/characters"))["items"]
-
     shown = ("id", "name", "nickname", "tags", "creator", "has_avatar", "revision")
     assert item == {name: made[name] for name in (*shown, "created_at", "updated_at")}
 
@@ -240,30 +220,19 @@ async def test_a_search_looks_for_each_word_in_names_creators_and_tags(
     await ada.make(name="Magda", tags=["sea", "storm"])
     await ada.make(name="Jan", nickname="Skipper", tags=["sea"], creator="dry-land")
     await ada.make(name="Élodie", tags=["Straße"], description="sea, magda, skipper")
-
     page = body(await ada.get("/characters", params={"search": search}))
-
     assert [item["name"] for item in page["items"]] == found
     assert page["next"] is None
 
 
 @pytest.mark.every_database
-async def test_a_search_goes_on_page_by_page_until_everything_was_looked_at(
-    ada: Person, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_covers_all_pages(ada: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MAX_SEARCH_ROWS", 3)
     for name in ("match 1", "x", "x", "x", "match 2", "match 3", "x"):
         await ada.make(name=name)
-
-    pages: list[list[str]] = []
-    after: str | None = ""
-    while after is not None:
-        query = f"search=match&limit=2{after and f'&after={after}'}"
-        page = body(await ada.get(f"/characters?{query}"))
-        pages.append([item["name"] for item in page["items"]])
-        after = page["next"]
-
-    assert pages == [["match 3", "match 2"], [], ["match 1"]]
+    pages = await read_pages(ada.get, "/characters", search="match", limit=2)
+    names_of = [[item["name"] for item in page] for page in pages]
+    assert names_of == [["match 3", "match 2"], [], ["match 1"]]
 
 
 @ON_SQLITE_ALONE

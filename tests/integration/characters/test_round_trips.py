@@ -1,4 +1,4 @@
-"""What came in from a file goes out as it was, but for what was changed here."""
+"""Tests that an exported card equals its file, except for changes."""
 
 from __future__ import annotations
 
@@ -27,36 +27,32 @@ BOTH = (CARDS / PNGS[0]).read_bytes()
 PICTURE = {"content": picture(width=320, height=200), "headers": {"Content-Type": "image/png"}}
 
 
-async def imported(person: Person, data: bytes) -> str:
-    """The path of the character that a file becomes."""
+async def import_file(person: Person, data: bytes) -> str:
     return f"/characters/{(await person.import_card(data))['character']['id']}"
 
 
-async def exported(person: Person, path: str, query: str) -> bytes:
+async def export(person: Person, path: str, query: str) -> bytes:
     answer = await person.get(f"{path}/export?{query}")
     assert answer.status_code == 200, answer.text
     return answer.content
 
 
-def texts_of(data: bytes) -> dict[bytes, Any]:
-    """The cards in a PNG, by keyword."""
+def read_cards(data: bytes) -> dict[bytes, Any]:
     reader = png.TextReader()
     return {
-        chunk.keyword(): json.loads(png.decode_value(reader.read(chunk)))
+        chunk.read_keyword(): json.loads(png.decode_value(reader.read(chunk)))
         for chunk in png.find_texts(data).cards
     }
 
 
-def others_of(data: bytes) -> list[bytes]:
-    """The chunks of a PNG that hold no card."""
+def read_other_chunks(data: bytes) -> list[bytes]:
     cards = {bytes(chunk.whole) for chunk in png.find_texts(data).cards}
     return [
         whole for chunk in png.iterate_chunks(data) if (whole := bytes(chunk.whole)) not in cards
     ]
 
 
-def with_text(data: bytes, keyword: bytes, value: bytes) -> bytes:
-    """A text chunk before the end of a PNG."""
+def add_text(data: bytes, keyword: bytes, value: bytes) -> bytes:
     body = b"tEXt" + keyword + b"\0" + value
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return data[:-12] + chunk + data[-12:]
@@ -73,10 +69,8 @@ def archive(card: dict[str, Any], **files: bytes) -> bytes:
 @pytest.mark.parametrize("name", PNGS)
 async def test_a_png_comes_back_byte_for_byte(ada: Person, name: str, database: Database) -> None:
     data = (CARDS / name).read_bytes()
-    path = await imported(ada, data)
-
-    assert await exported(ada, path, "format=png") == data
-
+    path = await import_file(ada, data)
+    assert await export(ada, path, "format=png") == data
     async with database.read() as session:
         file = (await session.scalars(select(CardFile))).one()
     assert data not in file.sealed_data
@@ -89,14 +83,14 @@ async def test_a_png_comes_back_byte_for_byte(ada: Person, name: str, database: 
 @pytest.mark.parametrize("name", PNGS)
 async def test_an_edit_changes_nothing_else_in_a_png(ada: Person, name: str) -> None:
     data = (CARDS / name).read_bytes()
-    path = await imported(ada, data)
-    before = texts_of(data)
+    path = await import_file(ada, data)
+    before = read_cards(data)
     await ada.patch(path, json={"scenario": "A storm.", "extensions": {"fav": True}})
 
-    changed = await exported(ada, path, "format=png")
+    changed = await export(ada, path, "format=png")
 
-    after = texts_of(changed)
-    assert others_of(changed) == others_of(data)
+    after = read_cards(changed)
+    assert read_other_chunks(changed) == read_other_chunks(data)
     assert list(after) == [b"ccv3", b"chara"]
     for word, card in before.items():
         fields: dict[str, Any] = {**card["data"], "scenario": "A storm."}
@@ -107,29 +101,25 @@ async def test_an_edit_changes_nothing_else_in_a_png(ada: Person, name: str) -> 
 
 
 async def test_a_changed_lorebook_is_in_both_texts_of_a_png(ada: Person) -> None:
-    path = await imported(ada, BOTH)
+    path = await import_file(ada, BOTH)
     book = {"name": "New", "entries": [{"keys": ["reef"], "content": "Sharp."}]}
     await ada.patch(path, json={"character_book": book})
-
-    after = texts_of(await exported(ada, path, "format=png"))
-
+    after = read_cards(await export(ada, path, "format=png"))
     for card in after.values():
         (entry,) = card["data"]["character_book"]["entries"]
         assert (entry["keys"], entry["content"]) == (["reef"], "Sharp.")
 
 
 async def test_with_a_new_picture_nothing_of_the_former_goes_out(ada: Person) -> None:
-    data = with_text(with_text(BOTH, b"Comment", b"private"), b"chara-ext-asset_:0", b"c291bmQ=")
-    path = await imported(ada, data)
-    before = texts_of(data)
+    data = add_text(add_text(BOTH, b"Comment", b"private"), b"chara-ext-asset_:0", b"c291bmQ=")
+    path = await import_file(ada, data)
+    before = read_cards(data)
     await ada.put(f"{path}/avatar", **PICTURE)
-
-    changed = await exported(ada, path, "format=png")
-
+    changed = await export(ada, path, "format=png")
     assert opened(changed).size == (320, 200)
     assert b"private" not in changed
     assert list(png.find_texts(changed).assets) == ["0"]
-    after = texts_of(changed)
+    after = read_cards(changed)
     names = {word: card["data"]["name"] for word, card in after.items()}
     assert names == {word: card["data"]["name"] for word, card in before.items()}
     assert len(set(names.values())) == 2
@@ -137,13 +127,11 @@ async def test_with_a_new_picture_nothing_of_the_former_goes_out(ada: Person) ->
 
 @ON_SQLITE_ALONE
 async def test_without_its_picture_a_card_gets_a_placeholder(ada: Person) -> None:
-    path = await imported(ada, BOTH)
+    path = await import_file(ada, BOTH)
     await ada.delete(f"{path}/avatar")
-
-    changed = await exported(ada, path, "format=png")
-
+    changed = await export(ada, path, "format=png")
     assert opened(changed).size == (512, 512)
-    assert texts_of(changed).keys() == texts_of(BOTH).keys()
+    assert read_cards(changed).keys() == read_cards(BOTH).keys()
 
 
 @ON_SQLITE_ALONE
@@ -153,12 +141,12 @@ async def test_files_inside_a_png_stand_in_an_archive_as_the_card_says(ada: Pers
         {"type": "icon", "uri": "ccdefault:", "name": "main", "ext": "png"},
     ]
     card = {"spec": "chara_card_v3", "spec_version": "3.0", "data": {"name": "M", "assets": assets}}
-    data = with_text(picture(), b"ccv3", base64.b64encode(json.dumps(card).encode()))
-    data = with_text(data, b"chara-ext-asset_:0", base64.b64encode(b"smile"))
-    data = with_text(data, b"chara-ext-asset_:1", base64.b64encode(b"sound"))
-    path = await imported(ada, data)
+    data = add_text(picture(), b"ccv3", base64.b64encode(json.dumps(card).encode()))
+    data = add_text(data, b"chara-ext-asset_:0", base64.b64encode(b"smile"))
+    data = add_text(data, b"chara-ext-asset_:1", base64.b64encode(b"sound"))
+    path = await import_file(ada, data)
 
-    files = unpack(await exported(ada, path, "format=charx"))
+    files = unpack(await export(ada, path, "format=charx"))
 
     happy, main = json.loads(files["card.json"])["data"]["assets"]
     assert happy == {**assets[0], "uri": "embeded://assets/emotion/0.png"}
@@ -166,7 +154,7 @@ async def test_files_inside_a_png_stand_in_an_archive_as_the_card_says(ada: Pers
     assert files["assets/emotion/0.png"] == b"smile"
     assert files["assets/other/1.bin"] == b"sound"
     assert files["assets/icon/images/main.png"] == png.remove_texts(picture())
-    assert await exported(ada, path, "format=png") == data
+    assert await export(ada, path, "format=png") == data
 
 
 async def test_an_archive_comes_back_with_every_file_at_its_path(ada: Person) -> None:
@@ -177,31 +165,29 @@ async def test_an_archive_comes_back_with_every_file_at_its_path(ada: Person) ->
         "data": {"name": "Magda", "assets": [{"type": "x", "uri": "embeded://b/c"}, icon]},
     }
     data = archive(card, **{"pictures/face.webp": picture("WEBP"), "b/c": b"c", "notes.txt": b"n"})
-    path = await imported(ada, data)
+    path = await import_file(ada, data)
     before = unpack(data)
     await ada.patch(path, json={"scenario": "A storm."})
 
-    after = unpack(await exported(ada, path, "format=charx"))
+    after = unpack(await export(ada, path, "format=charx"))
 
     fields = json.loads(after.pop("card.json"))["data"]
     before.pop("card.json")
     assert after == before
     assert fields["scenario"] == "A storm."
     assert fields["assets"][1] == icon
-    assert opened(await exported(ada, path, "format=png")).size == opened(picture()).size
+    assert opened(await export(ada, path, "format=png")).size == opened(picture()).size
 
 
 @ON_SQLITE_ALONE
 @pytest.mark.parametrize("name", ["syn_v3.charx", "syn_v3.json"])
 async def test_a_card_comes_back_with_every_field_as_it_was(ada: Person, name: str) -> None:
     data = (CARDS / name).read_bytes()
-    path = await imported(ada, data)
+    path = await import_file(ada, data)
     files = {"card.json": data} if name.endswith("json") else unpack(data)
     before = json.loads(files.pop("card.json"))
     query = "format=json" if name.endswith("json") else "format=charx"
-
-    back = await exported(ada, path, query)
-
+    back = await export(ada, path, query)
     after = {"card.json": back} if name.endswith("json") else unpack(back)
     assert json.loads(after.pop("card.json")) == before
     assert after == files

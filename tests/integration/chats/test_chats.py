@@ -1,4 +1,4 @@
-"""Chats over HTTP: opening, greetings, groups, listing, changing, losing who took part."""
+"""Tests of chats: opening, greetings, groups, lists, changes and deleted participants."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from tests.support.server import Account, ok, problem
+from tests.support.server import Account, ok, problem, read_pages
 
 pytestmark = pytest.mark.anyio
 
 
-async def greetings(ada: Account, chat: str) -> list[str]:
+async def list_greetings(ada: Account, chat: str) -> list[str]:
     (first,) = await ada.messages(chat)
     swipes = ok(await ada.client.get(f"/api/v1/messages/{first['id']}/siblings"))["items"]
     return [swipe["text"] for swipe in swipes]
@@ -27,8 +27,8 @@ async def preview(ada: Account, chat: str, **query: str) -> dict[str, Any]:
     )
 
 
-async def trio(ada: Account) -> list[str]:
-    """Three characters; the first has greetings for groups alone."""
+async def make_trio(ada: Account) -> list[str]:
+    """Make three characters. The first one has a greeting for groups only."""
     made = [
         await ada.new_character(
             name="Mara",
@@ -56,7 +56,7 @@ async def test_greetings_are_swipes_with_their_macros_expanded(ada: Account) -> 
     )
     chat = await ada.new_chat(character_ids=[character["id"]], persona_id=persona["id"])
     assert chat["title"] == "Mara"
-    assert await greetings(ada, chat["id"]) == [
+    assert await list_greetings(ada, chat["id"]) == [
         "Mara smiles at The Captain. Mara waits for The Captain.",
         "Tall.",
         "Roll: 1",
@@ -83,7 +83,7 @@ async def test_a_greeting_keeps_what_it_said_when_the_card_changes(ada: Account)
 async def test_the_account_s_name_stands_for_the_user_where_no_persona_does(ada: Account) -> None:
     character = await ada.new_character(first_mes="Hello, {{user}}.")
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
-    assert await greetings(ada, chat) == [f"Hello, {ada.name}."]
+    assert await list_greetings(ada, chat) == [f"Hello, {ada.name}."]
 
 
 async def test_a_chat_without_a_character_has_a_narrator(ada: Account) -> None:
@@ -96,18 +96,18 @@ async def test_a_chat_without_a_character_has_a_narrator(ada: Account) -> None:
 
 
 async def test_a_group_has_greetings_that_a_pair_has_not(ada: Account) -> None:
-    members = await trio(ada)
+    members = await make_trio(ada)
     group = (await ada.new_chat(character_ids=members))["id"]
     pair = (await ada.new_chat(character_ids=members[:1]))["id"]
     first = f"Mara nods to {ada.name}."
-    assert await greetings(ada, group) == [first, "Mara sees them all at once."]
-    assert await greetings(ada, pair) == [first]
+    assert await list_greetings(ada, group) == [first, "Mara sees them all at once."]
+    assert await list_greetings(ada, pair) == [first]
 
 
 async def test_in_a_group_each_line_begins_with_its_author_and_the_others_are_named(
     ada: Account,
 ) -> None:
-    members = await trio(ada)
+    members = await make_trio(ada)
     chat = await ada.new_chat(character_ids=members)
     assert chat["title"] == "Mara, Bobo, Cy"
     events = await ada.turn(chat["id"], text="Who speaks?", speaker=members[1])
@@ -123,13 +123,13 @@ async def test_in_a_group_each_line_begins_with_its_author_and_the_others_are_na
 
 
 async def test_without_a_speaker_named_the_first_member_replies(ada: Account) -> None:
-    chat = (await ada.new_chat(character_ids=await trio(ada)))["id"]
+    chat = (await ada.new_chat(character_ids=await make_trio(ada)))["id"]
     await ada.turn(chat, text="Hm.")
     assert (await ada.messages(chat))[-1]["author"] == "Mara"
 
 
-async def test_saying_it_anew_or_going_on_stays_with_whoever_spoke(ada: Account) -> None:
-    members = await trio(ada)
+async def test_regenerate_and_continue_keep_the_speaker(ada: Account) -> None:
+    members = await make_trio(ada)
     chat = (await ada.new_chat(character_ids=members))["id"]
     await ada.turn(chat, text="Hm.", speaker=members[2])
     spoken = (await ada.messages(chat))[-1]
@@ -143,7 +143,7 @@ async def test_saying_it_anew_or_going_on_stays_with_whoever_spoke(ada: Account)
 
 
 async def test_a_member_may_speak_unasked_and_a_stranger_may_not(ada: Account) -> None:
-    members = await trio(ada)
+    members = await make_trio(ada)
     chat = (await ada.new_chat(character_ids=members[:2]))["id"]
     await ada.turn(chat, speaker=members[1])
     assert [line["author"] for line in await ada.messages(chat)] == ["Mara", "Bobo"]
@@ -154,7 +154,7 @@ async def test_a_member_may_speak_unasked_and_a_stranger_may_not(ada: Account) -
 
 
 async def test_names_can_be_switched_off_in_a_group_and_on_in_a_pair(ada: Account) -> None:
-    members = await trio(ada)
+    members = await make_trio(ada)
     for count, names, greeting in (
         (3, False, f"Mara nods to {ada.name}."),
         (1, True, f"Mara: Mara nods to {ada.name}."),
@@ -188,15 +188,8 @@ async def test_chats_are_listed_newest_first_in_pages_and_by_character(ada: Acco
     ]
     newest_first = [chat["id"] for chat in reversed(opened)]
     for limit in (1, 3, 7, 50):
-        listed: list[str] = []
-        query: dict[str, Any] = {"limit": limit}
-        while True:
-            part = ok(await ada.client.get("/api/v1/chats", params=query))
-            listed += [chat["id"] for chat in part["items"]]
-            if part["next"] is None:
-                break
-            query["after"] = part["next"]
-        assert listed == newest_first
+        pages = await read_pages(ada.client.get, "/api/v1/chats", limit=limit)
+        assert [chat["id"] for page in pages for chat in page] == newest_first
     with_her = ok(await ada.client.get("/api/v1/chats", params={"character_id": character["id"]}))[
         "items"
     ]
@@ -208,7 +201,7 @@ async def test_chats_are_listed_newest_first_in_pages_and_by_character(ada: Acco
 async def test_a_change_leaves_alone_what_it_does_not_name_and_clears_what_is_null(
     ada: Account,
 ) -> None:
-    members = await trio(ada)
+    members = await make_trio(ada)
     persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Captain"}), 201)["id"]
     chat = await ada.new_chat(character_ids=members[:1], persona_id=persona, title="One")
     url = f"/api/v1/chats/{chat['id']}"
@@ -230,7 +223,7 @@ async def test_a_change_leaves_alone_what_it_does_not_name_and_clears_what_is_nu
 
 @pytest.mark.every_database
 async def test_without_its_title_a_chat_is_named_after_its_characters_again(ada: Account) -> None:
-    members = await trio(ada)
+    members = await make_trio(ada)
     chat = await ada.new_chat(character_ids=members[:2], title="One")
     url = f"/api/v1/chats/{chat['id']}"
     assert ok(await ada.client.patch(url, json={"title": None}))["title"] == "Mara, Bobo"
@@ -263,9 +256,7 @@ async def test_a_change_of_a_chat_that_makes_no_sense_changes_nothing(ada: Accou
 
 
 @pytest.mark.every_database
-async def test_of_two_who_change_a_chat_at_once_the_second_hears_of_the_first(
-    ada: Account,
-) -> None:
+async def test_one_of_several_concurrent_changes_of_a_chat_wins(ada: Account) -> None:
     chat = await ada.new_chat(title="One")
     url = f"/api/v1/chats/{chat['id']}"
     tag = (await ada.client.get(url)).headers["etag"]
@@ -282,7 +273,7 @@ async def test_of_two_who_change_a_chat_at_once_the_second_hears_of_the_first(
 
 
 async def test_when_those_who_took_part_are_deleted_the_chat_stays_readable(ada: Account) -> None:
-    members = await trio(ada)
+    members = await make_trio(ada)
     persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Captain"}), 201)["id"]
     chat = (await ada.new_chat(character_ids=members, persona_id=persona))["id"]
     await ada.turn(chat, text="Stay.", speaker=members[1])
@@ -294,13 +285,7 @@ async def test_when_those_who_took_part_are_deleted_the_chat_stays_readable(ada:
     assert (left["character_ids"], left["persona_id"]) == ([], None)
     await ada.turn(chat, text="Is anybody left?")
     after = await ada.messages(chat)
-    assert [line["author"] for line in after] == [
-        "Mara",
-        "Captain",
-        "Bobo",
-        ada.name,
-        "Narrator",
-    ]
+    assert [line["author"] for line in after] == ["Mara", "Captain", "Bobo", ada.name, "Narrator"]
     assert ok(await ada.client.get(f"/api/v1/messages/{after[2]['id']}/context"))["prompt"]
 
 

@@ -1,4 +1,4 @@
-"""Messages over HTTP: the active path, swipes, edits, branches, hiding, deleting, copying out."""
+"""Tests of messages: the active path, swipes, edits, branches, hiding, deletion and forks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.server import Account, ok, problem
+from tests.support.memory import API, link, new_book
+from tests.support.server import Account, ok, problem, read_pages
 
 pytestmark = pytest.mark.anyio
 
@@ -15,7 +16,7 @@ Line = dict[str, Any]
 
 @pytest.fixture
 async def lines(ada: Account, chat: str) -> list[Line]:
-    """Greeting, question, answer, question, answer."""
+    """A greeting, a question, an answer, a question and an answer."""
     await ada.turn(chat, text="Who is there?")
     await ada.turn(chat, text="What do you want?")
     return await ada.messages(chat)
@@ -37,7 +38,7 @@ async def page(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
     )
 
 
-def texts(lines: list[Line]) -> list[str]:
+def read_texts(lines: list[Line]) -> list[str]:
     return [line["text"] for line in lines]
 
 
@@ -107,7 +108,7 @@ async def test_editing_keeps_the_old_text_and_what_followed_it(
     edited = await patch(ada, lines[1]["id"], text="Is anybody there?")
     assert (edited["sibling"], edited["sibling_count"]) == (2, 2)
     assert (edited["role"], edited["author"]) == (lines[1]["role"], lines[1]["author"])
-    assert texts(await ada.messages(chat)) == [lines[0]["text"], "Is anybody there?"]
+    assert read_texts(await ada.messages(chat)) == [lines[0]["text"], "Is anybody there?"]
     await activate(ada, lines[1]["id"])
     assert await ada.messages(chat) == [
         {**line, "sibling_count": 2} if line["position"] == 1 else line for line in lines
@@ -121,7 +122,7 @@ async def test_an_edited_line_is_answered_on_a_branch_of_its_own(
     events = await ada.turn(chat)
     assert events[0].data["user_message_id"] == edited["id"]
     path = await ada.messages(chat)
-    assert texts(path[:4]) == [*texts(lines[:3]), "Come in."]
+    assert read_texts(path[:4]) == [*read_texts(lines[:3]), "Come in."]
     assert path[4]["parent_id"] == edited["id"]
 
 
@@ -129,10 +130,10 @@ async def test_activating_with_follow_false_ends_the_path_there(
     ada: Account, chat: str, lines: list[Line]
 ) -> None:
     await activate(ada, lines[2]["id"], follow=False)
-    assert texts(await ada.messages(chat)) == texts(lines[:3])
+    assert read_texts(await ada.messages(chat)) == read_texts(lines[:3])
     await ada.turn(chat, text="And a branch.")
     path = await ada.messages(chat)
-    assert texts(path[:4]) == [*texts(lines[:3]), "And a branch."]
+    assert read_texts(path[:4]) == [*read_texts(lines[:3]), "And a branch."]
     assert path[3]["sibling_count"] == 2
 
 
@@ -143,12 +144,12 @@ async def test_going_back_to_a_swipe_goes_on_where_it_last_ended(
     other = await ada.messages(chat)
     assert len(other) == 3
     await activate(ada, lines[2]["id"])
-    assert texts(await ada.messages(chat)) == texts(lines)
+    assert read_texts(await ada.messages(chat)) == read_texts(lines)
     await activate(ada, other[2]["id"])
-    assert texts(await ada.messages(chat)) == texts(other)
+    assert read_texts(await ada.messages(chat)) == read_texts(other)
 
 
-async def test_of_two_branches_the_one_taken_last_is_followed_even_if_it_is_shorter(
+async def test_the_branch_that_was_active_last_is_followed(
     ada: Account, chat: str, lines: list[Line]
 ) -> None:
     await activate(ada, lines[0]["id"], follow=False)
@@ -156,7 +157,7 @@ async def test_of_two_branches_the_one_taken_last_is_followed_even_if_it_is_shor
     shorter = await ada.messages(chat)
     await activate(ada, lines[0]["id"], follow=False)
     await activate(ada, lines[0]["id"], follow=True)
-    assert texts(await ada.messages(chat)) == texts(shorter)
+    assert read_texts(await ada.messages(chat)) == read_texts(shorter)
 
 
 async def test_siblings_are_listed_in_the_order_they_were_made(
@@ -164,7 +165,7 @@ async def test_siblings_are_listed_in_the_order_they_were_made(
 ) -> None:
     url = f"/api/v1/messages/{lines[0]['id']}/siblings"
     both = ok(await ada.client.get(url))["items"]
-    assert texts(both) == ["The door creaks open.", "A knock at the window."]
+    assert read_texts(both) == ["The door creaks open.", "A knock at the window."]
     assert [each["is_active"] for each in both] == [True, False]
     assert [each["sibling"] for each in both] == [1, 2]
 
@@ -174,19 +175,11 @@ async def test_siblings_come_in_pages(ada: Account, chat: str, lines: list[Line]
     for n in range(7):
         made.append((await patch(ada, made[-1], text=f"Who is there, {n}?"))["id"])
     url = f"/api/v1/messages/{made[0]}/siblings"
-    seen: list[str] = []
-    sizes: list[int] = []
-    query: dict[str, Any] = {"limit": 3}
-    while True:
-        part = ok(await ada.client.get(url, params=query))
-        seen += [each["id"] for each in part["items"]]
-        sizes.append(len(part["items"]))
-        if part["next"] is None:
-            break
-        query["after"] = part["next"]
-    assert (seen, sizes) == (made, [3, 3, 2])
+    pages = await read_pages(ada.client.get, url, limit=3)
+    assert [len(page) for page in pages] == [3, 3, 2]
+    assert [each["id"] for page in pages for each in page] == made
     problem(await ada.client.get(url, params={"limit": 501}), 422, "validation-failed")
-    # What is deleted leaves the path to the one before it, else to the one after it.
+    # After a deletion the sibling before it becomes active, or else the one after it.
     await activate(ada, made[3])
     ok(await ada.client.delete(f"/api/v1/messages/{made[3]}"))
     assert (await ada.messages(chat))[1]["id"] == made[2]
@@ -201,7 +194,7 @@ async def test_a_hidden_line_is_shown_and_left_out_of_prompts(
     hidden = await patch(ada, lines[1]["id"], hidden=True)
     assert hidden["hidden"]
     assert hidden["id"] == lines[1]["id"]
-    assert texts(await ada.messages(chat)) == texts(lines)
+    assert read_texts(await ada.messages(chat)) == read_texts(lines)
     url = f"/api/v1/chats/{chat}/context"
     context = ok(await ada.client.get(url, params={"text": "Hm?", "prompt": "true"}))
     sent = [message["text"] for message in context["prompt"]]
@@ -228,7 +221,7 @@ async def test_deleting_takes_what_follows_and_goes_on_through_the_swipe_before(
     await ada.turn(chat, text="Further.")
     gone = ok(await ada.client.delete(f"/api/v1/messages/{other[2]['id']}"))
     assert gone == {"deleted": 3, "leaf_id": lines[4]["id"]}
-    assert texts(await ada.messages(chat)) == texts(lines)
+    assert read_texts(await ada.messages(chat)) == read_texts(lines)
     problem(await ada.client.get(f"/api/v1/messages/{other[2]['id']}"), 404, "message-not-found")
 
 
@@ -258,12 +251,12 @@ async def test_forking_copies_the_path_and_leaves_the_chat_alone(
     )
     assert fork["title"] == "What if"
     copies = await ada.messages(fork["id"])
-    assert texts(copies) == texts(lines[:3])
+    assert read_texts(copies) == read_texts(lines[:3])
     assert [line["hidden"] for line in copies] == [False, True, False]
     assert [line["sibling_count"] for line in copies] == [1, 1, 1]
     assert {line["id"] for line in copies}.isdisjoint(line["id"] for line in lines)
     ok(await ada.client.delete(f"/api/v1/messages/{copies[0]['id']}"))
-    assert texts(await ada.messages(chat)) == texts(lines)
+    assert read_texts(await ada.messages(chat)) == read_texts(lines)
 
 
 @pytest.mark.every_database
@@ -348,3 +341,44 @@ async def test_texts_come_back_as_they_went_in(ada: Account, chat: str) -> None:
         " a\r\n",
     ):
         assert (await patch(ada, line["id"], text=text))["text"] == text
+
+
+async def make_fork(ada: Account, chat: str, message_id: str) -> str:
+    made = await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": message_id})
+    return str(ok(made, 201)["id"])
+
+
+async def make_linked_book(account: Account, chat: str, state: str, **entry: Any) -> str:
+    book = await new_book(account, entry)
+    await link(account, chat, book, state)
+    return book
+
+
+async def reasons(ada: Account, chat: str, text: str) -> list[str]:
+    answer = await ada.client.get(f"{API}/chats/{chat}/context", params={"text": text})
+    return [item["reason"] for item in ok(answer)["retrieved"]]
+
+
+async def test_links_and_switches_come_along(ada: Account, chat: str) -> None:
+    linked = await make_linked_book(ada, chat, "linked", keys=["inn"], content="Warm.")
+    off = await make_linked_book(ada, chat, "off", keys=["inn"], content="Cold.")
+    leaf = (await ada.messages(chat))[-1]["id"]
+    copy = await make_fork(ada, chat, leaf)
+    for book, state in ((linked, "linked"), (off, "off")):
+        answer = await ada.client.get(f"{API}/chats/{copy}/lorebooks/{book}")
+        assert ok(answer)["state"] == state
+
+
+@pytest.mark.every_database
+async def test_sticky_entries_stay_sticky_in_a_copy(ada: Account, chat: str) -> None:
+    await make_linked_book(ada, chat, "linked", keys=["inn"], content="Warm.", sticky=20)
+    await ada.turn(chat, text="We come to an inn.")
+    for _ in range(2):
+        await ada.turn(chat, text="We go on.")
+    lines = await ada.messages(chat)
+    assert "sticky" in (await reasons(ada, chat, "And now?"))[0]
+    assert (
+        "sticky" in (await reasons(ada, await make_fork(ada, chat, lines[-1]["id"]), "And now?"))[0]
+    )
+    before_it = await make_fork(ada, chat, lines[0]["id"])
+    assert await reasons(ada, before_it, "And now?") == []

@@ -1,4 +1,4 @@
-"""Where scenes begin, in the rows of real chats."""
+"""Tests of the beginnings of scenes in chats."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ async def server(
         yield server
 
 
-def scenes(rows: list[Message]) -> list[int]:
-    """Of each line, where the one stands that opens its scene."""
+def find_scenes(rows: list[Message]) -> list[int]:
+    """Return the position of the first line of each line's scene."""
     places = {row.id: place for place, row in enumerate(rows)}
     assert all(row.scene_id is not None for row in rows)
     return [places[row.scene_id] for row in rows if row.scene_id is not None]
@@ -69,7 +69,7 @@ def test_a_mark_at_the_head_of_a_text_opens_a_scene(text: str) -> None:
         "Partly so.",
     ],
 )
-def test_what_only_looks_like_one_does_not(text: str) -> None:
+def test_similar_lines_open_no_scene(text: str) -> None:
     assert not opens_scene(text)
 
 
@@ -81,7 +81,12 @@ async def test_a_scene_ends_with_its_length_with_a_mark_and_with_a_pause(
     await tell(server, ada, chat, [*lines, "Chapter 2\nThe ferry leaves.", "At last."])
     rows = await stored_lines(server, chat)
     marked = len(lines) + 1
-    assert scenes(rows) == [*[0] * MAX_SCENE_MESSAGES, *[MAX_SCENE_MESSAGES] * 4, marked, marked]
+    assert find_scenes(rows) == [
+        *[0] * MAX_SCENE_MESSAGES,
+        *[MAX_SCENE_MESSAGES] * 4,
+        marked,
+        marked,
+    ]
     assert [row.scene_place for row in rows[MAX_SCENE_MESSAGES - 1 : MAX_SCENE_MESSAGES + 2]] == [
         MAX_SCENE_MESSAGES - 1,
         0,
@@ -89,7 +94,7 @@ async def test_a_scene_ends_with_its_length_with_a_mark_and_with_a_pause(
     ]
 
     for pause, is_new in ((MAX_SCENE_PAUSE, True), (MAX_SCENE_PAUSE - timedelta(minutes=5), False)):
-        # As if the last line had been said so long ago.
+        # Make the last line older.
         last = (await stored_lines(server, chat))[-1]
         before = last.created_at - pause - timedelta(minutes=1)
         async with server.parts.database.write() as session:
@@ -108,14 +113,14 @@ async def test_a_reply_that_opens_with_a_mark_opens_a_scene_and_what_follows_is_
     model.script(reply("***\n\n", "The next morning a cormorant waits."), reply("It flies off."))
     await take_turn(ada, chat, text="I sleep.")
     await take_turn(ada, chat, text="I wake.")
-    assert scenes(await stored_lines(server, chat)) == [0, 0, 2, 2, 2]
+    assert find_scenes(await stored_lines(server, chat)) == [0, 0, 2, 2, 2]
     await settled(server)
     points = await points_of(server.parts.memory.collections.current, UUID(ada.user["id"]))
     rows = await stored_lines(server, chat)
     found = {point.source_id for point in points if point.kind == "scene"}
     assert found >= {rows[0].id, rows[2].id}
     assert {point.source_id: point.scene_id for point in points if point.kind == "message"} == {
-        row.id: row.scene_id for row in await all_lines(server, chat)
+        row.id: row.scene_id for row in await list_lines(server, chat)
     }
 
 
@@ -124,23 +129,22 @@ async def test_a_fork_keeps_its_scenes_and_an_edit_begins_none(
 ) -> None:
     await tell(server, ada, chat, ["One.", "* * *\nTwo.", "Three.", "Four.", "# Chapter 9", "Six."])
     rows = await stored_lines(server, chat)
-    assert scenes(rows) == [0, 0, 2, 2, 2, 5, 5]
+    assert find_scenes(rows) == [0, 0, 2, 2, 2, 5, 5]
     body = {"message_id": str(rows[5].id)}
     fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
     copies = await stored_lines(server, fork)
-    assert scenes(copies) == scenes(rows)[:6]
+    assert find_scenes(copies) == find_scenes(rows)[:6]
     assert not {row.id for row in copies} & {row.id for row in rows}
 
     path = f"{API}/messages/{rows[3].id}"
     ok(await ada.client.patch(path, json={"text": "Three, then."}))
-    assert scenes(await stored_lines(server, chat)) == [0, 0, 2, 2]
+    assert find_scenes(await stored_lines(server, chat)) == [0, 0, 2, 2]
     ok(await ada.client.patch(path, json={"text": "---\nThree, elsewhere."}))
-    assert scenes(await stored_lines(server, chat)) == [0, 0, 2, 3]
+    assert find_scenes(await stored_lines(server, chat)) == [0, 0, 2, 3]
     await settled(server)
     assert "---\nThree, elsewhere." in await texts_found(ada, "elsewhere", chat_id=chat)
 
 
-async def all_lines(server: Running, chat_id: str) -> list[Message]:
-    """The rows of all branches."""
+async def list_lines(server: Running, chat_id: str) -> list[Message]:
     async with server.parts.database.read() as session:
         return list(await session.scalars(select(Message).where(Message.chat_id == UUID(chat_id))))

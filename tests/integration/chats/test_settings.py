@@ -1,4 +1,4 @@
-"""Settings of a chat over HTTP, and which model and sampling its next turn takes."""
+"""Tests of the settings of a chat, and of the model and sampling of its turns."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ async def patch(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
     )
 
 
-async def test_what_is_absent_stays_and_what_is_null_is_the_account_s_again(
-    ada: Account, chat: str
-) -> None:
+async def test_absent_settings_stay_and_null_resets_them(ada: Account, chat: str) -> None:
     assert await read(ada, chat) == UNSET
     await patch(
         ada,
@@ -138,8 +136,6 @@ async def test_a_model_that_does_not_exist_is_refused_with_those_that_do(
 
 
 class TestSampling:
-    """With models that do not take every setting."""
-
     @pytest.fixture
     async def vendor(self) -> AsyncGenerator[OpenAIServer]:
         async with OpenAIServer() as server:
@@ -162,7 +158,7 @@ class TestSampling:
             ):
                 yield ada
 
-    async def test_what_the_model_does_not_take_is_refused_when_it_is_set(
+    async def test_a_setting_that_the_model_refuses_cannot_be_set(
         self, ada: Account, chat: str
     ) -> None:
         await patch(ada, chat, model=OPENAI)

@@ -1,4 +1,4 @@
-"""The message tree against a model of it, on both databases, whatever is done in whatever order."""
+"""Tests of the message tree against a model of it, with random steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 WORDS = st.sampled_from(["Yes.", "The rain has stopped.", "“Wer da?”", "x " * 40, "👋🏽 hello"])
 UNITS = st.builds(CountUnit, st.sampled_from(["o200k_base", "gemma3"]), names=st.booleans())
 PLACE = st.integers(0, 10_000)
-"""Which message, counted round and round."""
+"""The index of a message, modulo the number of messages."""
 
 NAMES = st.sampled_from(
     [
@@ -40,12 +40,11 @@ NAMES = st.sampled_from(
 )
 STEPS = st.lists(st.tuples(NAMES, PLACE, WORDS, st.booleans(), UNITS), min_size=4, max_size=20)
 GREETINGS = st.lists(WORDS, max_size=3)
-
 Step = tuple[str, int, str, bool, CountUnit]
 
 
 async def play(database: Database, greetings: list[str], steps: list[Step]) -> None:
-    """Do the steps one after the other, and look at every row after each."""
+    """Take the steps in order, and check every row after each."""
     grove = Grove(database, await sign_up(database))
     await grove.plant(*greetings)
     await grove.check()
@@ -111,7 +110,7 @@ async def test_the_tree_is_what_its_model_says_on_postgresql_too(
     await play(postgres, greetings, steps)
 
 
-async def test_what_changed_above_since_the_parent_was_read_is_in_the_sums(
+async def test_the_sums_include_changes_above_a_parent_that_was_read_before(
     database: Database,
 ) -> None:
     grove = Grove(database, await sign_up(database))

@@ -1,4 +1,4 @@
-"""A chat's message tree twice: in the database, and as a few dictionaries that can't go wrong."""
+"""A chat's message tree in the database, and a simple model of it."""
 
 from __future__ import annotations
 
@@ -45,15 +45,13 @@ def called_ada(_: Identity) -> str:
 
 
 ALL_ARE_ADA: Any = SimpleNamespace(name_of=called_ada)
-"""Accounts, as far as regex scripts ask for them."""
+"""The account service that regex scripts need."""
 
 PARTICIPANTS = Participants(CampaignSessions())
-
 AUTHORS: dict[Literal["user", "assistant"], str] = {"user": "Ada", "assistant": "Mara"}
 
 
 async def sign_up(database: Database) -> Identity:
-    """An account with random keys and no way in but this."""
     user_id, user_key = new_id(), os.urandom(KEY_BYTES)
     user = User(
         id=user_id,
@@ -71,8 +69,6 @@ async def sign_up(database: Database) -> Identity:
 
 @dataclass
 class Node:
-    """What the model knows of a message."""
-
     parent: UUID | None
     role: Literal["user", "assistant"]
     text: str
@@ -81,7 +77,7 @@ class Node:
 
 @dataclass
 class Expected:
-    """The tree as it ought to be. `nodes` keeps the order in which messages were made."""
+    """The expected tree. `nodes` keeps the order in which messages were created."""
 
     unit: CountUnit
     nodes: dict[UUID, Node] = field(default_factory=dict[UUID, Node])
@@ -92,7 +88,6 @@ class Expected:
         return [key for key, node in self.nodes.items() if node.parent == parent]
 
     def path(self, key: UUID | None) -> list[UUID]:
-        """From the root down."""
         path: list[UUID] = []
         while key is not None:
             path.insert(0, key)
@@ -119,7 +114,6 @@ class Expected:
         return key
 
     def remove(self, key: UUID) -> int:
-        """Take a subtree out; how many went."""
         parent = self.nodes[key].parent
         family = self.children(parent)
         place = family.index(key)
@@ -145,7 +139,7 @@ class Expected:
 
 
 class Grove:
-    """One chat in the database, changed together with its model."""
+    """A chat in the database and its model, which change together."""
 
     def __init__(self, database: Database, identity: Identity) -> None:
         self.database = database
@@ -183,7 +177,7 @@ class Grove:
         self.chat_id = UUID(int=0)
 
     async def plant(self, *greetings: str) -> None:
-        """Open the chat; its greetings are roots, the first of them active."""
+        """Open the chat. Its greetings are roots, and the first one is active."""
         opened = await self.chats.open(
             self.identity,
             title="A chat",
@@ -207,16 +201,15 @@ class Grove:
             return list(await session.scalars(query))
 
     async def read(self, key: UUID | None) -> Message | None:
-        """A message as a turn reads it: before the transaction in which it adds to it."""
+        """Read a message in a separate transaction, as a turn does."""
         async with self.database.read() as session:
             return await session.get(Message, key) if key else None
 
     async def attach(self, text: str, *, parent: UUID | None) -> UUID:
-        """Add a message below another one."""
         return await self.attach_below(await self.read(parent), text)
 
     async def attach_below(self, row: Message | None, text: str) -> UUID:
-        """Add a message below one that was read earlier, as turns do."""
+        """Add a message below one that was read earlier."""
         parent = row.id if row else None
         above = self.expected.nodes[parent].role if parent else "user"
         role: Literal["user", "assistant"] = "user" if above == "assistant" else "assistant"
@@ -265,7 +258,7 @@ class Grove:
         self.expected.unit = unit
 
     async def fork(self, key: UUID) -> Grove:
-        """The path to a message, as a chat of its own; this one stays as it is."""
+        """Copy the path to a message to a new chat."""
         view = await self.chats.fork(self.identity, self.chat_id, message_id=key, title=None)
         copy = Grove(self.database, self.identity)
         copy.chat_id = view.id
@@ -279,7 +272,6 @@ class Grove:
         return copy
 
     async def check(self) -> None:
-        """Compare every row with the model."""
         expected, sealer = self.expected, self.identity.sealer
         rows = {row.id: row for row in await self.rows()}
         async with self.database.read() as session:

@@ -1,73 +1,43 @@
-"""Somebody who keeps chronicles."""
+"""Requests of a user who keeps chronicles."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
-from tests.support.server import Account, ok
-
-API = "/api/v1"
+from tests.support.server import Requests
 
 
-@dataclass(frozen=True)
-class Chronicler:
-    """A signed-in account."""
-
-    account: Account
-
-    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        return await self.account.client.request(method, f"{API}{path}", **options)
-
-    async def get(self, path: str, **query: Any) -> Any:
-        return ok(await self.ask("GET", path, params=query))
-
-    async def post(self, path: str, **body: Any) -> Any:
-        return ok(await self.ask("POST", path, json=body), 201)
-
-    async def patch(self, path: str, **body: Any) -> Any:
-        return ok(await self.ask("PATCH", path, json=body))
-
-    async def delete(self, path: str) -> None:
-        ok(await self.ask("DELETE", path), 204)
+class Chronicler(Requests):
+    """A user who keeps chronicles."""
 
     async def new_chronicle(self, name: str = "The lighthouse", **fields: Any) -> str:
-        made = await self.post("/chronicles", name=name, **fields)
-        chronicle_id: str = made["id"]
-        return chronicle_id
+        return str((await self.post("/chronicles", name=name, **fields))["id"])
 
     async def new_event(
         self, chronicle_id: str, summary: str = "The lamp went out.", **fields: Any
     ) -> dict[str, Any]:
         path = f"/chronicles/{chronicle_id}/events"
-        made: dict[str, Any] = await self.post(path, summary=summary, **fields)
-        return made
+        return await self.post(path, summary=summary, **fields)
 
     async def page(self, chronicle_id: str, **query: Any) -> dict[str, Any]:
-        found: dict[str, Any] = await self.get(f"/chronicles/{chronicle_id}/events", **query)
-        return found
+        return await self.get(f"/chronicles/{chronicle_id}/events", **query)
 
     async def summaries(self, chronicle_id: str, **query: Any) -> list[str]:
-        """What a list shows."""
+        """Return the summaries in a list of events."""
         return [each["summary"] for each in (await self.page(chronicle_id, **query))["items"]]
 
     async def event(self, chronicle_id: str, event_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self.get(f"/chronicles/{chronicle_id}/events/{event_id}")
-        return found
+        return await self.get(f"/chronicles/{chronicle_id}/events/{event_id}")
 
     async def change(self, event: dict[str, Any], **fields: Any) -> dict[str, Any]:
         path = f"/chronicles/{event['chronicle_id']}/events/{event['id']}"
-        changed: dict[str, Any] = await self.patch(path, **fields)
-        return changed
+        return await self.patch(path, **fields)
 
     async def settle(self, chat_id: str, **settings: Any) -> dict[str, Any]:
-        """Change a chat's settings."""
-        changed: dict[str, Any] = await self.patch(f"/chats/{chat_id}/settings", **settings)
-        return changed
+        """Change the settings of a chat."""
+        return await self.patch(f"/chats/{chat_id}/settings", **settings)
 
     async def say(self, chat_id: str, text: str = "I climb the stair.") -> list[dict[str, Any]]:
-        """Take a turn; the active path behind it."""
+        """Take a turn; return the active path after it."""
         await self.account.turn(chat_id, text=text)
         return await self.account.messages(chat_id)

@@ -1,13 +1,14 @@
-"""A Talekeeper on each database, shared by the tests of a module, and two who keep chronicles."""
+"""A server for the tests of a module, and two users who keep chronicles."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 
 from tests.integration.chronicles.chroniclers import Chronicler
-from tests.support.server import Account, Running
+from tests.support.server import Account, Running, running
 from tests.support.shared import ada, chat, server, shared_url
 
 __all__ = ["ada", "chat", "server", "shared_url"]
@@ -15,12 +16,18 @@ __all__ = ["ada", "chat", "server", "shared_url"]
 
 @pytest.fixture
 def writer(ada: Account) -> Chronicler:
-    """Ada, as the keeper of chronicles."""
     return Chronicler(ada)
 
 
 @pytest.fixture
 async def stranger(ada: Account, server: Running) -> AsyncGenerator[Chronicler]:
-    """Somebody else."""
+    """Another user."""
     async with server.account(f"ben-{ada.name}") as account:
         yield Chronicler(account)
+
+
+@pytest.fixture
+async def idle(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    """A server without job workers."""
+    async with running(database_url, tmp_path, job_workers=0) as server:
+        yield server

@@ -1,4 +1,4 @@
-"""Which events count: those whose messages are all on their chats' active paths."""
+"""Current events: all their messages are on the active paths of their chats."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ async def chronicle(writer: Chronicler) -> str:
     return await writer.new_chronicle()
 
 
-async def test_an_event_goes_with_a_swipe_and_comes_back_with_it(
-    writer: Chronicler, chat: str, chronicle: str
-) -> None:
+async def test_an_event_follows_its_swipe(writer: Chronicler, chat: str, chronicle: str) -> None:
     line, reply = (await writer.say(chat))[1:]
     await _remember(writer, chronicle, "Of the line.", line)
     await _remember(writer, chronicle, "Of the reply.", reply)
@@ -38,9 +36,7 @@ async def test_an_event_goes_with_a_swipe_and_comes_back_with_it(
     assert await writer.summaries(chronicle) == ["Of the line.", "Of the reply."]
 
 
-async def test_an_event_of_several_messages_counts_while_all_of_them_do(
-    writer: Chronicler, chat: str, chronicle: str
-) -> None:
+async def test_all_its_messages_must_count(writer: Chronicler, chat: str, chronicle: str) -> None:
     line, reply = (await writer.say(chat))[1:]
     await _remember(writer, chronicle, "Of both.", line, reply)
     await writer.account.turn(chat, regenerate_of=reply["id"])
@@ -49,9 +45,7 @@ async def test_an_event_of_several_messages_counts_while_all_of_them_do(
     assert await writer.summaries(chronicle) == ["Of both."]
 
 
-async def test_an_event_goes_with_an_edit_and_comes_back_with_the_old_text(
-    writer: Chronicler, chat: str, chronicle: str
-) -> None:
+async def test_an_event_follows_an_edit(writer: Chronicler, chat: str, chronicle: str) -> None:
     line, reply = (await writer.say(chat))[1:]
     await _remember(writer, chronicle, "Of the reply.", reply)
     await writer.patch(f"/messages/{line['id']}", text="I go down.")
@@ -60,9 +54,7 @@ async def test_an_event_goes_with_an_edit_and_comes_back_with_the_old_text(
     assert await writer.summaries(chronicle) == ["Of the reply."]
 
 
-async def test_an_event_of_a_message_that_is_deleted_never_counts_again(
-    writer: Chronicler, chat: str, chronicle: str
-) -> None:
+async def test_deleted_messages_end_events(writer: Chronicler, chat: str, chronicle: str) -> None:
     greeting, line, _ = await writer.say(chat)
     made = await _remember(writer, chronicle, "Of the line.", greeting, line)
     ok(await writer.ask("DELETE", f"/messages/{line['id']}"))
@@ -74,9 +66,7 @@ async def test_an_event_of_a_message_that_is_deleted_never_counts_again(
     assert (await writer.change(made, source_message_ids=kept))["is_current"] is True
 
 
-async def test_an_event_of_a_deleted_message_can_be_changed_all_the_same(
-    writer: Chronicler, chat: str, chronicle: str
-) -> None:
+async def test_an_ended_event_can_be_changed(writer: Chronicler, chat: str, chronicle: str) -> None:
     line = (await writer.say(chat))[1]
     made = await _remember(writer, chronicle, "Of the line.", line)
     ok(await writer.ask("DELETE", f"/messages/{line['id']}"))
@@ -93,9 +83,7 @@ async def test_a_hidden_message_counts(writer: Chronicler, chat: str, chronicle:
     assert await writer.summaries(chronicle) == ["Of the line."]
 
 
-async def test_what_counted_when_a_chat_was_deleted_goes_on_counting(
-    writer: Chronicler, chat: str, chronicle: str
-) -> None:
+async def test_events_outlive_a_deleted_chat(writer: Chronicler, chat: str, chronicle: str) -> None:
     line, reply = (await writer.say(chat))[1:]
     made = await _remember(writer, chronicle, "Of the line.", line)
     await _remember(writer, chronicle, "Of the reply.", reply)
@@ -106,9 +94,7 @@ async def test_what_counted_when_a_chat_was_deleted_goes_on_counting(
     assert (shown["source_message_ids"], shown["source_chat_ids"]) == ([], [])
 
 
-async def test_events_of_two_chats_count_by_the_path_of_each(
-    writer: Chronicler, chat: str, chronicle: str
-) -> None:
+async def test_each_chat_has_its_own_path(writer: Chronicler, chat: str, chronicle: str) -> None:
     other = str((await writer.account.new_chat())["id"])
     here, there = (await writer.say(chat))[-1], (await writer.say(other))[-1]
     await _remember(writer, chronicle, "Here.", here)
@@ -119,9 +105,7 @@ async def test_events_of_two_chats_count_by_the_path_of_each(
     assert await writer.summaries(chronicle) == ["Here."]
 
 
-async def test_what_was_superseded_by_a_swiped_away_event_is_true_again(
-    writer: Chronicler, chat: str, chronicle: str
-) -> None:
+async def test_a_swipe_restores_old_events(writer: Chronicler, chat: str, chronicle: str) -> None:
     reply = (await writer.say(chat))[-1]
     old = await writer.new_event(chronicle, "The lamp is lit.")
     new = await _remember(writer, chronicle, "The lamp is out.", reply)
@@ -134,7 +118,7 @@ async def test_what_was_superseded_by_a_swiped_away_event_is_true_again(
     assert await writer.summaries(chronicle) == ["The lamp is out."]
 
 
-async def test_a_turn_reads_the_latest_that_are_current_in_story_order(
+async def test_a_turn_reads_the_latest_current_events_in_story_order(
     writer: Chronicler, stranger: Chronicler, chat: str, chronicle: str, server: Running
 ) -> None:
     reply = (await writer.say(chat))[-1]
@@ -175,13 +159,9 @@ async def test_a_turn_reads_the_latest_that_are_current_in_story_order(
 
 
 async def _remember(
-    writer: Chronicler,
-    chronicle_id: str,
-    summary: str,
-    *messages: dict[str, Any],
-    **fields: Any,
+    writer: Chronicler, chronicle_id: str, summary: str, *messages: dict[str, Any], **fields: Any
 ) -> dict[str, Any]:
-    """Write an event down that comes from messages."""
+    """Create an event with these messages as its sources."""
     ids = [each["id"] for each in messages]
     return await writer.new_event(chronicle_id, summary, source_message_ids=ids, **fields)
 

@@ -1,10 +1,8 @@
-"""Events of chronicles: written down, read, changed, listed, searched, superseded, deleted."""
+"""Events of chronicles: create, read, change, list, search, supersede, merge, delete."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,12 +10,12 @@ import pytest
 from sqlalchemy import insert, select, text, update
 
 from backend.chronicles import event_search, repository
-from backend.chronicles.events import MAX_PINNED
+from backend.chronicles.events import MAX_MERGED, MAX_PINNED
 from backend.chronicles.models import ChronicleEvent
 from backend.database.base import new_id, now
 from backend.memory.models import IndexChange
 from tests.integration.chronicles.chroniclers import Chronicler
-from tests.support.server import Running, ok, problem, running
+from tests.support.server import Running, ok, problem
 from tests.support.statements import record_statements
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +34,7 @@ FULL: dict[str, Any] = {
 }
 
 
-async def test_an_event_holds_every_field(writer: Chronicler) -> None:
+async def test_an_event_stores_every_field(writer: Chronicler) -> None:
     chronicle = await writer.new_chronicle()
     made = await writer.new_event(chronicle, **FULL)
     assert {name: made[name] for name in FULL} == FULL
@@ -50,7 +48,7 @@ async def test_an_event_holds_every_field(writer: Chronicler) -> None:
     assert (await writer.page(chronicle))["items"] == [made]
 
 
-async def test_an_event_of_a_summary_alone_happened_now(writer: Chronicler) -> None:
+async def test_an_event_with_only_a_summary_happens_now(writer: Chronicler) -> None:
     before = now().isoformat()
     made = await writer.new_event(await writer.new_chronicle())
     assert (made["kind"], made["significance"], made["day"]) == ("event", 3, None)
@@ -58,9 +56,7 @@ async def test_an_event_of_a_summary_alone_happened_now(writer: Chronicler) -> N
     assert before <= made["happened_at"].replace("Z", "+00:00") <= now().isoformat()
 
 
-async def test_an_event_happened_when_the_last_of_its_messages_was_written(
-    writer: Chronicler, chat: str
-) -> None:
+async def test_an_event_has_the_time_of_its_last_message(writer: Chronicler, chat: str) -> None:
     path = await writer.say(chat)
     ids = [each["id"] for each in path]
     made = await writer.new_event(
@@ -91,9 +87,7 @@ async def test_an_event_happened_when_the_last_of_its_messages_was_written(
         {"superseded_by": None},
     ],
 )
-async def test_what_is_not_of_the_right_form_is_refused(
-    writer: Chronicler, body: dict[str, Any]
-) -> None:
+async def test_invalid_bodies_are_refused(writer: Chronicler, body: dict[str, Any]) -> None:
     chronicle = await writer.new_chronicle()
     if body:
         body = {"summary": "The lamp went out.", **body}
@@ -103,7 +97,7 @@ async def test_what_is_not_of_the_right_form_is_refused(
 
 
 @pytest.mark.every_database
-async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(writer: Chronicler) -> None:
+async def test_a_patch_keeps_absent_fields_and_resets_null(writer: Chronicler) -> None:
     made = await writer.new_event(await writer.new_chronicle(), **FULL)
     changed = await writer.change(made, where=None, day=None, who=["Tom"], significance=None)
     assert (changed["where"], changed["day"], changed["who"]) == ("", None, ["Tom"])
@@ -114,7 +108,7 @@ async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(writer: Chr
 
 
 @pytest.mark.every_database
-async def test_a_patch_of_many_parts_is_one_change(writer: Chronicler, chat: str) -> None:
+async def test_a_patch_of_many_fields_is_one_revision(writer: Chronicler, chat: str) -> None:
     chronicle = await writer.new_chronicle()
     [greeting] = await writer.account.messages(chat)
     made, later = await writer.new_event(chronicle), await writer.new_event(chronicle)
@@ -133,15 +127,13 @@ async def test_a_patch_of_many_parts_is_one_change(writer: Chronicler, chat: str
     assert (await writer.change(changed, source_message_ids=None))["source_message_ids"] == []
 
 
-async def test_a_patch_that_changes_nothing_is_no_change(writer: Chronicler) -> None:
+async def test_a_patch_without_effect_keeps_the_revision(writer: Chronicler) -> None:
     made = await writer.new_event(await writer.new_chronicle(), **FULL)
     assert await writer.change(made, where="The lighthouse", pinned=True) == made
 
 
 @pytest.mark.every_database
-async def test_without_a_time_an_event_happened_when_it_was_said(
-    writer: Chronicler, chat: str
-) -> None:
+async def test_a_cleared_time_is_that_of_the_message(writer: Chronicler, chat: str) -> None:
     path = await writer.say(chat)
     made = await writer.new_event(
         await writer.new_chronicle(),
@@ -169,9 +161,7 @@ async def test_without_a_time_an_event_happened_when_it_was_said(
         {"edited": False},
     ],
 )
-async def test_a_patch_of_the_wrong_form_changes_nothing(
-    writer: Chronicler, patch: dict[str, Any]
-) -> None:
+async def test_an_invalid_patch_changes_nothing(writer: Chronicler, patch: dict[str, Any]) -> None:
     made = await writer.new_event(await writer.new_chronicle(), **FULL)
     path = f"/chronicles/{made['chronicle_id']}/events/{made['id']}"
     answer = await writer.ask("PATCH", path, json={"where": "Elsewhere", **patch})
@@ -179,7 +169,7 @@ async def test_a_patch_of_the_wrong_form_changes_nothing(
     assert await writer.event(made["chronicle_id"], made["id"]) == made
 
 
-async def test_a_change_of_what_was_seen_earlier_is_refused(writer: Chronicler) -> None:
+async def test_a_change_of_an_old_revision_is_refused(writer: Chronicler) -> None:
     made = await writer.new_event(await writer.new_chronicle())
     path = f"/chronicles/{made['chronicle_id']}/events/{made['id']}"
     answer = await writer.ask("PATCH", path, json={"day": 2}, headers={"If-Match": '"1"'})
@@ -195,9 +185,7 @@ async def test_a_change_of_what_was_seen_earlier_is_refused(writer: Chronicler) 
 
 
 @pytest.mark.every_database
-async def test_what_the_agent_wrote_is_edited_once_a_user_changes_more_than_its_pin(
-    writer: Chronicler, server: Running
-) -> None:
+async def test_only_more_than_a_pin_marks_an_edit(writer: Chronicler, server: Running) -> None:
     chronicle = await writer.new_chronicle()
     made = await writer.new_event(chronicle)
     own = await writer.new_event(chronicle)
@@ -213,9 +201,7 @@ async def test_what_the_agent_wrote_is_edited_once_a_user_changes_more_than_its_
     assert (await writer.change(own, significance=5))["edited"] is False
 
 
-async def test_lists_are_in_story_order_whatever_was_written_first(
-    writer: Chronicler, chat: str
-) -> None:
+async def test_lists_are_in_story_order(writer: Chronicler, chat: str) -> None:
     chronicle = await writer.new_chronicle()
     path = await writer.say(chat)
     same = "2026-03-02T00:00:00Z"
@@ -233,9 +219,7 @@ async def test_lists_are_in_story_order_whatever_was_written_first(
 
 
 @pytest.mark.parametrize("order", ["oldest", "newest"])
-async def test_pages_follow_each_other_without_gap_or_repetition(
-    writer: Chronicler, order: str
-) -> None:
+async def test_pages_have_no_gaps_and_no_repetitions(writer: Chronicler, order: str) -> None:
     chronicle = await writer.new_chronicle()
     moments = ["2026-03-02T00:00:00Z", "2026-03-01T00:00:00.5Z", "1999-03-02T00:00:00Z"]
     for place in range(7):
@@ -246,9 +230,7 @@ async def test_pages_follow_each_other_without_gap_or_repetition(
         assert await _all_pages(writer, chronicle, limit=limit, order=order) == whole
 
 
-async def test_a_page_that_was_changed_behind_one_s_back_goes_on_where_it_was(
-    writer: Chronicler,
-) -> None:
+async def test_a_changed_list_continues_at_its_place(writer: Chronicler) -> None:
     chronicle = await writer.new_chronicle()
     made = [
         await writer.new_event(chronicle, day, happened_at=f"2026-03-0{day}T00:00:00Z")
@@ -263,7 +245,7 @@ async def test_a_page_that_was_changed_behind_one_s_back_goes_on_where_it_was(
 @pytest.mark.parametrize(
     "after", ["x", "", "AAAA", "é", "9f0c7c0e-1d7b-4f5e-8a54-2f1d3b7a9c10", "A" * 200]
 )
-async def test_what_is_no_place_to_go_on_from_is_refused(writer: Chronicler, after: str) -> None:
+async def test_an_invalid_cursor_is_refused(writer: Chronicler, after: str) -> None:
     chronicle = await writer.new_chronicle()
     answer = await writer.ask("GET", f"/chronicles/{chronicle}/events", params={"after": after})
     problem(answer, 422, "validation-failed")
@@ -282,9 +264,7 @@ async def test_what_is_no_place_to_go_on_from_is_refused(writer: Chronicler, aft
         {"q": "q" * 201},
     ],
 )
-async def test_a_question_of_the_wrong_form_is_refused(
-    writer: Chronicler, query: dict[str, Any]
-) -> None:
+async def test_an_invalid_query_is_refused(writer: Chronicler, query: dict[str, Any]) -> None:
     chronicle = await writer.new_chronicle()
     answer = await writer.ask("GET", f"/chronicles/{chronicle}/events", params=query)
     assert answer.status_code in {400, 422}, answer.text
@@ -292,7 +272,7 @@ async def test_a_question_of_the_wrong_form_is_refused(
 
 
 @pytest.mark.every_database
-async def test_events_are_found_by_what_they_say_and_are(writer: Chronicler, chat: str) -> None:
+async def test_events_are_found_by_their_text_and_fields(writer: Chronicler, chat: str) -> None:
     chronicle = await writer.new_chronicle()
     [greeting] = await writer.account.messages(chat)
     await writer.new_event(chronicle, **FULL)
@@ -327,9 +307,7 @@ async def test_events_are_found_by_what_they_say_and_are(writer: Chronicler, cha
     assert await found(q="tom", limit=1, order="newest") == ["Tom"]
 
 
-async def test_a_search_that_looked_at_enough_leads_on(
-    writer: Chronicler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_search_is_paged(writer: Chronicler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_search, "OPEN_BATCH_SIZE", 3)
     monkeypatch.setattr(event_search, "MAX_SEARCHED_EVENTS", 5)
     chronicle = await writer.new_chronicle()
@@ -348,7 +326,7 @@ async def test_a_search_that_looked_at_enough_leads_on(
     ]
 
 
-async def test_what_is_superseded_is_marked_and_not_current(writer: Chronicler) -> None:
+async def test_a_superseded_event_is_not_current(writer: Chronicler) -> None:
     chronicle = await writer.new_chronicle()
     old = await writer.new_event(chronicle, "The lamp is lit.", kind="fact")
     new = await writer.new_event(chronicle, "The lamp is out.", kind="fact")
@@ -361,7 +339,7 @@ async def test_what_is_superseded_is_marked_and_not_current(writer: Chronicler) 
     assert len(await writer.summaries(chronicle)) == 2
 
 
-async def test_what_superseded_an_event_gives_it_back_when_it_goes(writer: Chronicler) -> None:
+async def test_deleting_an_event_restores_the_one_it_superseded(writer: Chronicler) -> None:
     chronicle = await writer.new_chronicle()
     old, new = await writer.new_event(chronicle, "Lit."), await writer.new_event(chronicle, "Out.")
     await writer.change(old, superseded_by=new["id"])
@@ -370,7 +348,7 @@ async def test_what_superseded_an_event_gives_it_back_when_it_goes(writer: Chron
     assert (shown["superseded_by"], shown["is_current"]) == (None, True)
 
 
-async def test_nothing_supersedes_itself_by_whatever_way(writer: Chronicler) -> None:
+async def test_no_event_supersedes_itself_directly_or_indirectly(writer: Chronicler) -> None:
     chronicle = await writer.new_chronicle()
     first, second, third = [await writer.new_event(chronicle, each) for each in "123"]
     await writer.change(first, superseded_by=second["id"])
@@ -382,9 +360,7 @@ async def test_nothing_supersedes_itself_by_whatever_way(writer: Chronicler) -> 
     assert await writer.summaries(chronicle) == ["3"]
 
 
-async def test_an_event_is_superseded_by_one_of_its_own_chronicle_alone(
-    writer: Chronicler, stranger: Chronicler
-) -> None:
+async def test_only_own_events_supersede(writer: Chronicler, stranger: Chronicler) -> None:
     made = await writer.new_event(await writer.new_chronicle())
     elsewhere = await writer.new_event(await writer.new_chronicle())
     theirs = await stranger.new_event(await stranger.new_chronicle())
@@ -395,7 +371,9 @@ async def test_an_event_is_superseded_by_one_of_its_own_chronicle_alone(
     assert (await writer.event(made["chronicle_id"], made["id"]))["superseded_by"] is None
 
 
-async def test_a_chronicle_has_so_many_pinned_events(writer: Chronicler, server: Running) -> None:
+async def test_a_chronicle_has_a_maximum_of_pinned_events(
+    writer: Chronicler, server: Running
+) -> None:
     chronicle = await writer.new_chronicle()
     await _fill(server, writer, chronicle, MAX_PINNED - 1, is_pinned=True)
     loose = await writer.new_event(chronicle)
@@ -411,7 +389,7 @@ async def test_a_chronicle_has_so_many_pinned_events(writer: Chronicler, server:
     assert (await writer.change(loose, pinned=True))["pinned"] is True
 
 
-async def test_a_chronicle_holds_so_many_events(
+async def test_a_chronicle_has_a_maximum_of_events(
     writer: Chronicler, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 200
@@ -425,9 +403,7 @@ async def test_a_chronicle_holds_so_many_events(
     assert (await writer.get(f"/chronicles/{chronicle}"))["event_count"] == most
 
 
-async def test_nobody_sees_or_changes_another_s_events(
-    writer: Chronicler, stranger: Chronicler
-) -> None:
+async def test_foreign_events_are_not_found(writer: Chronicler, stranger: Chronicler) -> None:
     chronicle = await writer.new_chronicle()
     made, second = await writer.new_event(chronicle), await writer.new_event(chronicle)
     events = f"/chronicles/{chronicle}/events"
@@ -453,35 +429,30 @@ async def test_nobody_sees_or_changes_another_s_events(
     assert (await writer.page(chronicle))["items"] == [made, second]
 
 
-@pytest.fixture
-async def idle(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    """A Talekeeper in which nobody works on jobs."""
-    async with running(database_url, tmp_path, job_workers=0) as server:
-        yield server
-
-
 @pytest.mark.every_database
 async def test_the_index_is_told_of_every_change(idle: Running) -> None:
     async with idle.account() as account:
         writer = Chronicler(account)
         chronicle = await writer.new_chronicle()
         first, second, third = [await writer.new_event(chronicle, each) for each in "123"]
-        assert await _noted(idle) == [first["id"], second["id"], third["id"]]
+        assert await _take_index_changes(idle) == [first["id"], second["id"], third["id"]]
         await writer.change(second, pinned=True)
-        assert await _noted(idle) == [second["id"]]
+        assert await _take_index_changes(idle) == [second["id"]]
         await writer.change(second, pinned=True)
-        assert await _noted(idle) == []
+        assert await _take_index_changes(idle) == []
         await writer.delete(f"/chronicles/{chronicle}/events/{third['id']}")
-        assert await _noted(idle) == [third["id"]]
+        assert await _take_index_changes(idle) == [third["id"]]
         made = await writer.post(
             f"/chronicles/{chronicle}/events/merge", event_ids=[first["id"], second["id"]]
         )
-        assert sorted(await _noted(idle)) == sorted([first["id"], second["id"], made["id"]])
+        assert sorted(await _take_index_changes(idle)) == sorted(
+            [first["id"], second["id"], made["id"]]
+        )
 
 
 @pytest.mark.parametrize("order", ["oldest", "newest"])
 @pytest.mark.every_database
-async def test_lists_are_read_off_the_index(
+async def test_lists_are_read_from_an_index(
     writer: Chronicler, server: Running, order: str
 ) -> None:
     chronicle, database = await writer.new_chronicle(), server.parts.database
@@ -521,7 +492,7 @@ async def _all_pages(writer: Chronicler, chronicle_id: str, **query: Any) -> lis
 async def _fill(
     server: Running, writer: Chronicler, chronicle_id: str, count: int, **values: Any
 ) -> None:
-    """Give a chronicle events that nobody reads."""
+    """Add events without readable text to a chronicle."""
     rows = [
         {
             "id": new_id(),
@@ -539,11 +510,171 @@ async def _fill(
         await session.execute(insert(ChronicleEvent), rows)
 
 
-async def _noted(server: Running) -> list[str]:
-    """What the index was told since it was asked last."""
+async def _take_index_changes(server: Running) -> list[str]:
+    """Return and delete the queued index changes."""
     async with server.parts.database.write() as session:
         rows = (await session.scalars(select(IndexChange).order_by(IndexChange.id))).all()
         for row in rows:
             assert row.kind == "event"
             await session.delete(row)
     return [str(row.source_id) for row in rows]
+
+
+@pytest.fixture
+async def chronicle(writer: Chronicler) -> str:
+    return await writer.new_chronicle()
+
+
+async def test_merged_events_keep_all_texts(writer: Chronicler, chat: str, chronicle: str) -> None:
+    path = [each["id"] for each in await writer.say(chat)]
+    second = await writer.new_event(
+        chronicle,
+        "It was cracked.",
+        kind="discovery",
+        who=["mara", "Tom"],
+        keywords=["crack"],
+        where="The tower",
+        significance=5,
+        happened_at="2026-03-02T00:00:00Z",
+        source_message_ids=path[1:],
+    )
+    first = await writer.new_event(
+        chronicle,
+        "Mara found the lens.",
+        day=3,
+        time="evening",
+        who=["Mara"],
+        keywords=["lens"],
+        pinned=True,
+        happened_at="2026-03-01T00:00:00Z",
+        source_message_ids=path[:2],
+    )
+    made = await _merge(writer, chronicle, second, first)
+    assert made["summary"] == "Mara found the lens.\nIt was cracked."
+    assert (made["kind"], made["significance"], made["pinned"]) == ("discovery", 5, True)
+    assert (made["day"], made["time"], made["where"]) == (3, "evening", "The tower")
+    assert (made["who"], made["keywords"]) == (["Mara", "Tom"], ["lens", "crack"])
+    assert made["happened_at"] == "2026-03-01T00:00:00Z"
+    assert (made["source_message_ids"], made["source_chat_ids"]) == (path, [chat])
+    assert (made["source"], made["edited"], made["run_id"]) == ("user", False, None)
+    assert (await writer.page(chronicle, current=False))["items"] == [made]
+    for gone in (first, second):
+        answer = await writer.ask("GET", f"/chronicles/{chronicle}/events/{gone['id']}")
+        problem(answer, 404, "event-not-found")
+
+
+async def test_given_fields_replace_merged_ones(writer: Chronicler, chronicle: str) -> None:
+    first = await writer.new_event(chronicle, "One.", day=3, who=["Mara"], significance=5)
+    second = await writer.new_event(chronicle, "Two.", keywords=["lens"], pinned=True)
+    given: dict[str, Any] = {
+        "summary": "Both.",
+        "day": None,
+        "who": [],
+        "significance": 1,
+        "pinned": False,
+    }
+    made = await _merge(writer, chronicle, first, second, event=given)
+    assert {name: made[name] for name in given} == given
+    assert made["keywords"] == ["lens"]
+
+
+async def test_the_merged_event_supersedes_as_both_did(writer: Chronicler, chronicle: str) -> None:
+    old, first, second = [await writer.new_event(chronicle, each) for each in ("Old.", "1", "2")]
+    await writer.change(old, superseded_by=first["id"])
+    await writer.change(first, superseded_by=second["id"])
+    made = await _merge(writer, chronicle, first, second)
+    assert made["superseded_by"] is None
+    assert (await writer.event(chronicle, old["id"]))["superseded_by"] == made["id"]
+    assert await writer.summaries(chronicle) == ["1\n2"]
+
+
+@pytest.mark.every_database
+async def test_a_merged_event_is_superseded_as_both_were(
+    writer: Chronicler, chronicle: str
+) -> None:
+    first, second, new = [await writer.new_event(chronicle, each) for each in ("1", "2", "New.")]
+    await writer.change(first, superseded_by=second["id"])
+    await writer.change(second, superseded_by=new["id"])
+    made = await _merge(writer, chronicle, first, second)
+    assert (made["superseded_by"], made["is_current"]) == (new["id"], False)
+
+
+async def test_a_merged_event_never_supersedes_itself(writer: Chronicler, chronicle: str) -> None:
+    first, between, last, new = [await writer.new_event(chronicle, each) for each in "1234"]
+    await writer.change(last, superseded_by=between["id"])
+    await writer.change(between, superseded_by=first["id"])
+    await writer.change(first, superseded_by=new["id"])
+    made = await _merge(writer, chronicle, first, last)
+    assert made["superseded_by"] == new["id"]
+    assert (await writer.event(chronicle, between["id"]))["superseded_by"] == made["id"]
+    assert await writer.summaries(chronicle) == ["4"]
+
+
+async def test_an_event_that_would_be_too_long_is_not_merged(
+    writer: Chronicler, chronicle: str
+) -> None:
+    first = await writer.new_event(chronicle, "1" * 3_000, who=[f"a{n}" for n in range(30)])
+    second = await writer.new_event(chronicle, "2" * 3_000, who=[f"b{n}" for n in range(30)])
+    before = await writer.page(chronicle)
+    body: dict[str, Any] = {"event_ids": [first["id"], second["id"]]}
+    path = f"/chronicles/{chronicle}/events/merge"
+    found = problem(await writer.ask("POST", path, json=body), 422, "validation-failed")
+    assert (found["limit"], found["found"]) == (4_000, 6_001)
+    body["event"] = {"summary": "Both."}
+    found = problem(await writer.ask("POST", path, json=body), 422, "validation-failed")
+    assert (found["limit"], found["found"]) == (50, 60)
+    assert await writer.page(chronicle) == before
+    body["event"] = {"summary": "Both.", "who": ["Mara"]}
+    ok(await writer.ask("POST", path, json=body), 201)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [{"summary": " "}, {"summary": None}, {"kind": "feast"}, {"significance": 9}, {"source": "x"}],
+)
+async def test_invalid_fields_of_a_merge_are_refused(
+    writer: Chronicler, chronicle: str, event: dict[str, Any]
+) -> None:
+    made = [await writer.new_event(chronicle, each) for each in "12"]
+    body = {"event_ids": [each["id"] for each in made], "event": event}
+    answer = await writer.ask("POST", f"/chronicles/{chronicle}/events/merge", json=body)
+    problem(answer, 422, "validation-failed")
+    assert (await writer.page(chronicle))["items"] == made
+
+
+async def test_two_to_twenty_own_events_are_merged(
+    writer: Chronicler, stranger: Chronicler, chronicle: str
+) -> None:
+    one = await writer.new_event(chronicle)
+    elsewhere = await writer.new_event(await writer.new_chronicle())
+    theirs = await stranger.new_event(await stranger.new_chronicle())
+    path = f"/chronicles/{chronicle}/events/merge"
+    for ids in ([one["id"]], [one["id"]] * 2, [one["id"]] * (MAX_MERGED + 1), []):
+        answer = await writer.ask("POST", path, json={"event_ids": ids})
+        problem(answer, 422, "validation-failed")
+    for other in (elsewhere["id"], theirs["id"], str(uuid4())):
+        answer = await writer.ask("POST", path, json={"event_ids": [one["id"], other]})
+        assert problem(answer, 404, "event-not-found")["event_id"] == other
+    assert (await writer.page(chronicle))["items"] == [one]
+
+
+async def test_inactive_events_are_not_merged(
+    writer: Chronicler, chat: str, chronicle: str
+) -> None:
+    reply = (await writer.say(chat))[-1]
+    away = await writer.new_event(chronicle, "Away.", source_message_ids=[reply["id"]])
+    here = await writer.new_event(chronicle, "Here.")
+    await writer.account.turn(chat, regenerate_of=reply["id"])
+    body = {"event_ids": [away["id"], here["id"]]}
+    answer = await writer.ask("POST", f"/chronicles/{chronicle}/events/merge", json=body)
+    assert problem(answer, 422, "validation-failed")["event_id"] == away["id"]
+    assert len(await writer.summaries(chronicle, current=False)) == 2
+
+
+async def _merge(
+    writer: Chronicler, chronicle_id: str, *events: dict[str, Any], **body: Any
+) -> dict[str, Any]:
+    ids = [each["id"] for each in events]
+    path = f"/chronicles/{chronicle_id}/events/merge"
+    made: dict[str, Any] = await writer.post(path, event_ids=ids, **body)
+    return made

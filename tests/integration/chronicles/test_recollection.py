@@ -1,4 +1,4 @@
-"""Events in the search: found by words and by meaning, those alone that hold at this moment."""
+"""Current events in the search, by words and by meaning."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ async def found(writer: Chronicler, words: str = "buried astrolabe", **query: An
     return await texts_found(writer.account, words, sources="event", **query)
 
 
-async def test_an_event_is_found_with_its_time_its_place_and_its_people(
-    writer: Chronicler, chat: str, server: Running
-) -> None:
+async def test_all_its_fields_are_found(writer: Chronicler, chat: str, server: Running) -> None:
     chronicle = await writer.new_chronicle()
     reply = (await writer.say(chat))[-1]
     event = await writer.new_event(
@@ -76,7 +74,7 @@ async def test_an_event_is_found_with_its_time_its_place_and_its_people(
     assert (memory.position, memory.chat_id) == (reply["position"], UUID(chat))
 
 
-async def test_an_event_of_several_chats_is_of_none_of_them(
+async def test_an_event_has_at_most_one_chat(
     writer: Chronicler, chat: str, server: Running
 ) -> None:
     chronicle = await writer.new_chronicle()
@@ -95,9 +93,7 @@ async def test_an_event_of_several_chats_is_of_none_of_them(
     assert [recalled[each].chat_id for each in ids] == [UUID(chat), None]
 
 
-async def test_a_change_is_followed_and_what_is_deleted_is_gone(
-    writer: Chronicler, server: Running
-) -> None:
+async def test_changes_and_deletions_reach_the_index(writer: Chronicler, server: Running) -> None:
     chronicle = await writer.new_chronicle()
     event = await writer.new_event(chronicle, BURIED)
     other = await writer.new_event(chronicle, "The astrolabe was a fake.")
@@ -117,7 +113,7 @@ async def test_a_change_is_followed_and_what_is_deleted_is_gone(
     assert await points_of(index, identity.user_id) == []
 
 
-async def test_an_event_is_found_while_its_messages_are_on_the_path(
+async def test_only_current_events_are_found(
     writer: Chronicler, chat: str, server: Running
 ) -> None:
     chronicle = await writer.new_chronicle()
@@ -131,7 +127,7 @@ async def test_an_event_is_found_while_its_messages_are_on_the_path(
     assert await found(writer) == [BURIED]
 
 
-async def test_an_event_that_is_found_brings_the_line_that_it_comes_from(
+async def test_a_found_event_brings_its_line(
     writer: Chronicler, chat: str, server: Running
 ) -> None:
     chronicle = await writer.new_chronicle()
@@ -146,9 +142,7 @@ async def test_an_event_that_is_found_brings_the_line_that_it_comes_from(
     assert await found(writer, BURIED, min_relevance=0.5) == [BURIED]
 
 
-async def test_what_was_superseded_is_found_no_more_unless_the_later_event_is_left(
-    writer: Chronicler, chat: str, server: Running
-) -> None:
+async def test_superseded_events_are_hidden(writer: Chronicler, chat: str, server: Running) -> None:
     chronicle = await writer.new_chronicle()
     reply = (await writer.say(chat))[-1]["id"]
     old = await writer.new_event(chronicle, BURIED)
@@ -161,7 +155,7 @@ async def test_what_was_superseded_is_found_no_more_unless_the_later_event_is_le
     assert await found(writer) == [BURIED]
 
 
-async def test_a_chat_finds_its_own_chronicle_and_no_other(
+async def test_a_chat_finds_only_its_own_chronicle(
     writer: Chronicler, stranger: Chronicler, chat: str, server: Running
 ) -> None:
     own, other = await writer.new_chronicle(), await writer.new_chronicle("Another")
@@ -178,9 +172,7 @@ async def test_a_chat_finds_its_own_chronicle_and_no_other(
     assert BURIED in {item["text"] for item in everywhere}
 
 
-async def test_what_the_index_lost_is_mended_by_comparing(
-    writer: Chronicler, chat: str, server: Running
-) -> None:
+async def test_reconciling_restores_points(writer: Chronicler, chat: str, server: Running) -> None:
     chronicle = await writer.new_chronicle()
     reply = (await writer.say(chat))[-1]["id"]
     await writer.new_event(chronicle, BURIED)

@@ -1,4 +1,4 @@
-"""Chronicles as files: what goes out comes back, what is broken changes nothing."""
+"""Export and import of chronicles as files."""
 
 from __future__ import annotations
 
@@ -47,14 +47,12 @@ async def export(writer: Chronicler, chronicle: str) -> dict[str, Any]:
 
 
 def without_source(exported: dict[str, Any]) -> dict[str, Any]:
-    """Who wrote it down there: what comes back is imported."""
+    """Return an export without sources, because imported events have another one."""
     events = [{**each, "source": ""} for each in exported["events"]]
     return {**exported, "events": events}
 
 
-async def test_a_file_holds_the_chronicle_and_all_that_happened_in_it(
-    writer: Chronicler, chat: str
-) -> None:
+async def test_a_file_contains_the_chronicle_and_its_events(writer: Chronicler, chat: str) -> None:
     chronicle = await writer.new_chronicle("Die Küste", description="Of storms.")
     reply = (await writer.say(chat))[-1]["id"]
     full: dict[str, Any] = {
@@ -118,7 +116,7 @@ async def test_a_file_holds_the_chronicle_and_all_that_happened_in_it(
 
 
 def made_up(random: Random, messages: list[str]) -> dict[str, Any]:
-    """A chronicle of any shape that is allowed."""
+    """Return a random valid chronicle."""
     words = ["lamp", "Küste", "鐘", "🗝️", 'quo"te', "back\\slash", "line\nbreak", "\x00", "x" * 300]
     count = random.randint(0, 30)
     moments = [f"2026-03-{day:02}T20:00:00.{day:06}Z" for day in range(1, 5)]
@@ -145,9 +143,7 @@ def made_up(random: Random, messages: list[str]) -> dict[str, Any]:
     return file(*events, name=random.choice(words[:6]), description=random.choice(["", *words]))
 
 
-async def test_what_is_exported_imports_to_what_exports_the_same(
-    writer: Chronicler, chat: str
-) -> None:
+async def test_an_imported_file_exports_the_same_again(writer: Chronicler, chat: str) -> None:
     await writer.say(chat)
     messages = [line["id"] for line in await writer.say(chat, "And further.")]
     random = Random(7)
@@ -166,9 +162,7 @@ async def test_what_is_exported_imports_to_what_exports_the_same(
         assert await export(writer, second["chronicle_id"]) == exported
 
 
-async def test_events_come_in_their_order_as_imported_ones_of_nobody_s_messages(
-    writer: Chronicler, stranger: Chronicler, chat: str
-) -> None:
+async def test_imports_keep_the_order(writer: Chronicler, stranger: Chronicler, chat: str) -> None:
     chronicle = await writer.new_chronicle()
     path = await writer.say(chat)
     for line in reversed(path):
@@ -187,7 +181,7 @@ async def test_events_come_in_their_order_as_imported_ones_of_nobody_s_messages(
     assert without_source(await export(writer, own)) == without_source(exported)
 
 
-async def test_of_branches_that_were_left_comes_what_may_come_back(
+async def test_inactive_events_are_only_imported_with_their_messages(
     writer: Chronicler, stranger: Chronicler, chat: str
 ) -> None:
     chronicle = await writer.new_chronicle()
@@ -206,9 +200,7 @@ async def test_of_branches_that_were_left_comes_what_may_come_back(
     assert "Of a branch." in await writer.summaries(own["chronicle_id"])
 
 
-async def test_adding_to_a_chronicle_skips_what_is_there_word_for_word(
-    writer: Chronicler,
-) -> None:
+async def test_an_import_skips_identical_events(writer: Chronicler) -> None:
     chronicle = await writer.new_chronicle("Hers", description="Her own.")
     there = await writer.new_event(chronicle, happened_at=WHEN, who=["Mara"], significance=5)
     added = await bring(
@@ -229,9 +221,7 @@ async def test_adding_to_a_chronicle_skips_what_is_there_word_for_word(
     assert [each["superseded_by"] for each in items] == [None, None, there["id"]]
 
 
-async def test_a_file_without_a_name_is_called_as_the_person_or_the_file_says(
-    writer: Chronicler,
-) -> None:
+async def test_a_file_without_a_name_gets_one(writer: Chronicler) -> None:
     for options, name in (
         ({"name": "Given"}, "Given"),
         ({"filename": "C:\\tales\\The night ferry.json"}, "The night ferry"),
@@ -280,7 +270,7 @@ async def test_a_file_without_a_name_is_called_as_the_person_or_the_file_says(
         ),
     ],
 )
-async def test_what_is_broken_is_refused_by_its_place_and_changes_nothing(
+async def test_a_broken_file_names_the_place(
     writer: Chronicler, value: object, detail: str
 ) -> None:
     chronicle = await writer.new_chronicle()
@@ -293,9 +283,7 @@ async def test_what_is_broken_is_refused_by_its_place_and_changes_nothing(
     assert await writer.get("/chronicles") == before
 
 
-async def test_there_are_limits_on_what_comes_in(
-    writer: Chronicler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_imports_have_limits(writer: Chronicler, monkeypatch: pytest.MonkeyPatch) -> None:
     chronicle = await writer.new_chronicle()
     await writer.new_event(chronicle, "Hers.", pinned=True)
     monkeypatch.setattr(files, "MAX_EVENTS", 2)
@@ -322,7 +310,7 @@ async def test_there_are_limits_on_what_comes_in(
     assert len((await writer.get("/chronicles"))["items"]) == 1
 
 
-async def test_what_is_no_upload_is_refused(writer: Chronicler) -> None:
+async def test_requests_without_a_file_are_refused(writer: Chronicler) -> None:
     answer = await writer.ask("POST", "/chronicles/import", json=file())
     problem(answer, 415, "unsupported-media-type")
     answer = await writer.ask("POST", "/chronicles/import", files={"other": b"x"})

@@ -1,4 +1,4 @@
-"""Events changed within one transaction, taken down as they are, and put back."""
+"""Snapshots of events, and restoring them within one transaction."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def chronicle(writer: Chronicler) -> UUID:
 
 @pytest.fixture
 async def session(server: Running, chronicle: UUID, chat: str) -> AsyncGenerator[AsyncSession]:
-    """A transaction; what the test asks the server for comes before it writes anything."""
+    """A transaction. Requests to the server must come before its first write."""
     async with server.parts.database.write() as session:
         yield session
 
@@ -60,7 +60,7 @@ def new(summary: str = "The lamp went out.", **values: Any) -> NewEvent:
 
 
 @pytest.mark.every_database
-async def test_an_event_that_is_gone_comes_back_as_it_was(
+async def test_a_deleted_event_is_restored(
     session: AsyncSession, identity: Identity, chronicle: UUID, writer: Chronicler, chat: str
 ) -> None:
     sealer = identity.sealer
@@ -92,7 +92,7 @@ async def test_an_event_that_is_gone_comes_back_as_it_was(
 
 
 @pytest.mark.every_database
-async def test_an_event_that_is_still_there_becomes_what_it_was(
+async def test_a_changed_event_is_restored(
     session: AsyncSession, identity: Identity, chronicle: UUID
 ) -> None:
     sealer = identity.sealer
@@ -110,23 +110,21 @@ async def test_an_event_that_is_still_there_becomes_what_it_was(
     assert restored.revision == revision + 1
 
 
-async def test_what_is_gone_by_now_is_left_out_of_what_comes_back(
+async def test_deleted_references_are_left_out_of_a_restored_event(
     session: AsyncSession, identity: Identity, chronicle: UUID
 ) -> None:
     sealer = identity.sealer
     row, later = await add_events(session, sealer, chronicle, [new("Out."), new("Lit.")])
     await supersede(session, row, later.id)
     taken = await snapshot(session, sealer, row)
-    taken["sources"] = [
-        {"message_id": str(uuid4()), "chat_id": str(uuid4()), "position": 3},
-    ]
+    taken["sources"] = [{"message_id": str(uuid4()), "chat_id": str(uuid4()), "position": 3}]
     await remove_events(session, [row.id, later.id], owner_id=sealer.user_id)
     restored = await restore(session, sealer, chronicle, taken)
     after = await _read(session, identity, restored.id)
     assert (after.superseded_by, list(after.sources), after.is_current) == (None, [], True)
 
 
-async def test_coming_back_makes_no_circle(
+async def test_restoring_makes_no_circle(
     session: AsyncSession, identity: Identity, chronicle: UUID
 ) -> None:
     sealer = identity.sealer
@@ -140,7 +138,7 @@ async def test_coming_back_makes_no_circle(
     assert (await _read(session, identity, second.id)).superseded_by == first.id
 
 
-async def test_what_somebody_superseded_since_stays_so(
+async def test_a_later_successor_is_kept(
     session: AsyncSession, identity: Identity, chronicle: UUID
 ) -> None:
     sealer = identity.sealer
@@ -153,7 +151,7 @@ async def test_what_somebody_superseded_since_stays_so(
     assert (await _read(session, identity, old.id)).superseded_by == other.id
 
 
-async def test_nobody_s_events_are_removed_or_put_back_by_somebody_else(
+async def test_foreign_events_are_not_deleted(
     session: AsyncSession,
     identity: Identity,
     chronicle: UUID,
@@ -166,7 +164,7 @@ async def test_nobody_s_events_are_removed_or_put_back_by_somebody_else(
 
 
 @pytest.mark.every_database
-async def test_more_than_a_chronicle_holds_is_refused_as_a_whole(
+async def test_too_many_events_are_refused_together(
     session: AsyncSession, identity: Identity, chronicle: UUID
 ) -> None:
     many = [new()] * (MAX_EVENTS + 1)
@@ -176,7 +174,7 @@ async def test_more_than_a_chronicle_holds_is_refused_as_a_whole(
 
 
 @pytest.mark.every_database
-async def test_a_message_that_is_being_written_is_no_source_yet(
+async def test_a_streaming_message_is_no_source(
     session: AsyncSession, identity: Identity, writer: Chronicler, chat: str
 ) -> None:
     [greeting] = await writer.account.messages(chat)
@@ -195,7 +193,7 @@ async def test_a_message_that_is_being_written_is_no_source_yet(
         await find_sources(session, [message_id, uuid4()], owner_id=identity.user_id)
 
 
-async def test_an_event_of_a_chat_that_was_deleted_meanwhile_is_refused(
+async def test_an_event_of_a_chat_that_was_just_deleted_is_refused(
     server: Running, identity: Identity, chronicle: UUID, writer: Chronicler, chat: str
 ) -> None:
     database, sealer = server.parts.database, identity.sealer

@@ -1,4 +1,4 @@
-"""A Talekeeper on each database, shared by the tests of a module."""
+"""Fixtures of enrichment tests: one server for each module."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The agent's loop, with models over real sockets that call its tools: what comes of each call."""
+"""The tool loop of the agent: results of each call, with models over real sockets."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +13,8 @@ from sqlalchemy import select
 
 from backend.lorebooks.models import Lorebook
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API, link, new_book, settled
-from tests.support.server import Running, ok, problem
+from tests.support.memory import link, new_book, settled
+from tests.support.server import problem
 from tests.support.stored import opened_book
 from tests.support.studying import (
     FINISH,
@@ -24,11 +23,14 @@ from tests.support.studying import (
     Vendor,
     entry,
     event,
-    reading,
+    model,
+    server,
+    study,
     studying,
-    studying_on,
     vendor,
 )
+
+__all__ = ["model", "server", "study"]
 
 pytestmark = pytest.mark.anyio
 
@@ -37,28 +39,8 @@ Kind = Literal["openai", "gemini"]
 CHAPEL = "Mara found the silver key under the altar of the flooded chapel."
 
 
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[Vendor]:
-    async with vendor("openai") as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Vendor
-) -> AsyncGenerator[Running]:
-    async with reading(shared_url, tmp_path_factory.mktemp("data"), model) as server:
-        yield server
-
-
-@pytest.fixture
-async def study(server: Running, model: Vendor) -> AsyncGenerator[Study]:
-    async with studying_on(server, model) as study:
-        yield study
-
-
 async def read(study: Study, *rounds: list[Call]) -> list[list[dict[str, Any]]]:
-    """Two new lines, which the model takes for significant; what each round was answered with."""
+    """Add two significant lines and answer in rounds; return the results of each round."""
     model, asked = study.model, len(study.model.server.requests)
     await study.tell("I look around.", "The story goes on.")
     model.script(model.decides(), *(model.calls(*calls) for calls in rounds), model.says("Done."))
@@ -73,7 +55,7 @@ async def last_refused(study: Study) -> list[tuple[str, str]]:
 
 
 async def chronicle_lore(study: Study) -> list[tuple[str, str, list[str]]]:
-    """(title, content, keys) of the chronicle's own book."""
+    """Return title, content and keys of the entries in the chronicle's book."""
     identity = await identity_of(study.server, study.account)
     async with study.server.parts.database.read() as session:
         book_id = await session.scalar(
@@ -87,17 +69,15 @@ async def chronicle_lore(study: Study) -> list[tuple[str, str, list[str]]]:
 
 
 async def new_event(study: Study, summary: str, **fields: Any) -> str:
-    """An event that the user writes."""
-    path = f"{API}/chronicles/{study.chronicle_id}/events"
-    made = await study.account.client.post(path, json={"summary": summary, **fields})
-    event_id: str = ok(made, 201)["id"]
+    """Create an event of the user; return its id."""
+    path = f"/chronicles/{study.chronicle_id}/events"
+    made = await study.account.post(path, {"summary": summary, **fields}, 201)
+    event_id: str = made["id"]
     return event_id
 
 
 @pytest.mark.parametrize("kind", ["openai", "gemini"])
-async def test_the_model_is_answered_in_each_round_and_finishes(
-    sqlite_url: str, tmp_path: Path, kind: Kind
-) -> None:
+async def test_each_call_is_answered(sqlite_url: str, tmp_path: Path, kind: Kind) -> None:
     async with vendor(kind) as model, studying(sqlite_url, tmp_path, model) as study:
         answers = await read(
             study,
@@ -127,9 +107,7 @@ async def test_no_more_than_six_calls_are_made(study: Study, model: Vendor) -> N
     assert (run.state, run.calls) == ("done", 6)
 
 
-async def test_a_run_ends_when_its_tokens_are_spent_and_keeps_what_it_has(
-    sqlite_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_a_run_ends_with_its_tokens(sqlite_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(sqlite_url, tmp_path, model, enrichment_tokens_per_run=5_000) as study:
         await study.tell("I look around.", "The story goes on.")
         model.script(model.decides(), model.calls(event(CHAPEL), used=(4_800, 20)))
@@ -140,7 +118,7 @@ async def test_a_run_ends_when_its_tokens_are_spent_and_keeps_what_it_has(
         assert detail.note == "The run ended early because its tokens were used up."
 
 
-async def test_what_a_provider_does_not_report_is_estimated(study: Study, model: Vendor) -> None:
+async def test_unreported_tokens_are_estimated(study: Study, model: Vendor) -> None:
     await study.tell("I look around.", "The story goes on.")
     decision = model.decides(significant=False)
     events = [each for each in decision.events or () if "usage" not in str(each)]
@@ -151,7 +129,7 @@ async def test_what_a_provider_does_not_report_is_estimated(study: Study, model:
     assert run.completion_tokens > 0
 
 
-async def test_a_decision_that_is_none_is_a_failure(study: Study, model: Vendor) -> None:
+async def test_an_unreadable_decision_is_a_failure(study: Study, model: Vendor) -> None:
     await study.tell("I look around.", "The story goes on.")
     model.script(model.says('{"significant": "who knows"}'))
     await study.read()
@@ -159,9 +137,7 @@ async def test_a_decision_that_is_none_is_a_failure(study: Study, model: Vendor)
     assert (run.state, run.error, run.prompt_tokens) == ("failed", "model-malformed-answer", 100)
 
 
-async def test_calls_that_cannot_be_read_end_the_run_and_keep_what_was_proposed(
-    study: Study, model: Vendor
-) -> None:
+async def test_unreadable_calls_end_the_run_with_its_events(study: Study, model: Vendor) -> None:
     await study.tell("I look around.", "The story goes on.")
     broken = model.calls(event("Ben arrived."))
     broken.body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] = '{"summary": '
@@ -175,7 +151,7 @@ async def test_calls_that_cannot_be_read_end_the_run_and_keep_what_was_proposed(
     assert "arguments" in refused.reason
 
 
-async def test_the_same_event_again_is_refused_with_what_it_repeats(study: Study) -> None:
+async def test_a_repeated_event_is_refused_with_the_known_one(study: Study) -> None:
     await read(study, [event(CHAPEL)])
     answers = await read(study, [event(CHAPEL), event("Garrik drowned."), event("Garrik drowned.")])
     (first, second, third), *_ = answers
@@ -188,7 +164,7 @@ async def test_the_same_event_again_is_refused_with_what_it_repeats(study: Study
     assert detail.refused[0].duplicate_of == known.id
 
 
-async def test_an_event_that_may_be_told_already_is_asked_about(study: Study) -> None:
+async def test_a_similar_event_needs_a_confirmation(study: Study) -> None:
     promise = "Tam promised Mara to bring the silver lamp back before the winter."
     again = "Tam promised Mara that the silver lamp would be back before the winter came."
     await read(study, [event(promise)])
@@ -221,7 +197,7 @@ async def test_a_new_fact_supersedes_what_it_contradicts(study: Study, model: Ve
     assert changed.before is not None
     assert changed.before["superseded_by"] is None
     run, _ = (await study.runs())[-1]
-    ok(await study.account.client.post(f"{API}/enrichment/runs/{run.id}/undo"))
+    await study.account.post(f"/enrichment/runs/{run.id}/undo")
     assert await study.summaries() == ["The gate of Morrow was locked."]
 
 
@@ -237,13 +213,11 @@ async def test_within_a_run_a_later_fact_supersedes_an_earlier_one(study: Study)
     ]
     run, detail = (await study.runs())[-1]
     assert [each.what for each in detail.effects] == ["event_created", "event_created"]
-    ok(await study.account.client.post(f"{API}/enrichment/runs/{run.id}/undo"))
+    await study.account.post(f"/enrichment/runs/{run.id}/undo")
     assert await study.events() == []
 
 
-async def test_a_better_telling_takes_the_old_ones_place_until_its_lines_are_swiped_away(
-    study: Study,
-) -> None:
+async def test_a_better_text_replaces_an_event_while_its_lines_are_active(study: Study) -> None:
     await read(study, [event("Mara found a key.", "#2", significance=2)])
     (old,) = await study.events()
     change = {"event": "E1", "summary": "Mara found the silver key.", "because": "It is silver."}
@@ -258,7 +232,7 @@ async def test_a_better_telling_takes_the_old_ones_place_until_its_lines_are_swi
     assert [each.id for each in await study.events()] == [old.id]
 
 
-async def test_the_users_own_events_are_superseded_but_never_changed(study: Study) -> None:
+async def test_events_of_the_user_are_superseded_but_never_changed(study: Study) -> None:
     await new_event(study, "The well was poisoned.")
     change = {"event": "E1", "summary": "The well was clean."}
     ((refused, written),) = (
@@ -276,11 +250,11 @@ async def test_the_users_own_events_are_superseded_but_never_changed(study: Stud
 
 
 async def pin(study: Study, event_id: str) -> None:
-    path = f"{API}/chronicles/{study.chronicle_id}/events/{event_id}"
-    ok(await study.account.client.patch(path, json={"pinned": True}))
+    path = f"/chronicles/{study.chronicle_id}/events/{event_id}"
+    await study.account.patch(path, {"pinned": True})
 
 
-async def test_what_the_user_pinned_is_neither_changed_nor_superseded(study: Study) -> None:
+async def test_pinned_events_are_neither_changed_nor_superseded(study: Study) -> None:
     await read(study, [event(CHAPEL, "#2")])
     (agents,) = await study.events()
     await pin(study, str(agents.id))
@@ -299,7 +273,7 @@ async def test_what_the_user_pinned_is_neither_changed_nor_superseded(study: Stu
     assert sorted(await study.summaries()) == [CHAPEL, "The well was poisoned."]
 
 
-async def test_what_is_pinned_while_the_agent_reads_counts_on(study: Study) -> None:
+async def test_an_event_that_is_pinned_meanwhile_stays_current(study: Study) -> None:
     await new_event(study, "The well was poisoned.")
     await read(study, [event(CHAPEL, "#2")])
     known = await study.events()
@@ -333,7 +307,7 @@ async def test_what_is_pinned_while_the_agent_reads_counts_on(study: Study) -> N
     }
 
 
-async def test_what_is_superseded_while_the_agent_reads_stays_so(study: Study) -> None:
+async def test_an_event_that_is_superseded_meanwhile_stays_so(study: Study) -> None:
     await new_event(study, "The well was poisoned.")
     (poisoned,) = await study.events()
     model = study.model
@@ -346,10 +320,10 @@ async def test_what_is_superseded_while_the_agent_reads_stays_so(study: Study) -
         await study.enqueue()
         await hold.is_reached.wait()
         by = await new_event(study, "Somebody filled in the well.")
-        path = f"{API}/chronicles/{study.chronicle_id}/events/{poisoned.id}"
-        ok(await study.account.client.patch(path, json={"superseded_by": by}))
+        path = f"/chronicles/{study.chronicle_id}/events/{poisoned.id}"
+        await study.account.patch(path, {"superseded_by": by})
     await study.idle()
-    assert ok(await study.account.client.get(path))["superseded_by"] == by
+    assert (await study.account.get(path))["superseded_by"] == by
     assert sorted(await study.summaries()) == [
         "Mara cleaned the well of Morrow.",
         "Somebody filled in the well.",
@@ -357,7 +331,7 @@ async def test_what_is_superseded_while_the_agent_reads_stays_so(study: Study) -
     assert [tool for tool, _ in await last_refused(study)] == ["create_chronicle_event"]
 
 
-async def test_the_model_is_told_what_is_the_users(study: Study, model: Vendor) -> None:
+async def test_the_model_sees_which_events_are_the_user_s(study: Study, model: Vendor) -> None:
     await new_event(study, "The well was poisoned.")
     pinned = await new_event(study, "The gate was locked.")
     await pin(study, pinned)
@@ -367,9 +341,7 @@ async def test_the_model_is_told_what_is_the_users(study: Study, model: Vendor) 
     assert re.search(r"^E\d \(pinned\): .*The gate was locked", shown, re.MULTILINE)
 
 
-async def test_only_what_was_shown_can_be_named_and_only_new_lines_are_sources(
-    study: Study,
-) -> None:
+async def test_only_shown_marks_and_new_lines_can_be_named(study: Study) -> None:
     await read(study, [event(CHAPEL)])
     (known,) = await study.events()
     await read(
@@ -401,9 +373,7 @@ async def test_without_a_source_an_event_comes_from_the_last_new_line(study: Stu
     assert made.place == 2
 
 
-async def test_no_more_is_written_than_the_settings_allow(
-    sqlite_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_a_run_has_maximum_writes(sqlite_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(sqlite_url, tmp_path, model, enrichment_max_writes=2) as study:
         names = ("Ada swam.", "Bert fell.", "Cora laughed loudly.", "Dora slept.")
         answers = await read(study, [event(name) for name in names])
@@ -411,7 +381,7 @@ async def test_no_more_is_written_than_the_settings_allow(
         assert await study.summaries() == ["Ada swam.", "Bert fell."]
 
 
-async def test_what_the_model_writes_has_no_power_in_prompts(study: Study) -> None:
+async def test_texts_of_the_model_have_no_power_in_prompts(study: Study) -> None:
     await read(
         study,
         [
@@ -431,7 +401,7 @@ async def test_what_the_model_writes_has_no_power_in_prompts(study: Study) -> No
     ]
 
 
-async def test_keys_that_are_patterns_or_occur_everywhere_are_refused(study: Study) -> None:
+async def test_patterns_and_common_words_are_no_keys(study: Study) -> None:
     await read(
         study,
         [
@@ -450,7 +420,7 @@ async def test_keys_that_are_patterns_or_occur_everywhere_are_refused(study: Stu
     assert len(await last_refused(study)) == 6
 
 
-async def test_lore_of_its_own_is_found_again_and_added_to(study: Study, model: Vendor) -> None:
+async def test_entries_of_the_agent_are_found_and_extended(study: Study, model: Vendor) -> None:
     await read(study, [entry("Morrow", "Morrow is a drowned village.", "Morrow")])
     await settled(study.server)
     await study.tell("Tell me about Morrow, the drowned village.", "Morrow has a new lamp.")
@@ -470,20 +440,14 @@ async def test_lore_of_its_own_is_found_again_and_added_to(study: Study, model: 
 
 
 @pytest.mark.parametrize("may_edit", [False, True])
-async def test_the_users_lore_is_changed_only_where_they_allow_it(
-    study: Study, model: Vendor, may_edit: bool
-) -> None:
+async def test_only_allowed_lore_is_edited(study: Study, model: Vendor, may_edit: bool) -> None:
     book = await new_book(
         study.account, {"title": "Morrow", "content": "Morrow is a drowned village."}
     )
     await link(study.account, study.chat_id, book)
     await settled(study.server)
     if may_edit:
-        ok(
-            await study.account.client.patch(
-                f"{API}/me/settings", json={"enrichment": {"may_edit_lore": True}}
-            )
-        )
+        await study.account.patch("/me/settings", {"enrichment": {"may_edit_lore": True}})
     await study.tell("Tell me about Morrow, the drowned village.", "It has a lamp.")
     model.script(
         model.decides(),
@@ -498,7 +462,7 @@ async def test_the_users_lore_is_changed_only_where_they_allow_it(
     assert len(await last_refused(study)) == (0 if may_edit else 1)
 
 
-async def test_what_is_near_in_memory_is_marked_as_known(study: Study, model: Vendor) -> None:
+async def test_related_memories_are_shown_as_known(study: Study, model: Vendor) -> None:
     await read(study, [event(CHAPEL)])
     await study.tell(*(f"It rains on roof number {n}." for n in range(12)))
     model.script(model.decides(significant=False))
@@ -517,7 +481,7 @@ async def test_what_is_near_in_memory_is_marked_as_known(study: Study, model: Ve
     assert known_event.id in detail.memory_ids
 
 
-async def test_ids_of_rows_never_reach_the_model(study: Study, model: Vendor) -> None:
+async def test_the_model_never_sees_ids_of_rows(study: Study, model: Vendor) -> None:
     await read(study, [event(CHAPEL), entry("Morrow", "Morrow is a drowned village.", "Morrow")])
     await settled(study.server)
     await read(study, [("search_knowledge_base", {"query": "Morrow village chapel key"})], [FINISH])
@@ -528,9 +492,9 @@ async def test_ids_of_rows_never_reach_the_model(study: Study, model: Vendor) ->
         assert str(secret) not in sent
 
 
-async def test_a_model_that_is_not_there_cannot_be_set(study: Study) -> None:
-    client = study.account.client
+async def test_an_unknown_model_cannot_be_set(study: Study) -> None:
+    account = study.account
     change = {"enrichment": {"model": "gemini/none"}}
-    for path in f"{API}/chats/{study.chat_id}/settings", f"{API}/me/settings":
-        problem(await client.patch(path, json=change), 422, "unknown-model")
-        ok(await client.patch(path, json={"enrichment": {"model": "demo"}}))
+    for path in f"/chats/{study.chat_id}/settings", "/me/settings":
+        problem(await account.ask("PATCH", path, json=change), 422, "unknown-model")
+        await account.patch(path, {"enrichment": {"model": "demo"}})

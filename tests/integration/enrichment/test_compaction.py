@@ -1,4 +1,4 @@
-"""Campaigns brought up to date by a scripted compactor: what is kept, when, whose, never twice."""
+"""Compactions with a scripted model: triggers, changes, audiences, conflicts and retries."""
 
 from __future__ import annotations
 
@@ -19,17 +19,9 @@ from backend.jobs.models import Job
 from tests.fakes.openai_server import error
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table, seagate
-from tests.support.compacting import (
-    API,
-    Call,
-    Compactor,
-    Evening,
-    evening,
-    lines_of,
-    model,
-    npc,
-    server,
-)
+from tests.support.compacting import Call, Compactor, Evening, evening, lines_of, model, npc, server
+from tests.support.lost_processes import lose_lease
+from tests.support.memory import set_chat
 from tests.support.server import Account, Running, ok, problem
 from tests.support.waiting import until
 
@@ -40,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again at once, not after seconds."""
+    """Retry failed jobs at once instead of after seconds."""
     monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
 
 
@@ -59,9 +51,7 @@ DEBT: Call = ("thread_updater_tool", {"name": "The debt", "set": {"summary": "It
 
 
 @pytest.mark.every_database
-async def test_after_so_many_rounds_what_was_told_is_in_the_state(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_compaction_follows_several_rounds(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"compaction_interval": 3})
     model.finds = {"Holt falls": [HOLT]}
     first = await play.turn("Holt falls down the stairs.")
@@ -71,7 +61,6 @@ async def test_after_so_many_rounds_what_was_told_is_in_the_state(
     [asked] = model.asked
     assert len(lines_of(asked)) == 6
     holt = await play.entity("Inspector Holt")
-    assert holt is not None
     assert (holt["status"], holt["kind"]) == ("wounded", "npc")
     [change] = await play.changes()
     line = (await play.ada.messages(play.chat))[0]
@@ -88,7 +77,7 @@ async def test_after_so_many_rounds_what_was_told_is_in_the_state(
     assert len(lines_of(model.asked[1])) == 6
 
 
-async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor) -> None:
+async def test_each_tool_writes_its_kind_of_item(play: Evening, model: Compactor) -> None:
     town = await seagate(play.table)
     thread = await play.table.add("threads", title="The Fading Muffle", kind="quest")
     clock = await play.table.add("clocks", name="The alarm", segments=6, filled=1)
@@ -129,10 +118,7 @@ async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor)
                 {"set": {"title": "Below"}, "add": {"present": ["Jake", "Marlena"]}},
             ),
             DEBT,
-            (
-                "fact_recorder_tool",
-                {"set": {"text": "The gate is open.", "supersedes": "F1"}},
-            ),
+            ("fact_recorder_tool", {"set": {"text": "The gate is open.", "supersedes": "F1"}}),
             ("fact_recorder_tool", {"name": "Marlena", "set": {"text": "She owes 40 crowns."}}),
             ("clock_updater_tool", {"name": "The alarm", "add": {"filled": 2}}),
             (
@@ -141,13 +127,10 @@ async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor)
             ),
         ]
     }
-    await play.turn("Then everything happens.")
-    await play.compacted()
+    await play.compact_turn("Then everything happens.")
     [run] = await play.runs()
     assert run["refused"] == []
     jake, marlena = await play.entity("Jake"), await play.entity("Marlena")
-    assert jake is not None
-    assert marlena is not None
     attributes = jake["attributes"]
     assert (attributes["hp"], attributes["gold"]) == (7, 20)
     assert (attributes["class"], attributes["inventory"]) == ("Wizard", ["a brass key"])
@@ -173,7 +156,7 @@ async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor)
         "The debt",
     }
     facts = {each["text"]: each for each in await play.items("facts")}
-    # What the user has said stays, until they say otherwise.
+    # Facts of the user stay until the user changes them.
     assert facts["The gate is shut."]["superseded_by"] is None
     [proposal] = await play.items("proposals")
     assert proposal["reason"] == "contradicts"
@@ -181,15 +164,15 @@ async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor)
     assert facts["She owes 40 crowns."]["about_id"] == town["marlena"]
     assert (await play.table.get(f"/clocks/{clock['id']}"))["filled"] == 3
     assert fact["id"] == facts["The gate is shut."]["id"]
-    [chronicle] = ok(await play.ada.client.get(f"{API}/chronicles"))["items"]
-    path = f"{API}/chronicles/{chronicle['id']}/events"
-    events = ok(await play.ada.client.get(path))["items"]
+    [chronicle] = (await play.ada.get("/chronicles"))["items"]
+    path = f"/chronicles/{chronicle['id']}/events"
+    events = (await play.ada.get(path))["items"]
     assert [each["summary"] for each in events] == ["Jake found the key."]
     versions = {each["version"] for each in await play.changes()}
     assert len(versions) == 1
 
 
-async def test_by_hand_it_says_what_was_queued_and_what_is_wrong(
+async def test_a_request_says_what_it_queued_or_why_not(
     play: Evening, model: Compactor, ada: Account
 ) -> None:
     nothing = await play.compact()
@@ -216,26 +199,21 @@ async def test_by_hand_it_says_what_was_queued_and_what_is_wrong(
     await refused(404, "chat-not-found", chat_id=str(uuid4()))
     other = await ada.new_chat()
     await refused(422, "validation-failed", chat_id=other["id"])
-    path = f"{API}/chats/{play.chat}/settings"
-    ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+    await set_chat(ada, play.chat, chronicle_enabled=False)
     await refused(409, "chronicle-not-enabled", chat_id=play.chat)
-    missing = await ada.client.post(
-        f"{API}/campaigns/{uuid4()}/compact", json={"chat_id": play.chat}
-    )
+    missing = await ada.ask("POST", f"/campaigns/{uuid4()}/compact", json={"chat_id": play.chat})
     problem(missing, 404, "campaign-not-found")
 
 
-async def test_a_campaign_is_not_compacted_from_someone_elses_chat(
-    play: Evening, server: Running
-) -> None:
+async def test_a_campaign_reads_only_chats_of_its_owner(play: Evening, server: Running) -> None:
     async with server.account(f"eve-{uuid4().hex[:8]}") as eve:
         body = {"chat_id": play.chat}
-        own = ok(await eve.client.post(f"{API}/campaigns", json={"name": "Mine"}), 201)
-        path = f"{API}/campaigns/{own['id']}/compact"
-        problem(await eve.client.post(path, json=body), 404, "chat-not-found")
+        own = await eve.post("/campaigns", {"name": "Mine"}, 201)
+        path = f"/campaigns/{own['id']}/compact"
+        problem(await eve.ask("POST", path, json=body), 404, "chat-not-found")
 
 
-async def test_at_a_scenes_end_what_it_told_is_read(play: Evening, model: Compactor) -> None:
+async def test_the_end_of_a_scene_is_compacted(play: Evening, model: Compactor) -> None:
     scene = await play.table.add("scenes", title="The stairs")
     model.finds = {"Holt falls": [HOLT]}
     await play.turn("Holt falls down the stairs.")
@@ -245,41 +223,33 @@ async def test_at_a_scenes_end_what_it_told_is_read(play: Evening, model: Compac
     assert await play.entity("Inspector Holt")
 
 
-async def test_without_consent_nothing_is_read_nor_what_was_said_before_it(
-    play: Evening, model: Compactor, ada: Account
-) -> None:
-    path = f"{API}/chats/{play.chat}/settings"
-    ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+async def test_no_consent_means_no_reading(play: Evening, model: Compactor, ada: Account) -> None:
+    await set_chat(ada, play.chat, chronicle_enabled=False)
     await play.table.change("", settings={"compaction_interval": 1})
     scene = await play.table.add("scenes", title="The stairs")
     await play.turn("This is between us.")
     ok(await play.table.ask("POST", f"/scenes/{scene['id']}/close"))
     await play.at_rest()
     assert model.asked == []
-    ok(await ada.client.patch(path, json={"chronicle_enabled": True}))
+    await set_chat(ada, play.chat, chronicle_enabled=True)
     await play.turn("This may be read.")
     [asked] = model.asked
     assert lines_of(asked) == ["This may be read.", "So it is."]
     assert "between us" not in asked
 
 
-async def test_consent_that_is_withdrawn_while_the_model_reads_leaves_nothing(
-    play: Evening, model: Compactor, ada: Account
-) -> None:
+async def test_withdrawn_consent_ends_it(play: Evening, model: Compactor, ada: Account) -> None:
     model.finds = {"Holt falls": [HOLT]}
     await play.turn("Holt falls down the stairs.")
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
-        path = f"{API}/chats/{play.chat}/settings"
-        ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+        await set_chat(ada, play.chat, chronicle_enabled=False)
     await play.at_rest()
     assert await play.changes() == []
 
 
-async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_compaction_waits_for_the_end_of_a_fight(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"compaction_interval": 2}, flags={"combat": True})
     for _ in range(3):
         await play.ada.turn(play.chat, text="I strike.")
@@ -303,7 +273,7 @@ async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
             return set(await session.scalars(select(Job.kind).where(Job.lane == lane)))
 
     assert await waiting_kinds() == {COMPACTION, GLOSSARY}
-    # Five minutes later other work of the campaign goes on.
+    # After five minutes other work of the campaign continues.
     async with play.server.parts.database.write() as session:
         job = await session.scalar(select(Job).where(Job.lane == lane, Job.kind == COMPACTION))
         assert job is not None
@@ -317,7 +287,7 @@ async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
     await until(is_released)
     await play.ada.turn(play.chat, text="I strike again.")
     await until(is_put_off)
-    # It is looked at again with the turn in which the fight may have ended.
+    # The turn that may have ended the fight triggers another check.
     await play.table.change("", flags={"combat": False})
     await play.compact()
     await play.at_rest()
@@ -326,7 +296,7 @@ async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
 
 
 @pytest.mark.every_database
-async def test_a_fight_that_ends_while_it_looks_does_not_make_it_wait(
+async def test_a_fight_that_ends_during_the_check_causes_no_wait(
     play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_looked, may_wait = asyncio.Event(), asyncio.Event()
@@ -352,7 +322,7 @@ async def test_a_fight_that_ends_while_it_looks_does_not_make_it_wait(
     assert len(model.asked) == 1
 
 
-async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Compactor) -> None:
+async def test_a_turn_that_ends_a_fight_resumes_it(play: Evening, model: Compactor) -> None:
     await play.table.change("", flags={"combat": True})
     other = await evening(play.server, play.table)
     for each in (play, other):
@@ -363,7 +333,7 @@ async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Comp
 
     async def is_put_off() -> bool:
         async with play.server.parts.database.write() as session:
-            # The second one has its turn once the first one no longer holds the lane.
+            # The second job starts when the first one leaves the lane.
             await session.execute(update(Job).where(Job.lane == lane).values(lane_until=now()))
             times = list(await session.scalars(jobs))
         waits = [(each - now()).total_seconds() for each in times]
@@ -382,9 +352,7 @@ async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Comp
     assert sorted(asked) == ["So it is.", "The fight is over."]
 
 
-async def test_an_item_that_is_deleted_while_the_model_works_costs_one_call_and_no_other_change(
-    play: Evening, model: Compactor
-) -> None:
+async def test_an_item_deleted_meanwhile_costs_one_call(play: Evening, model: Compactor) -> None:
     thread = await play.table.add("threads", title="The Fading Muffle", kind="quest")
     fact = await play.table.add("facts", text="The gate is shut.")
     model.finds = {
@@ -400,7 +368,7 @@ async def test_an_item_that_is_deleted_while_the_model_works_costs_one_call_and_
         await play.compact()
         await is_reached.wait()
         for kind, item in (("threads", thread), ("facts", fact)):
-            ok(await play.table.ask("DELETE", f"/{kind}/{item['id']}"), 204)
+            await play.table.delete(f"/{kind}/{item['id']}")
     await play.at_rest()
 
     assert len(model.asked) == 1
@@ -413,11 +381,9 @@ async def test_an_item_that_is_deleted_while_the_model_works_costs_one_call_and_
     ]
 
 
-async def test_a_chat_that_is_deleted_while_the_model_works_does_not_make_it_free(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_chat_deleted_meanwhile_is_paid_for(play: Evening, model: Compactor) -> None:
     async def spent() -> int:
-        items = ok(await play.ada.client.get(f"{API}/me/usage"))["items"]
+        items = (await play.ada.get("/me/usage"))["items"]
         [used] = [each["used"] for each in items if each["quota"] == "tokens_per_day"]
         return int(used)
 
@@ -428,13 +394,13 @@ async def test_a_chat_that_is_deleted_while_the_model_works_does_not_make_it_fre
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
-        ok(await play.ada.client.delete(f"{API}/chats/{play.chat}"), 204)
+        await play.ada.delete(f"/chats/{play.chat}")
     await play.at_rest()
     assert await spent() == before + 110
 
 
 @pytest.mark.every_database
-async def test_all_is_written_or_nothing(
+async def test_all_changes_are_written_or_none(
     play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.finds = {
@@ -467,13 +433,10 @@ async def _are(tries: list[int], count: int) -> bool:
 
 
 @pytest.mark.every_database
-async def test_a_failure_is_seen_and_the_same_lines_are_read_again(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_failed_compaction_is_shown_and_retried(play: Evening, model: Compactor) -> None:
     model.fails = [error(503), error(503)]
     model.finds = {"Holt falls": [HOLT]}
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     done, failed = await play.runs()
     assert (done["state"], failed["state"], failed["calls"]) == ("done", "failed", 2)
     assert failed["error"] == "model-overloaded"
@@ -481,9 +444,7 @@ async def test_a_failure_is_seen_and_the_same_lines_are_read_again(
     assert await play.entity("Inspector Holt")
 
 
-async def test_after_it_gave_up_play_goes_on_and_the_next_one_reads_all(
-    play: Evening, model: Compactor
-) -> None:
+async def test_the_next_compaction_reads_what_was_missed(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"compaction_interval": 2})
     model.fails = [error(400)] * 3
     model.finds = {"Holt falls": [HOLT]}
@@ -500,9 +461,7 @@ async def test_after_it_gave_up_play_goes_on_and_the_next_one_reads_all(
     assert await play.entity("Inspector Holt")
 
 
-async def test_a_call_that_cannot_be_is_answered_and_the_rest_is_kept(
-    play: Evening, model: Compactor
-) -> None:
+async def test_an_invalid_call_does_not_stop_the_others(play: Evening, model: Compactor) -> None:
     model.finds = {
         "Holt falls": [
             HOLT,
@@ -512,8 +471,7 @@ async def test_a_call_that_cannot_be_is_answered_and_the_rest_is_kept(
             ("thread_updater_tool", {"name": "The debt", "set": {"tension": "mild"}}),
         ]
     }
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     assert [each["target"]["name"] for each in await play.changes()] == ["Inspector Holt"]
     [run] = await play.runs()
     assert run["state"] == "done"
@@ -522,9 +480,7 @@ async def test_a_call_that_cannot_be_is_answered_and_the_rest_is_kept(
         assert part in reasons
 
 
-async def test_what_is_not_named_stays_and_nothing_is_deleted(
-    play: Evening, model: Compactor
-) -> None:
+async def test_unnamed_fields_stay_and_nothing_is_deleted(play: Evening, model: Compactor) -> None:
     await seagate(play.table)
     model.finds = {
         "Jake": [
@@ -532,18 +488,14 @@ async def test_what_is_not_named_stays_and_nothing_is_deleted(
             ("npc_updater_tool", {"name": "Marlena", "set": {"exists": False, "locked": []}}),
         ]
     }
-    await play.turn("Jake finds a rope.")
-    await play.compacted()
+    await play.compact_turn("Jake finds a rope.")
     jake = await play.entity("Jake")
-    assert jake is not None
     assert jake["attributes"]["inventory"] == ["fork", "a rope"]
     assert jake["attributes"]["gold"] == 15
     assert await play.entity("Marlena")
 
 
-async def test_one_who_is_made_is_found_again_within_the_run(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_new_entity_is_found_within_the_run(play: Evening, model: Compactor) -> None:
     model.finds = {
         "Brother": [
             npc("Brother Anselm", role="a monk"),
@@ -552,22 +504,18 @@ async def test_one_who_is_made_is_found_again_within_the_run(
         ]
     }
     await play.turn("A monk comes in: Brother Anselm.")
-    await play.turn("Brother Anselm trembles.")
-    await play.compacted()
+    await play.compact_turn("Brother Anselm trembles.")
     [monk] = await play.items("entities")
     assert (monk["name"], monk["role"], monk["status"]) == ("Brother Anselm", "a monk", "afraid")
     [fact] = await play.items("facts")
     assert fact["about_id"] == monk["id"]
 
 
-async def test_where_it_is_not_clear_who_is_meant_nobody_changes(
-    play: Evening, model: Compactor
-) -> None:
+async def test_an_ambiguous_name_changes_nothing(play: Evening, model: Compactor) -> None:
     for name in ("Anna Reyes", "Tomas Reyes"):
         await play.table.add("entities", kind="npc", name=name)
     model.finds = {"Reyes": [npc("Reyes", status="dead")]}
-    await play.turn("Reyes is dead.")
-    await play.compacted()
+    await play.compact_turn("Reyes is dead.")
     entities = await play.items("entities")
     assert [each["status"] for each in entities] == ["active", "active"]
     assert await play.changes() == []
@@ -576,9 +524,7 @@ async def test_where_it_is_not_clear_who_is_meant_nobody_changes(
     assert len(model.asked) == 1
 
 
-async def test_what_the_user_has_locked_or_changed_since_is_proposed(
-    play: Evening, model: Compactor
-) -> None:
+async def test_locked_and_changed_fields_are_proposed(play: Evening, model: Compactor) -> None:
     town = await seagate(play.table)
     await play.table.change(f"/entities/{town['holt']}", locked=["status"])
     model.finds = {"Holt falls": [HOLT, npc("Inspector Holt", wants="A doctor")]}
@@ -596,9 +542,7 @@ async def test_what_the_user_has_locked_or_changed_since_is_proposed(
     assert line == (await play.ada.messages(play.chat))[0]["id"]
 
 
-async def test_another_swipe_takes_back_what_followed_and_is_read_itself(
-    play: Evening, model: Compactor
-) -> None:
+async def test_another_swipe_replaces_its_changes(play: Evening, model: Compactor) -> None:
     model.finds = {
         "Holt falls": [HOLT],
         "stairs hold": [npc("Inspector Holt", status="well")],
@@ -611,82 +555,62 @@ async def test_another_swipe_takes_back_what_followed_and_is_read_itself(
     assert [each["title"] for each in await play.items("threads")] == ["The debt"]
     model.tells = {"stairs": "The stairs hold."}
     other = await play.turn("", regenerate_of=last)
-    assert await play.entity("Inspector Holt") is None
+    assert await play.entity("Inspector Holt") == {}
     assert [each["title"] for each in await play.items("threads")] == ["The debt"]
     await play.compacted()
     assert lines_of(model.asked[-1]) == ["The stairs hold."]
-    holt = await play.entity("Inspector Holt")
-    assert holt is not None
-    assert holt["status"] == "well"
-    ok(await play.ada.client.post(f"{API}/messages/{last}/activate"))
-    holt = await play.entity("Inspector Holt")
-    assert holt is not None
-    assert holt["status"] == "wounded"
+    assert (await play.entity("Inspector Holt"))["status"] == "well"
+    await play.ada.post(f"/messages/{last}/activate")
+    assert (await play.entity("Inspector Holt"))["status"] == "wounded"
     assert (await play.compact())["messages"] == 0
-    ok(await play.ada.client.post(f"{API}/messages/{other}/activate"))
+    await play.ada.post(f"/messages/{other}/activate")
     assert (await play.compact())["messages"] == 0
 
 
-async def test_a_reply_that_goes_on_is_read_again_and_nothing_counts_twice(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_continued_reply_counts_once(play: Evening, model: Compactor) -> None:
     await seagate(play.table)
     model.finds = {
         "gold": [("character_updater_tool", {"name": "Jake", "add": {"gold": 5}})],
         "So it is": [npc("The fence", status="smiling")],
     }
     model.tells = {"fence": "So it is: he pays in gold."}
-    await play.turn("Jake goes to the fence.")
-    await play.compacted()
-    jake = await play.entity("Jake")
-    assert jake is not None
-    assert jake["attributes"]["gold"] == 20
+    await play.compact_turn("Jake goes to the fence.")
+    assert (await play.entity("Jake"))["attributes"]["gold"] == 20
     await play.turn("", **{"continue": True})
-    jake = await play.entity("Jake")
-    assert jake is not None
-    assert jake["attributes"]["gold"] == 15
+    assert (await play.entity("Jake"))["attributes"]["gold"] == 15
     await play.compacted()
     assert len(lines_of(model.asked[-1])) == 1
-    jake = await play.entity("Jake")
-    assert jake is not None
-    assert jake["attributes"]["gold"] == 20
+    assert (await play.entity("Jake"))["attributes"]["gold"] == 20
 
 
 @pytest.mark.every_database
-async def test_what_a_fork_has_copied_counts_as_read(play: Evening, model: Compactor) -> None:
+async def test_copied_changes_count_as_read(play: Evening, model: Compactor) -> None:
     model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
     await play.turn("Holt falls down the stairs.")
     last = await play.turn("The debt is due.")
     await play.compacted()
-    path = f"{API}/chats/{play.chat}/fork"
-    fork = ok(await play.ada.client.post(path, json={"message_id": last}), 201)
-    settings = f"{API}/chats/{fork['id']}/settings"
-    ok(await play.ada.client.patch(settings, json={"chronicle_enabled": True}))
+    path = f"/chats/{play.chat}/fork"
+    fork = await play.ada.post(path, {"message_id": last}, 201)
+    settings = f"/chats/{fork['id']}/settings"
+    await play.ada.patch(settings, {"chronicle_enabled": True})
     other = Evening(play.server, play.table, fork["id"])
     assert (await other.compact())["messages"] == 0
     await other.turn("Holt falls again.")
     await other.compacted()
     assert lines_of(model.asked[-1]) == ["Holt falls again.", "So it is."]
-    ok(await play.ada.client.request("DELETE", f"{API}/chats/{play.chat}"), 204)
+    await play.ada.delete(f"/chats/{play.chat}")
     assert [each["title"] for each in await play.items("threads")] == ["The debt"]
 
 
 @pytest.mark.every_database
-async def test_two_workers_at_once_write_once(
-    play: Evening, model: Compactor, server: Running
-) -> None:
-    """The first one is taken for dead while it asks; what it would write is nobody's then."""
+async def test_two_workers_write_once(play: Evening, model: Compactor, server: Running) -> None:
+    """The first worker loses its lease during the request, so it must not write."""
     model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
     await play.turn("Holt falls down the stairs, and the debt is due.")
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
-        async with server.parts.database.write() as session:
-            await session.execute(
-                update(Job)
-                .where(Job.kind == COMPACTION, Job.payload.contains(play.chat))
-                .values(fence=Job.fence + 1, state="queued", lease_until=None)
-            )
+        await lose_lease(server.parts.database, COMPACTION, play.chat)
     await play.at_rest()
     assert len(model.asked) >= 2
     assert len(await play.changes(all_of_them=True)) == 2
@@ -694,16 +618,14 @@ async def test_two_workers_at_once_write_once(
 
 
 @pytest.mark.every_database
-async def test_what_moves_while_the_model_reads_is_read_again(
-    play: Evening, model: Compactor
-) -> None:
+async def test_lines_that_move_are_read_again(play: Evening, model: Compactor) -> None:
     model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
     await play.turn("Holt falls down the stairs.")
     line = (await play.ada.messages(play.chat))[0]
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
-        ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"hidden": True}))
+        await play.ada.patch(f"/messages/{line['id']}", {"hidden": True})
     await play.at_rest()
     assert [len(lines_of(asked)) for asked in model.asked] == [2, 1]
     assert [each["state"] for each in await play.runs()] == ["done", "failed"]
@@ -711,9 +633,7 @@ async def test_what_moves_while_the_model_reads_is_read_again(
 
 
 @pytest.mark.every_database
-async def test_each_audience_is_read_by_itself_and_keeps_what_it_reads(
-    play: Evening, model: Compactor
-) -> None:
+async def test_each_audience_is_compacted_separately(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"hidden_information": True})
     town = await seagate(play.table)
     secret = await play.table.add("entities", kind="npc", name="The Heron", audience="gm")
@@ -728,7 +648,7 @@ async def test_each_audience_is_read_by_itself_and_keeps_what_it_reads(
         lines = await play.ada.messages(play.chat)
         for message in (lines[-2]["id"], reply_id):
             body = {"audience": audience}
-            ok(await play.ada.client.patch(f"{API}/messages/{message}", json=body))
+            await play.ada.patch(f"/messages/{message}", body)
     await play.compacted()
     asked = {lines_of(each)[0]: each for each in model.asked}
     assert asked.keys() == {"A public line.", "The heron waits.", "A whisper."}
@@ -741,43 +661,33 @@ async def test_each_audience_is_read_by_itself_and_keeps_what_it_reads(
     assert [each["audience"] for each in facts] == [[town["jake"]]]
     heron = await play.table.get(f"/entities/{secret['id']}")
     assert heron["status"] == "near"
-    marlena = await play.entity("Marlena")
-    assert marlena is not None
-    assert marlena["status"] == "active"
+    assert (await play.entity("Marlena"))["status"] == "active"
 
 
-async def test_a_message_that_becomes_secret_takes_back_what_it_told_everyone(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_message_that_becomes_secret_is_undone(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"hidden_information": True})
     model.finds = {"Holt falls": [HOLT]}
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     line = (await play.ada.messages(play.chat))[0]
-    ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"audience": "gm"}))
-    assert await play.entity("Inspector Holt") is None
+    await play.ada.patch(f"/messages/{line['id']}", {"audience": "gm"})
+    assert await play.entity("Inspector Holt") == {}
     await play.compacted()
-    holt = await play.entity("Inspector Holt")
-    assert holt is not None
-    assert holt["audience"] == "gm"
+    assert (await play.entity("Inspector Holt"))["audience"] == "gm"
 
 
-async def test_what_comes_from_several_messages_is_read_again_without_the_secret_one(
-    play: Evening, model: Compactor
-) -> None:
+async def test_changes_of_several_lines_are_read_again(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"hidden_information": True})
     model.finds = {"Holt falls": [HOLT]}
-    # What both say is a change of the last of them.
+    # A change from both lines belongs to the last one.
     name, told = HOLT
     model.finds = {"Holt limps": [(name, {**told, "source_turns": [1, 3]})]}
     await play.turn("Holt falls down the stairs.")
-    await play.turn("Holt limps.")
-    await play.compacted()
-    assert await play.entity("Inspector Holt") is not None
+    await play.compact_turn("Holt limps.")
+    assert await play.entity("Inspector Holt")
     model.finds = {}
     line = (await play.ada.messages(play.chat))[0]
-    ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"audience": "gm"}))
-    assert await play.entity("Inspector Holt") is None
+    await play.ada.patch(f"/messages/{line['id']}", {"audience": "gm"})
+    assert await play.entity("Inspector Holt") == {}
     await play.compacted()
     assert [len(lines_of(asked)) for asked in model.asked] == [4, 1, 3]
 
@@ -786,24 +696,21 @@ async def test_a_run_can_be_undone(play: Evening, model: Compactor) -> None:
     model.finds = {
         "Holt falls": [HOLT, ("chronicle_event_tool", {"set": {"summary": "Holt fell."}})]
     }
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     [run] = await play.runs()
     assert run["can_undo"]
-    view = ok(await play.ada.client.post(f"{API}/enrichment/runs/{run['id']}/undo"))
+    view = await play.ada.post(f"/enrichment/runs/{run['id']}/undo")
     assert {each["what"] for each in view["undone"]} == {"item_changed", "event_created"}
-    assert await play.entity("Inspector Holt") is None
-    [chronicle] = ok(await play.ada.client.get(f"{API}/chronicles"))["items"]
-    path = f"{API}/chronicles/{chronicle['id']}/events"
-    assert ok(await play.ada.client.get(path))["items"] == []
+    assert await play.entity("Inspector Holt") == {}
+    [chronicle] = (await play.ada.get("/chronicles"))["items"]
+    path = f"/chronicles/{chronicle['id']}/events"
+    assert (await play.ada.get(path))["items"] == []
     [run] = await play.runs()
     assert run["state"] == "undone"
     assert (await play.compact())["messages"] == 0
 
 
-async def test_what_is_compacted_leaves_the_history_but_for_the_last_rounds(
-    play: Evening, model: Compactor
-) -> None:
+async def test_compacted_lines_leave_the_history(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"memory_interval": 2, "summaries": False})
     model.finds = {"Holt falls": [HOLT]}
     await play.turn("Holt falls down the stairs.")
@@ -820,7 +727,7 @@ async def test_what_is_compacted_leaves_the_history_but_for_the_last_rounds(
     assert any("wounded" in each for each in await told())
     assert len(await play.ada.messages(play.chat)) == 10
     await play.turn("Round 4.")
-    # Nobody has read it yet: beside the last two of those that were, it stands there whole.
+    # It is not compacted yet, so it is in the history with the last two rounds.
     assert {"Round 3.", "Round 4."} <= await told()
     for number in range(5, 8):
         await play.turn(f"Round {number}.")
@@ -831,23 +738,21 @@ async def test_what_is_compacted_leaves_the_history_but_for_the_last_rounds(
     assert {"Round 6.", "Round 7."} <= await told()
 
 
-async def test_what_neither_the_summary_nor_the_state_tells_stays(
-    play: Evening, model: Compactor, ada: Account
-) -> None:
+async def test_unread_lines_stay_in_history(play: Evening, model: Compactor, ada: Account) -> None:
     await play.table.change("", settings={"memory_interval": 1, "summaries": False})
-    path = f"{API}/chats/{play.chat}/settings"
-    ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+    await set_chat(ada, play.chat, chronicle_enabled=False)
     await play.turn("Before they agreed.")
-    ok(await ada.client.patch(path, json={"chronicle_enabled": True}))
+    await set_chat(ada, play.chat, chronicle_enabled=True)
     await play.turn("Round 0.")
-    await play.turn("Round 1.")
-    await play.compacted()
+    await play.compact_turn("Round 1.")
     assert len(model.asked) == 1
     texts = {each["text"] for each in await play.prompt()}
     assert {"Before they agreed.", "Round 0.", "Round 1."} <= texts
 
 
-async def test_a_compaction_calls_for_a_full_block(play: Evening, model: Compactor) -> None:
+async def test_a_compaction_is_followed_by_a_full_state_block(
+    play: Evening, model: Compactor
+) -> None:
     await seagate(play.table)
     await play.turn()
     await play.turn()
@@ -858,9 +763,7 @@ async def test_a_compaction_calls_for_a_full_block(play: Evening, model: Compact
     assert (context["form"], context["why"]) == ("full", "a compaction came in between")
 
 
-async def test_a_reference_that_was_not_shown_is_refused_and_makes_nothing(
-    play: Evening, model: Compactor
-) -> None:
+async def test_unknown_references_are_refused(play: Evening, model: Compactor) -> None:
     town = await seagate(play.table)
     await play.table.add("threads", title="The debt")
     model.finds = {
@@ -878,12 +781,11 @@ async def test_a_reference_that_was_not_shown_is_refused_and_makes_nothing(
             ("fact_recorder_tool", {"set": {"text": "It is shut.", "supersedes": "F77"}}),
             ("chronicle_event_tool", {"set": {"summary": "They left.", "who": ["E93"]}}),
             (*DEBT[:1], {**DEBT[1], "source_turns": [77]}),
-            # A robot of this name is in the line.
+            # The line contains a robot of this name.
             ("npc_updater_tool", {"name": "T8", "set": {"status": "beeping"}}),
         ]
     }
-    await play.turn("T8 beeps.")
-    await play.compacted()
+    await play.compact_turn("T8 beeps.")
     [run] = await play.runs()
     reasons = [each["reason"] for each in run["refused"]]
     for number in (93, 94, 95, 96, 97, 98, 99):
@@ -895,15 +797,13 @@ async def test_a_reference_that_was_not_shown_is_refused_and_makes_nothing(
     ] == ["T8"]
     assert [each["title"] for each in await play.items("threads")] == ["The debt"]
     assert await play.items("clocks") == []
-    # The scene that the turn itself has opened.
+    # The scene was opened by the turn.
     assert [scene["title"] for scene in await play.items("scenes")] == [""]
     assert (await play.table.get("/state"))["day"] == 5
     assert [len(model.asked), run["state"]] == [3, "done"]
 
 
-async def test_a_user_without_a_persona_is_the_only_player_character(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_user_without_persona_is_the_only_player(play: Evening, model: Compactor) -> None:
     account = play.ada.name
     await play.turn("I open the door.")
     await seagate(play.table)
@@ -938,17 +838,12 @@ async def test_a_user_without_a_persona_is_the_only_player_character(
         campaign_id=play.table.campaign["id"], character_ids=[greeter["id"]]
     )
     assert (await play.ada.messages(opened["id"]))[0]["text"] == "Good morning, Jake."
-    persona = ok(
-        await play.ada.client.post(f"{API}/personas", json={"name": "Robin", "description": ""}),
-        201,
-    )
-    ok(await play.ada.client.patch(f"{API}/chats/{play.chat}", json={"persona_id": persona["id"]}))
+    persona = await play.ada.post("/personas", {"name": "Robin", "description": ""}, 201)
+    await play.ada.patch(f"/chats/{play.chat}", {"persona_id": persona["id"]})
     assert "decide for Robin" in str(await play.prompt())
 
 
-async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_declined_request_fails_and_is_repeated(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"memory_interval": 1})
     model.finds = {"Holt falls": [HOLT]}
     model.records = {"Holt falls": [("create_chronicle_event", {"summary": "Holt fell."})]}
@@ -966,8 +861,8 @@ async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
     for kind in (COMPACTION, TURN, SUMMARY, GLOSSARY):
         await play.at_rest(kind=kind)
     assert model.declines == set()
-    path = f"{API}/chats/{play.chat}/enrichment"
-    runs = ok(await play.ada.client.get(path, params={"limit": 50}))["items"][::-1]
+    path = f"/chats/{play.chat}/enrichment"
+    runs = (await play.ada.get(path, limit=50))["items"][::-1]
     for kind in ("compaction", "turn", "summary", "glossary"):
         states = [(each["state"], each["error"]) for each in runs if each["kind"] == kind]
         assert states[0] == ("failed", "model-declined"), kind
@@ -977,20 +872,17 @@ async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
         50,
         "The model declined to answer",
     )
-    assert await play.entity("Inspector Holt") is not None
+    assert await play.entity("Inspector Holt")
     assert [each["summary"] for each in await play.events()] == ["Holt fell."]
-    summary = ok(await play.ada.client.get(f"{API}/chats/{play.chat}/summary"))
+    summary = await play.ada.get(f"/chats/{play.chat}/summary")
     assert summary["text"] == "So it went."
 
 
-async def test_a_model_without_tools_is_asked_in_another_way(
-    play: Evening, model: Compactor
-) -> None:
-    """The last one of the module: from then on the server is known to have no tools."""
+async def test_a_model_without_tools_is_asked_for_json(play: Evening, model: Compactor) -> None:
+    """Must be the last test: the server then remembers that the model has no tools."""
     model.has_tools = False
     model.finds = {"Holt falls": [HOLT]}
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     assert await play.entity("Inspector Holt")
     [run] = await play.runs()
     assert (run["state"], run["calls"]) == ("done", 1)

@@ -1,4 +1,4 @@
-"""Rebuilding a chronicle from a chat: what is replaced, what stays, and what interrupts it."""
+"""Rebuilding a chronicle from a chat: replacements, estimates and interruptions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from backend.jobs.worker import Worker
 from tests.fakes.openai_server import MODEL_ID, reply, usage
 from tests.fakes.scripted_server import Answer
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API, settled
-from tests.support.server import ROOT, ok, problem
+from tests.support.memory import settled
+from tests.support.server import ROOT, problem
 from tests.support.studying import (
     FINISH,
     Call,
@@ -45,7 +45,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.anyio
 
 LINES = 58
-"""With the greeting three batches: 24, 24 and 11 lines."""
+"""Three batches with the greeting: 24, 24 and 11 lines."""
 
 
 @pytest.fixture
@@ -60,16 +60,9 @@ async def study(database_url: str, tmp_path: Path, model: Vendor) -> AsyncGenera
         yield study
 
 
-@pytest.fixture
-async def small(sqlite_url: str, tmp_path: Path, model: Vendor) -> AsyncGenerator[Study]:
-    """The same on SQLite alone, for what has nothing to do with the database."""
-    async with studying(sqlite_url, tmp_path, model) as study:
-        yield study
-
-
 @contextlib.asynccontextmanager
 async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator[Worker]:
-    """A worker for rebuilds."""
+    """Yield a worker for rebuilds."""
     parts = study.server.parts
     kinds = {REBUILD: kind or parts.kinds[REBUILD]}
     worker = Worker(parts.queue, kinds, JobKeys(ROOT), poll=0.05)
@@ -80,31 +73,21 @@ async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator
         await worker.aclose()
 
 
-def kill(worker: Worker) -> None:
-    """End a worker as a crash does: it gives nothing back."""
-    running = [job.task for job in worker._jobs.values() if job.task is not None]
-    for task in (*worker._tasks, *running):
-        task.cancel()
-    worker._jobs.clear()
-
-
-def path_of(study: Study) -> str:
-    return f"{API}/chronicles/{study.chronicle_id}/rebuild"
+def rebuild_path(study: Study) -> str:
+    return f"/chronicles/{study.chronicle_id}/rebuild"
 
 
 async def start(study: Study, **body: Any) -> dict[str, Any]:
     wanted = {"chat_id": study.chat_id, **body}
-    job: dict[str, Any] = ok(await study.account.client.post(path_of(study), json=wanted), 202)
-    return job
+    return await study.account.post(rebuild_path(study), wanted, 202)
 
 
 async def latest(study: Study) -> dict[str, Any]:
-    job: dict[str, Any] = ok(await study.account.client.get(path_of(study)))
-    return job
+    return await study.account.get(rebuild_path(study))
 
 
-async def over(study: Study) -> dict[str, Any]:
-    """The job, once it has ended."""
+async def wait_for_end(study: Study) -> dict[str, Any]:
+    """Wait until the job has ended; return it."""
 
     async def ended() -> dict[str, Any] | None:
         job = await latest(study)
@@ -114,8 +97,8 @@ async def over(study: Study) -> dict[str, Any]:
     return found
 
 
-async def put_off(study: Study) -> dict[str, Any]:
-    """The job, once it waits for a later moment."""
+async def wait_for_postponement(study: Study) -> dict[str, Any]:
+    """Wait until the job is postponed; return it."""
 
     async def waits() -> dict[str, Any] | None:
         async with study.server.parts.database.read() as session:
@@ -136,12 +119,12 @@ async def try_again(study: Study) -> None:
 
 
 def found(model: Vendor, *calls: Call) -> list[Answer]:
-    """A batch in which something happened."""
+    """Return the answers for a batch with these calls."""
     return [model.decides(), model.calls(*calls, FINISH)]
 
 
 async def long_story(study: Study) -> None:
-    """A chat of three batches, in each of which the agent has found something."""
+    """Add three batches of lines with one event of the agent in each."""
     model = study.model
     await study.tell(*(f"Line {number} of the story." for number in range(1, LINES + 1)))
     model.script(
@@ -158,7 +141,7 @@ async def long_story(study: Study) -> None:
 
 
 def anew(model: Vendor) -> list[Answer]:
-    """What the agent finds when it reads that story again."""
+    """Return answers with other events for the same lines."""
     return [
         *found(model, event("The lamp of Morrow was lit.", "#12")),
         *found(model, event("Mara gave the boat to Ben.", "#32")),
@@ -167,27 +150,27 @@ def anew(model: Vendor) -> list[Answer]:
 
 
 async def runs(study: Study) -> list[tuple[str, str]]:
-    """Kind and state of the rebuild's runs, in order."""
+    """Return state and error of the rebuild runs, in order."""
     query = select(EnrichmentRun.state, EnrichmentRun.error).where(EnrichmentRun.kind == "rebuild")
     async with study.server.parts.database.read() as session:
         rows = await session.execute(query.order_by(EnrichmentRun.id))
     return [(row.state, row.error or "") for row in rows]
 
 
-async def test_the_agents_events_are_replaced_and_all_others_stay(study: Study) -> None:
+async def test_events_of_the_agent_are_replaced(study: Study) -> None:
     await long_story(study)
     _, boat, _ = await study.events()
-    events = f"{API}/chronicles/{study.chronicle_id}/events"
-    client = study.account.client
-    ok(await client.patch(f"{events}/{boat.id}", json={"summary": "Mara sold her old boat."}))
+    events = f"/chronicles/{study.chronicle_id}/events"
+    account = study.account
+    await account.patch(f"{events}/{boat.id}", {"summary": "Mara sold her old boat."})
     own = {"summary": "Winter came.", "source_message_ids": [str(boat.sources[0].id)]}
-    ok(await client.post(events, json=own), 201)
+    await account.post(events, own, 201)
     study.model.script(*anew(study.model))
     job = await start(study)
     assert (job["kind"], job["state"]) == (REBUILD, "queued")
     assert job["progress"] == {"done": 0, "total": LINES + 1}
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert (ended["state"], ended["error"]) == ("done", None)
     assert ended["progress"] == {"done": LINES + 1, "total": LINES + 1}
     assert ended["counts"] == {"events": 3, "entries": 0, "replaced": 2}
@@ -200,42 +183,39 @@ async def test_the_agents_events_are_replaced_and_all_others_stay(study: Study) 
     ]
     assert [each.place for each in await study.events()] == [11, 29, 29, 31, 53]
     assert await runs(study) == [("done", "")] * 3
-    # Those of the rebuild, and those of the agent, which has not read what was before consent.
+    # Marks of the rebuild and of the agent, which did not read lines before consent.
     assert await study.marks() == [22, 23, 24, 46, 47, 48, 56, 58]
 
 
-async def test_a_rebuild_is_undone_run_by_run_and_what_it_replaced_comes_back(
-    study: Study,
-) -> None:
+async def test_undoing_a_rebuild_restores_the_replaced_events(study: Study) -> None:
     await long_story(study)
     before = [(each.id, each.fields, each.sources) for each in await study.events()]
     study.model.script(*anew(study.model))
     await start(study)
     async with rebuilder(study):
-        await over(study)
-    client = study.account.client
-    listed = ok(await client.get(f"{API}/chats/{study.chat_id}/enrichment"))["items"]
+        await wait_for_end(study)
+    account = study.account
+    listed = (await account.get(f"/chats/{study.chat_id}/enrichment"))["items"]
     turns = [run for run in listed if run["kind"] == "turn"]
-    undo = f"{API}/enrichment/runs/{{}}/undo"
-    # What a rebuild replaced is not there to be taken back.
-    answer = problem(await client.post(undo.format(turns[0]["id"])), 409, "run-replaced")
+    undo = "/enrichment/runs/{}/undo"
+    # Replaced events cannot be undone.
+    answer = problem(await account.ask("POST", undo.format(turns[0]["id"])), 409, "run-replaced")
     rebuilds = [run for run in listed if run["kind"] == "rebuild"]
     assert answer["run_id"] == rebuilds[0]["id"]
     for run in rebuilds:
-        assert ok(await client.post(undo.format(run["id"])))["kept"] == []
+        assert (await account.post(undo.format(run["id"])))["kept"] == []
     assert [(each.id, each.fields, each.sources) for each in await study.events()] == before
     for run in turns:
-        assert ok(await client.post(undo.format(run["id"])))["kept"] == []
+        assert (await account.post(undo.format(run["id"])))["kept"] == []
     assert await study.events() == []
 
 
-async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> None:
-    study = small
+async def test_a_dry_run_estimates_without_asking_the_model(study: Study) -> None:
     await long_story(study)
     asked = len(study.model.server.requests)
-    client = study.account.client
+    account = study.account
     body = {"chat_id": study.chat_id}
-    estimate = ok(await client.post(path_of(study), json=body, params={"dry_run": "true"}))
+    estimate = await account.post(rebuild_path(study), body, dry_run="true")
     assert (estimate["messages"], estimate["batches"]) == (LINES + 1, 3)
     assert (estimate["events_to_replace"], estimate["entries_to_replace"]) == (3, 0)
     assert estimate["calls"] == {"least": 3, "most": 18}
@@ -243,29 +223,28 @@ async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> No
     assert 0 < estimate["prompt_tokens"]["least"] < estimate["prompt_tokens"]["most"]
     assert 0 < estimate["completion_tokens"]["least"] < estimate["completion_tokens"]["most"]
     part = {**body, "from_position": 24, "to_position": 43}
-    half = ok(await client.post(path_of(study), json=part, params={"dry_run": "true"}))
+    half = await account.post(rebuild_path(study), part, dry_run="true")
     assert (half["messages"], half["batches"], half["events_to_replace"]) == (20, 1, 1)
     assert len(study.model.server.requests) == asked
-    problem(await client.get(path_of(study)), 404, "rebuild-not-found")
+    problem(await account.ask("GET", rebuild_path(study)), 404, "rebuild-not-found")
     assert len(await study.events()) == 3
-    # The prompts that were really sent are about as long as was said.
+    # The sent prompts have about the estimated length.
     study.model.script(*(study.model.decides(significant=False) for _ in range(3)))
     await start(study)
     async with rebuilder(study):
-        await over(study)
+        await wait_for_end(study)
     sent = study.model.server.requests[asked:]
     assert len(sent) == estimate["calls"]["least"]
     characters = sum(len(study.model.prompt_of(each)) for each in sent)
     assert 0.5 < estimate["prompt_tokens"]["least"] / (characters / 4) < 2
 
 
-async def test_what_is_not_asked_for_is_left_as_it_is(small: Study) -> None:
-    study = small
+async def test_events_outside_the_range_are_kept(study: Study) -> None:
     await long_story(study)
     study.model.script(*found(study.model, event("Mara gave the boat to Ben.", "#32")))
     await start(study, from_position=24, to_position=46)
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["progress"] == {"done": 23, "total": 23}
     assert await study.summaries() == [
         "The lamp of Morrow was lit.",
@@ -274,46 +253,45 @@ async def test_what_is_not_asked_for_is_left_as_it_is(small: Study) -> None:
     ]
 
 
-async def test_a_rebuild_that_may_not_be_is_refused_with_its_reason(small: Study) -> None:
-    study = small
+async def test_an_invalid_rebuild_is_refused_with_its_reason(study: Study) -> None:
     await study.tell("I light the lamp.", "The lamp shines.")
-    client, path = study.account.client, path_of(study)
+    account, path = study.account, rebuild_path(study)
     body = {"chat_id": study.chat_id}
     await start(study)
-    again = problem(await client.post(path, json=body), 409, "rebuild-under-way")
+    again = problem(await account.ask("POST", path, json=body), 409, "rebuild-under-way")
     assert again["job_id"] == (await latest(study))["id"]
     problem(
-        await client.post(path, json={**body, "from_position": 5, "to_position": 4}),
+        await account.ask("POST", path, json={**body, "from_position": 5, "to_position": 4}),
         422,
         "validation-failed",
     )
-    problem(await client.post(path, json={**body, "text": "x"}), 422, "validation-failed")
-    other = ok(await client.post(f"{API}/chronicles", json={"name": "Another one"}), 201)
+    problem(await account.ask("POST", path, json={**body, "text": "x"}), 422, "validation-failed")
+    other = await account.post("/chronicles", {"name": "Another one"}, 201)
     problem(
-        await client.post(f"{API}/chronicles/{other['id']}/rebuild", json=body),
+        await account.ask("POST", f"/chronicles/{other['id']}/rebuild", json=body),
         422,
         "chat-has-other-chronicle",
     )
     await study.settings(chronicle_enabled=False)
     for query in ({}, {"dry_run": "true"}):
-        answer = await client.post(path, json=body, params=query)
+        answer = await account.ask("POST", path, json=body, params=query)
         problem(answer, 409, "chronicle-not-enabled")
     assert study.model.server.requests == []
 
 
-async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study) -> None:
+async def test_a_stopped_rebuild_keeps_finished_batches(study: Study) -> None:
     await long_story(study)
     study.model.script(*anew(study.model))
     job = await start(study)
     hold = study.model.server.hold = Hold(after=2)
     async with rebuilder(study) as worker:
         await hold.is_reached.wait()
-        stopped = ok(await study.account.client.post(f"{API}/jobs/{job['id']}/stop"), 202)
+        stopped = await study.account.post(f"/jobs/{job['id']}/stop", status=202)
         study.model.server.hold = None
         hold.is_opened.set()
 
         async def has_let_go() -> bool:
-            return not worker._jobs
+            return not worker.is_busy
 
         await until(has_let_go)
     assert (stopped["state"], stopped["error"]) == ("done", "stopped")
@@ -322,12 +300,12 @@ async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study
     assert stopped["counts"]["events"] == 1
     assert await runs(study) == [("done", "")]
     assert [each.place for each in await study.events()] == [11, 29, 52]
-    # It may be begun anew.
+    # It can be started again.
     await start(study)
 
 
 class Stuck(RebuildTask):
-    """Hangs in the middle of the transaction of its second batch."""
+    """Hangs within the transaction of its second batch."""
 
     is_inside: ClassVar[asyncio.Event]
     batches = 0
@@ -346,21 +324,19 @@ def stuck(study: Study) -> JobKind:
     return JobKind(lambda job: Stuck(runtime, job).run(), keep=True, stoppable=True)
 
 
-async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: Study) -> None:
+async def test_a_killed_rebuild_resumes_at_its_batch(study: Study) -> None:
     await long_story(study)
     first, second, third = (anew(study.model)[at : at + 2] for at in (0, 2, 4))
     study.model.script(*first, *second, *second, *third)
     await start(study)
     async with rebuilder(study, stuck(study)) as worker:
         await Stuck.is_inside.wait()
-        tasks = [job.task for job in worker._jobs.values() if job.task is not None]
-        kill(worker)
-        await asyncio.wait(tasks)
+        await worker.kill()
     assert await runs(study) == [("done", "")]
     assert (await latest(study))["progress"]["done"] == 24
     await study.server.parts.processes.start()
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["counts"] == {"events": 3, "entries": 0, "replaced": 3}
     assert await runs(study) == [("done", "")] * 3
     assert await study.summaries() == [
@@ -370,7 +346,7 @@ async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: St
     ]
 
 
-async def test_lines_that_are_left_while_they_are_read_are_read_anew(study: Study) -> None:
+async def test_lines_that_change_meanwhile_are_read_again(study: Study) -> None:
     model = study.model
     *_, last = await study.tell("I light the lamp.", "The lamp shines.", "I go.", "A wolf bites.")
     model.script(
@@ -380,18 +356,18 @@ async def test_lines_that_are_left_while_they_are_read_are_read_anew(study: Stud
     await start(study)
     async with model.thinking() as hold, rebuilder(study) as worker:
         await hold.is_reached.wait()
-        path = f"{API}/messages/{last.id}"
-        ok(await study.account.client.delete(path))
+        path = f"/messages/{last.id}"
+        await study.account.delete(path, 200)
         model.server.hold = None
         hold.is_opened.set()
-        await over(study)
-        assert not worker._jobs
+        await wait_for_end(study)
+        assert not worker.is_busy
     assert await study.summaries() == ["The lamp was lit."]
     assert await runs(study) == [("failed", "path-changed"), ("done", "")]
     assert "wolf" not in model.prompt_of(model.server.requests[-1])
 
 
-async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
+async def test_withdrawn_consent_ends_a_rebuild(study: Study) -> None:
     await long_story(study)
     asked = len(study.model.server.requests)
     study.model.script(*anew(study.model))
@@ -402,17 +378,16 @@ async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
         await study.settings(chronicle_enabled=False)
         await study.model.server.hung_up.wait()
         study.model.server.hold = None
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["progress"] == {"done": 24, "total": LINES + 1}
     assert (ended["state"], ended["error"]) == ("done", "chronicle-not-enabled")
-    # Two for batch one, and the one for batch two that was being answered.
+    # Two requests for the first batch, and one for the second.
     assert len(study.model.server.requests) - asked == 3
     assert [state for state, _ in await runs(study)] == ["done"]
     assert [each.place for each in await study.events()] == [11, 29, 52]
 
 
-async def test_it_ends_when_its_model_is_deleted(small: Study) -> None:
-    study = small
+async def test_an_unknown_model_ends_a_rebuild(study: Study) -> None:
     await long_story(study)
     asked = len(study.model.server.requests)
     await start(study)
@@ -424,38 +399,36 @@ async def test_it_ends_when_its_model_is_deleted(small: Study) -> None:
             USER_SETTINGS, user.id, msgspec.json.encode(chosen)
         )
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert (ended["state"], ended["error"]) == ("done", "unknown-model")
     assert await runs(study) == [("failed", "unknown-model")]
     assert len(study.model.server.requests) == asked
 
 
-async def test_it_waits_when_the_tokens_of_the_day_are_spent(
-    sqlite_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_it_waits_for_daily_tokens(sqlite_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(sqlite_url, tmp_path, model, enrichment_tokens_per_day=30_000) as study:
         await long_story(study)
         call = event("The lamp of Morrow was lit.", "#12")
         model.script(model.decides(), model.calls(call, FINISH, used=(29_000, 900)))
         await start(study)
         async with rebuilder(study):
-            waiting = await put_off(study)
+            waiting = await wait_for_postponement(study)
         assert waiting["progress"]["done"] == 24
         assert waiting["attempts"] == 0
         assert await runs(study) == [("done", "")]
 
 
-async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(small: Study) -> None:
-    study, model = small, small.model
+async def test_a_failed_batch_is_retried_without_an_attempt(study: Study) -> None:
+    model = study.model
     await long_story(study)
     first, second, third = (anew(model)[at : at + 2] for at in (0, 2, 4))
     model.script(*first, model.fails(503), *second, *third)
     await start(study)
     async with rebuilder(study):
-        waiting = await put_off(study)
+        waiting = await wait_for_postponement(study)
         assert (waiting["attempts"], waiting["progress"]["done"]) == (0, 24)
         await try_again(study)
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["counts"]["events"] == 3
     assert await runs(study) == [
         ("done", ""),
@@ -466,8 +439,8 @@ async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(small: S
 
 
 @pytest.mark.parametrize("problem", ["model-blocked", "model-malformed-answer"])
-async def test_what_never_gets_an_answer_is_passed_over(small: Study, problem: str) -> None:
-    study, model = small, small.model
+async def test_batches_without_an_answer_are_skipped(study: Study, problem: str) -> None:
+    model = study.model
     await long_story(study)
     refused = reply("", finish="content_filter", used=usage(50, 0))
     bad = refused if problem == "model-blocked" else model.says("Certainly!")
@@ -475,27 +448,27 @@ async def test_what_never_gets_an_answer_is_passed_over(small: Study, problem: s
     await start(study)
     async with rebuilder(study):
         for _ in range(2):
-            await put_off(study)
+            await wait_for_postponement(study)
             await try_again(study)
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["progress"] == {"done": LINES + 1, "total": LINES + 1}
-    # What the agent found there before is left, and nothing says that it was read anew.
+    # Earlier events of the agent stay there, without new marks.
     assert [each.place for each in await study.events()] == [9, 31, 53]
     assert await runs(study) == [("failed", problem), ("done", ""), ("done", "")]
     assert await study.marks() == [22, 24, 46, 47, 48, 56, 58]
 
 
 async def entries(study: Study) -> dict[str, dict[str, Any]]:
-    """The entries of the chronicle's lorebook, by their titles."""
-    client = study.account.client
-    books = ok(await client.get(f"{API}/lorebooks"))["items"]
+    """Return the entries of the chronicle's lorebook by title."""
+    account = study.account
+    books = (await account.get("/lorebooks"))["items"]
     [own] = [each for each in books if each.get("chronicle_id") == str(study.chronicle_id)]
-    items = ok(await client.get(f"{API}/lorebooks/{own['id']}/entries"))["items"]
+    items = (await account.get(f"/lorebooks/{own['id']}/entries"))["items"]
     return {each["title"]: {**each, "lorebook_id": own["id"]} for each in items}
 
 
-async def test_the_agents_own_entries_are_replaced_and_changed_ones_stay(study: Study) -> None:
-    model, client = study.model, study.account.client
+async def test_only_unchanged_entries_of_the_agent_are_replaced(study: Study) -> None:
+    model, account = study.model, study.account
     await study.tell("I sail to Morrow on the Gull.", "Morrow lies in the north, says the Gull.")
     model.script(
         *found(model, entry("Morrow", "A harbour."), entry("Gull", "A ship."), event("X sailed."))
@@ -503,45 +476,41 @@ async def test_the_agents_own_entries_are_replaced_and_changed_ones_stay(study: 
     await study.read()
     await settled(study.server)
     gull = (await entries(study))["Gull"]
-    path = f"{API}/lorebooks/{gull['lorebook_id']}/entries/{gull['id']}"
-    ok(await client.patch(path, json={"content": "A fast ship."}))
+    path = f"/lorebooks/{gull['lorebook_id']}/entries/{gull['id']}"
+    await account.patch(path, {"content": "A fast ship."})
     model.script(
-        *found(
-            model,
-            entry("Morrow", "A harbour in the north."),
-            entry("Gull", "Some ship."),
-        )
+        *found(model, entry("Morrow", "A harbour in the north."), entry("Gull", "Some ship."))
     )
     await start(study)
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["counts"] == {"events": 0, "entries": 1, "replaced": 2}
     now_there = {title: each["content"] for title, each in (await entries(study)).items()}
     assert now_there == {"Morrow": "A harbour in the north.", "Gull": "A fast ship."}
     [run] = [
         each
-        for each in ok(await client.get(f"{API}/chats/{study.chat_id}/enrichment"))["items"]
+        for each in (await account.get(f"/chats/{study.chat_id}/enrichment"))["items"]
         if each["kind"] == "rebuild"
     ]
-    assert ok(await client.post(f"{API}/enrichment/runs/{run['id']}/undo"))["kept"] == []
+    assert (await account.post(f"/enrichment/runs/{run['id']}/undo"))["kept"] == []
     back = {title: each["content"] for title, each in (await entries(study)).items()}
     assert back == {"Morrow": "A harbour.", "Gull": "A fast ship."}
 
 
 async def test_other_branches_and_other_chats_keep_their_events(study: Study) -> None:
-    model, client = study.model, study.account.client
+    model, account = study.model, study.account
     *_, last = await study.tell("I light the lamp.", "The lamp shines.")
     model.script(*found(model, event("The lamp was lit.", "#3")))
     await study.read()
-    path = f"{API}/messages/{last.id}"
-    ok(await client.delete(path))
+    path = f"/messages/{last.id}"
+    await account.delete(path, 200)
     assert await study.summaries() == []
     await study.tell("The lamp is broken.")
-    # Another chat of the same chronicle.
+    # Another chat with the same chronicle.
     character = await study.account.new_character()
     other = await study.account.new_chat(character_ids=[character["id"]])
     settings = {"chronicle_enabled": True, "chronicle_id": str(study.chronicle_id)}
-    ok(await client.patch(f"{API}/chats/{other['id']}/settings", json=settings))
+    await account.patch(f"/chats/{other['id']}/settings", settings)
     first, study.chat_id = study.chat_id, other["id"]
     await study.tell("I sail.", "You sail to Morrow.")
     model.script(*found(model, event("Ada sailed to Morrow.", "#3")))
@@ -550,18 +519,15 @@ async def test_other_branches_and_other_chats_keep_their_events(study: Study) ->
     model.script(*found(model, event("The lamp broke.", "#3")))
     await start(study)
     async with rebuilder(study):
-        await over(study)
+        await wait_for_end(study)
     assert sorted(await study.summaries()) == ["Ada sailed to Morrow.", "The lamp broke."]
-    page = await client.get(
-        f"{API}/chronicles/{study.chronicle_id}/events", params={"current": "false"}
-    )
-    assert "The lamp was lit." in {each["summary"] for each in ok(page)["items"]}
+    page = await account.get(f"/chronicles/{study.chronicle_id}/events", current="false")
+    assert "The lamp was lit." in {each["summary"] for each in page["items"]}
 
 
-async def test_a_sealed_account_waits_until_its_user_is_there(small: Study) -> None:
-    study = small
+async def test_a_sealed_account_waits_for_its_user(study: Study) -> None:
     await study.tell("I light the lamp.", "The lamp shines.")
-    ok(await study.account.client.patch(f"{API}/me", json={"key_mode": "sealed"}))
+    await study.account.patch("/me", {"key_mode": "sealed"})
     job = await start(study)
     assert job["state"] == "waiting_key"
     async with study.server.parts.database.read() as session:

@@ -1,8 +1,8 @@
-"""The rolling summary: written ahead of what history loses, and in step with the path."""
+"""The rolling summary: written before the history loses lines, and following the path."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,108 +18,88 @@ from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
-from tests.fakes.scripted_server import Answer, Gate, Silence
+from tests.fakes.scripted_server import Answer, Silence
 from tests.integration.enrichment.storytelling import (
-    API,
     Storyteller,
     asked,
     at_rest,
-    jobs_of,
-    numbers_in,
-    preview,
-    previous_in,
+    list_numbers,
+    list_summaries,
+    load_jobs,
+    load_runs,
     put_summary,
-    runs_of,
-    set_chat,
-    summaries_in,
-    summary_of,
+    read_previous,
+    read_summary,
+    teller,
+    vendor,
 )
 from tests.integration.turns.seeding import identity_of, seed
-from tests.support.server import Account, Running, ok, running
+from tests.support.memory import preview, set_chat
+from tests.support.server import Account, Running, running
+from tests.support.shared import asking_server as server
 from tests.support.waiting import until
+
+__all__ = ["server", "teller", "vendor"]
 
 pytestmark = pytest.mark.anyio
 
 SMALL = {"history": 400}
-"""Less than thirty lines."""
+"""Fewer than thirty lines."""
 
 TICK = "The clock in the hall went on and on, and nobody minded it any more, for it rained."
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again at once, not after seconds."""
+    """Retry failed jobs at once instead of after seconds."""
     monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
 
 
-@pytest.fixture(scope="module")
-async def teller() -> AsyncGenerator[Storyteller]:
-    async with Storyteller() as teller:
-        yield teller
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, teller: Storyteller
-) -> AsyncGenerator[Running]:
-    async with running(
-        shared_url, tmp_path_factory.mktemp("data"), registry=registry_of(teller)
-    ) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def fresh(teller: Storyteller) -> None:
-    teller.requests.clear()
-    teller.summing_up.clear()
-
-
-def registry_of(teller: Storyteller) -> ModelRegistry:
+def make_registry(teller: Storyteller) -> ModelRegistry:
     return ModelRegistry(demo_tokens_per_second=0, openai=teller.config(), default=MODEL_ID)
 
 
 async def say(ada: Account, chat: str, text: str = TICK, **body: Any) -> str:
-    """Take a turn; the id of its reply."""
+    """Take a turn; return the id of its reply."""
     events = await ada.turn(chat, **({"text": text, **body} if text else body))
     assert events[-1].name == "turn.completed", events[-1]
     return str(events[0].data["reply_id"])
 
 
 async def begin(server: Running, ada: Account, chat: str, lines: int, **summary: Any) -> None:
-    """A chat with a past and a small history, which is summed up."""
+    """Add lines to a chat with a small history, and enable its summary."""
     await seed(server, ada, chat, [f"{number}: {TICK}" for number in range(lines)])
     settings = {"enabled": True, "interval": 4, "words": 60, **summary}
     await set_chat(ada, chat, budgets=SMALL, summary=settings)
 
 
-async def test_it_is_off_unless_asked_for(
+async def test_summaries_are_off_by_default(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await seed(server, ada, chat, [TICK] * 60)
     await set_chat(ada, chat, budgets=SMALL)
     for _ in range(3):
         await say(ada, chat)
-        assert await jobs_of(server, chat) == []
+        assert await load_jobs(server, chat) == []
     assert len(teller.requests) == 3
-    assert await summary_of(ada, chat) is None
-    assert summaries_in(await preview(ada, chat)) == []
+    assert await read_summary(ada, chat) == {}
+    assert list_summaries(await preview(ada, chat, "Well?")) == []
 
 
-async def test_what_scrolled_away_is_summed_up_and_stands_before_the_history(
+async def test_lines_that_left_the_history_are_summarised(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
     await say(ada, chat)
     await at_rest(server, chat)
-    summary = await summary_of(ada, chat)
-    assert summary is not None
+    summary = await read_summary(ada, chat)
     through = summary["through_position"]
     assert summary["text"] == f"Told up to {through + 1}."
     assert (summary["model"], summary["edited"], summary["is_used"]) == (MODEL_ID, False, True)
-    assert numbers_in(teller.summed_up[0]) == list(range(1, through + 2))
+    assert list_numbers(teller.summed_up[0]) == list(range(1, through + 2))
 
-    context = await preview(ada, chat)
-    item = summaries_in(context)[0]
+    context = await preview(ada, chat, "Well?")
+    item = list_summaries(context)[0]
     assert item["reason"] == f"summary through message {through + 1}"
     assert item["title"] == "Previously"
     assert item["source_id"] == summary["through_message_id"]
@@ -129,13 +109,13 @@ async def test_what_scrolled_away_is_summed_up_and_stands_before_the_history(
     kinds = [each["kind"] for each in context["items"] if each["place"] == "head"]
     assert kinds[-1] == "summary"
 
-    run = (await runs_of(server, chat))[0]
+    run = (await load_runs(server, chat))[0]
     assert (run.kind, run.state, run.calls) == ("summary", "done", 1)
     assert (run.prompt_tokens, run.completion_tokens) == (100, 10)
     assert (run.from_position, run.to_position) == (0, through)
 
 
-async def test_a_chat_that_scrolls_on_never_has_a_gap(
+async def test_summaries_and_history_have_no_gap(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 4)
@@ -143,84 +123,82 @@ async def test_a_chat_that_scrolls_on_never_has_a_gap(
     through: list[int] = []
     for number in range(30):
         reply_id = await say(ada, chat, f"{number}: {TICK}")
-        context = ok(await ada.client.get(f"{API}/messages/{reply_id}/context"))
+        context = await ada.get(f"/messages/{reply_id}/context")
         firsts.append(context["history"]["first"])
         through.append(-1)
-        if found := summaries_in(context):
+        if found := list_summaries(context):
             through[-1] = int(found[0]["reason"].removeprefix("summary through message ")) - 1
         assert through[-1] + 1 >= firsts[-1]
         await at_rest(server, chat)
     assert firsts[-1] > 20
     assert through[-1] > 20
-    asked_for = [numbers_in(request) for request in teller.summed_up]
+    asked_for = [list_numbers(request) for request in teller.summed_up]
     assert all(len(numbers) >= 4 for numbers in asked_for)
     assert [number for numbers in asked_for for number in numbers] == list(
         range(1, asked_for[-1][-1] + 1)
     )
     for one, other in pairwise(teller.summed_up):
-        assert previous_in(other) == f"Told up to {numbers_in(one)[-1]}."
+        assert read_previous(other) == f"Told up to {list_numbers(one)[-1]}."
 
 
 @pytest.mark.parametrize("history", [40, 110])
-async def test_of_a_tiny_history_no_summary_is_asked_for_at_each_turn(
+async def test_a_tiny_history_is_not_summarised_at_each_turn(
     ada: Account, chat: str, server: Running, teller: Storyteller, history: int
 ) -> None:
     await begin(server, ada, chat, 4, interval=20)
     await set_chat(ada, chat, budgets={"history": history})
     for _ in range(12):
         reply_id = await say(ada, chat)
-        context = ok(await ada.client.get(f"{API}/messages/{reply_id}/context"))
-        if found := summaries_in(context):
+        context = await ada.get(f"/messages/{reply_id}/context")
+        if found := list_summaries(context):
             through = int(found[0]["reason"].removeprefix("summary through message "))
             assert through >= context["history"]["first"]
         await at_rest(server, chat)
-    assert (await summary_of(ada, chat) or {})["is_used"] is True
-    assert min(len(numbers_in(each)) for each in teller.summed_up) >= 4
+    assert (await read_summary(ada, chat))["is_used"] is True
+    assert min(len(list_numbers(each)) for each in teller.summed_up) >= 4
     assert 2 <= len(teller.summed_up) <= 7
 
 
-async def test_a_reply_that_went_on_is_not_told_by_the_summary_through_it(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_no_summary_of_a_continued_reply(ada: Account, chat: str, server: Running) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     first = await say(ada, chat)
     last = await say(ada, chat)
     await put_summary(ada, chat, "Early.", through_message_id=first)
     await put_summary(ada, chat, "Late.", through_message_id=last)
     await say(ada, chat, "", **{"continue": True})
-    assert (await summary_of(ada, chat) or {})["text"] == "Early."
+    assert (await read_summary(ada, chat))["text"] == "Early."
     body = {"message_id": last}
-    fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
-    assert (await summary_of(ada, fork) or {})["text"] == "Early."
+    fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
+    assert (await read_summary(ada, fork))["text"] == "Early."
     await put_summary(ada, chat, "Later.", through_message_id=last)
-    assert (await summary_of(ada, chat) or {})["text"] == "Later."
+    assert (await read_summary(ada, chat))["text"] == "Later."
 
 
-async def test_a_stored_prompt_keeps_the_summary_as_it_was(ada: Account, chat: str) -> None:
+async def test_a_stored_prompt_keeps_its_summary(ada: Account, chat: str) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     first = await say(ada, chat)
     await put_summary(ada, chat, "As it was.", through_message_id=first)
     told = await say(ada, chat)
-    before = ok(await ada.client.get(f"{API}/messages/{told}/context"))
+    before = await ada.get(f"/messages/{told}/context")
     assert before["prompt"][0]["text"].endswith("PREVIOUSLY\nAs it was.")
     await put_summary(ada, chat, "As it is.")
-    assert ok(await ada.client.get(f"{API}/messages/{told}/context")) == before
-    ok(await ada.client.delete(f"{API}/chats/{chat}/summary"), 204)
-    assert ok(await ada.client.get(f"{API}/messages/{told}/context")) == before
+    assert (await ada.get(f"/messages/{told}/context")) == before
+    await ada.delete(f"/chats/{chat}/summary")
+    assert (await ada.get(f"/messages/{told}/context")) == before
 
 
-async def test_nothing_is_summed_up_while_all_of_it_fits(
+async def test_a_history_that_fits_is_not_summarised(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 20)
     await set_chat(ada, chat, budgets={"history": 800})
     await say(ada, chat, "Short.")
     await at_rest(server, chat)
-    assert await summary_of(ada, chat) is None
+    assert await read_summary(ada, chat) == {}
     assert teller.summed_up == []
 
 
-async def test_a_path_that_is_left_takes_its_summary_along(ada: Account, chat: str) -> None:
+async def test_a_summary_follows_the_active_path(ada: Account, chat: str) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     for number in range(4):
         await say(ada, chat, f"{number}: {TICK}")
@@ -229,24 +207,21 @@ async def test_a_path_that_is_left_takes_its_summary_along(ada: Account, chat: s
     await put_summary(ada, chat, "Late.", through_message_id=lines[6]["id"])
 
     async def text() -> str | None:
-        found = await summary_of(ada, chat)
-        return found["text"] if found else None
+        return (await read_summary(ada, chat)).get("text")
 
     assert await text() == "Late."
-    ok(await ada.client.patch(f"{API}/messages/{lines[5]['id']}", json={"text": "No."}))
+    await ada.patch(f"/messages/{lines[5]['id']}", {"text": "No."})
     assert await text() == "Early."
-    assert "Early." in (await preview(ada, chat))["prompt"][0]["text"]
-    ok(await ada.client.post(f"{API}/messages/{lines[6]['id']}/activate", json={}))
+    assert "Early." in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
+    await ada.post(f"/messages/{lines[6]['id']}/activate", {})
     assert await text() == "Late."
-    ok(await ada.client.delete(f"{API}/messages/{lines[4]['id']}"))
+    await ada.delete(f"/messages/{lines[4]['id']}", 200)
     assert await text() == "Early."
-    ok(await ada.client.delete(f"{API}/messages/{lines[1]['id']}"))
+    await ada.delete(f"/messages/{lines[1]['id']}", 200)
     assert await text() is None
 
 
-async def test_a_swipe_is_not_told_by_a_summary_of_what_it_takes_the_place_of(
-    ada: Account, chat: str, teller: Storyteller
-) -> None:
+async def test_a_swipe_is_not_summarised(ada: Account, chat: str, teller: Storyteller) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     first = await say(ada, chat)
     await put_summary(ada, chat, "Before.", through_message_id=(await ada.messages(chat))[0]["id"])
@@ -255,64 +230,62 @@ async def test_a_swipe_is_not_told_by_a_summary_of_what_it_takes_the_place_of(
     await say(ada, chat, "", regenerate_of=first)
     head = teller.requests[0].body["messages"][0]["content"]
     assert head.endswith("PREVIOUSLY\nBefore.")
-    assert (await summary_of(ada, chat) or {})["text"] == "Before."
+    assert (await read_summary(ada, chat))["text"] == "Before."
 
 
-async def test_what_a_user_wrote_is_kept_and_built_upon(
+async def test_an_edited_summary_is_kept_and_continued(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
     await say(ada, chat)
     await at_rest(server, chat)
-    before = await summary_of(ada, chat)
-    assert before is not None
+    before = await read_summary(ada, chat)
     edited = await put_summary(ada, chat, "  Mara lies.\n\nShe has the {{user}} lamp.  ")
     assert edited["text"] == "Mara lies.\n\nShe has the {{user}} lamp."
     assert (edited["edited"], edited["revision"]) == (True, before["revision"] + 1)
     assert edited["through_message_id"] == before["through_message_id"]
-    assert "has the {{user}} lamp." in (await preview(ada, chat))["prompt"][0]["text"]
+    assert "has the {{user}} lamp." in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
     teller.requests.clear()
     while not teller.summed_up:
         await say(ada, chat)
         await at_rest(server, chat)
-    assert "Mara lies." in previous_in(teller.summed_up[0])
-    first_new = numbers_in(teller.summed_up[0])[0]
+    assert "Mara lies." in read_previous(teller.summed_up[0])
+    first_new = list_numbers(teller.summed_up[0])[0]
     assert first_new == before["through_position"] + 2
-    items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+    items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert [each["edited"] for each in items[:2]] == [False, True]
     assert items[1]["text"] == edited["text"]
     assert [each["is_used"] for each in items[:2]] == [True, False]
 
 
-async def test_a_model_that_fails_leaves_the_turn_fine_and_the_next_one_catches_up(
+async def test_a_failed_summary_is_written_with_the_next_turn(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
     teller.summing_up.append(error(400, message="No.", code="no"))
     await say(ada, chat)
     await at_rest(server, chat)
-    assert await summary_of(ada, chat) is None
-    assert summaries_in(await preview(ada, chat)) == []
-    failed = (await runs_of(server, chat))[0]
+    assert await read_summary(ada, chat) == {}
+    assert list_summaries(await preview(ada, chat, "Well?")) == []
+    failed = (await load_runs(server, chat))[0]
     assert (failed.state, failed.error) == ("failed", "model-refused-request")
     await say(ada, chat)
     await at_rest(server, chat)
-    summary = await summary_of(ada, chat)
-    assert summary is not None
-    assert [run.state for run in await runs_of(server, chat)] == ["failed", "done"]
-    assert numbers_in(teller.summed_up[-1])[0] == 1
+    assert await read_summary(ada, chat)
+    assert [run.state for run in await load_runs(server, chat)] == ["failed", "done"]
+    assert list_numbers(teller.summed_up[-1])[0] == 1
 
 
-async def test_a_model_that_is_away_for_a_moment_is_asked_again(
+async def test_a_summary_is_retried_after_temporary_errors(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
     teller.summing_up += (error(500), reply("   "), error(429, headers={"retry-after": "0.1"}))
     await say(ada, chat)
-    summary = await until(lambda: summary_of(ada, chat))
+    summary = await until(lambda: read_summary(ada, chat))
     assert summary["text"].startswith("Told up to")
     assert len(teller.summed_up) == 4
-    states = [(run.state, run.error) for run in await runs_of(server, chat)]
+    states = [(run.state, run.error) for run in await load_runs(server, chat)]
     assert states == [
         ("failed", "model-server-failed"),
         ("failed", "model-empty-reply"),
@@ -328,7 +301,7 @@ async def test_a_model_that_is_away_for_a_moment_is_asked_again(
         (reply("", used=usage(50, 0)), "model-empty-reply"),
     ],
 )
-async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_note(
+async def test_filtered_lines_are_left_out_with_a_note(
     ada: Account, chat: str, server: Running, teller: Storyteller, refusal: Answer, problem: str
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -336,37 +309,30 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_n
     await put_summary(ada, chat, "Before.", through_message_id=lines[1]["id"])
     teller.summing_up += [refusal] * 3
     await say(ada, chat)
-    await until(lambda: _is_through(teller, 3))
+    await teller.is_asked(3)
     await at_rest(server, chat)
     assert len(teller.summed_up) == 3
-    count = len(numbers_in(teller.summed_up[0]))
-    summary = await summary_of(ada, chat)
-    assert summary is not None
+    count = len(list_numbers(teller.summed_up[0]))
+    summary = await read_summary(ada, chat)
     assert summary["text"] == f"Before.\n[... {count} messages omitted ...]"
     assert (summary["edited"], summary["model"], summary["is_used"]) == (False, None, True)
-    page = ok(await ada.client.get(f"{API}/chats/{chat}/enrichment"))
+    page = await ada.get(f"/chats/{chat}/enrichment")
     (run,) = page["items"]
     assert (run["state"], run["error"], run["calls"]) == ("failed", problem, 3)
     assert run["note"].startswith("The model returned nothing")
     while len(teller.summed_up) == 3:
         await say(ada, chat)
         await at_rest(server, chat)
-    assert previous_in(teller.summed_up[-1]) == summary["text"]
-    assert numbers_in(teller.summed_up[-1])[0] == summary["through_position"] + 2
-    assert (await summary_of(ada, chat) or {})["text"].startswith("Told up to")
+    assert read_previous(teller.summed_up[-1]) == summary["text"]
+    assert list_numbers(teller.summed_up[-1])[0] == summary["through_position"] + 2
+    assert (await read_summary(ada, chat))["text"].startswith("Told up to")
 
 
-async def _is_through(teller: Storyteller, count: int) -> bool:
-    return len(teller.summed_up) >= count
-
-
-async def test_a_model_that_there_is_not_leaves_a_run_that_says_so(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_an_unknown_model_leaves_a_failed_run(database_url: str, tmp_path: Path) -> None:
     async with (
         Storyteller() as teller,
         running(
-            database_url, tmp_path, registry=registry_of(teller), enrichment_model="gemini/none"
+            database_url, tmp_path, registry=make_registry(teller), enrichment_model="gemini/none"
         ) as server,
         server.account("ada") as ada,
     ):
@@ -374,29 +340,28 @@ async def test_a_model_that_there_is_not_leaves_a_run_that_says_so(
         await begin(server, ada, chat, 40)
         await say(ada, chat)
         await at_rest(server, chat)
-        (run,) = await runs_of(server, chat)
+        (run,) = await load_runs(server, chat)
         assert (run.state, run.error, run.model) == ("failed", "unknown-model", "gemini/none")
         assert (run.kind, run.calls, run.prompt_tokens) == ("summary", 0, 0)
         assert teller.summed_up == []
 
 
-async def test_what_a_server_does_not_report_is_estimated(
+async def test_unreported_tokens_are_estimated(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
-    silent = reply("Told.")
-    assert silent.events is not None
-    events = [silent.events[0], silent.events[1], silent.events[2], silent.events[-1]]
-    teller.summing_up.append(type(silent)(body=silent.body, events=events))
+    answer = reply("Told.")
+    assert answer.events is not None
+    teller.summing_up.append(replace(answer, events=[*answer.events[:3], answer.events[-1]]))
     await say(ada, chat)
     await at_rest(server, chat)
-    run = (await runs_of(server, chat))[0]
+    run = (await load_runs(server, chat))[0]
     assert run.state == "done"
     assert run.prompt_tokens > 400
     assert run.completion_tokens > 0
 
 
-async def test_a_long_past_is_summed_up_in_steps_that_build_on_each_other(
+async def test_a_long_past_is_summarised_in_steps(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 360)
@@ -405,120 +370,100 @@ async def test_a_long_past_is_summed_up_in_steps_that_build_on_each_other(
     await at_rest(server, chat)
     requests = teller.summed_up
     assert len(requests) >= 3
-    items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+    items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert len(items) == len(requests)
-    assert [number for each in requests for number in numbers_in(each)] == list(
+    assert [number for each in requests for number in list_numbers(each)] == list(
         range(1, items[0]["through_position"] + 2)
     )
     for one, other in pairwise(requests):
-        assert previous_in(other) == f"Told up to {numbers_in(one)[-1]}."
-    page = ok(await ada.client.get(f"{API}/chats/{chat}/summaries", params={"limit": 2}))
-    rest = ok(await ada.client.get(f"{API}/chats/{chat}/summaries", params={"after": page["next"]}))
+        assert read_previous(other) == f"Told up to {list_numbers(one)[-1]}."
+    page = await ada.get(f"/chats/{chat}/summaries", limit=2)
+    rest = await ada.get(f"/chats/{chat}/summaries", after=page["next"])
     assert [*page["items"], *rest["items"]] == items
-    context = await preview(ada, chat)
+    context = await preview(ada, chat, "Well?")
     assert context["history"]["first"] <= items[0]["through_position"] + 1
 
 
-async def test_a_job_that_is_broken_off_goes_on_where_it_was(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_a_summary_job_resumes_after_a_restart(database_url: str, tmp_path: Path) -> None:
     async with Storyteller() as teller:
         folder = tmp_path / "data"
         async with (
-            running(database_url, folder, registry=registry_of(teller)) as server,
+            running(database_url, folder, registry=make_registry(teller)) as server,
             server.account("ada") as ada,
         ):
             chat = str((await ada.new_chat())["id"])
             await begin(server, ada, chat, 4)
             await seed(server, ada, chat, [TICK * 40] * 60)
-            teller.summing_up += (reply("One."), reply("Two."))
-            held = reply("Three.")
-            teller.summing_up.append(type(held)(body=held.body, events=[Silence()]))
+            silent = replace(reply("Three."), events=[Silence()])
+            teller.summing_up += (reply("One."), reply("Two."), silent)
             await say(ada, chat)
-
-            async def is_held() -> bool:
-                return len(teller.summed_up) == 3
-
-            await until(is_held)
-            jobs = await jobs_of(server, chat)
+            await teller.is_asked(3)
+            jobs = await load_jobs(server, chat)
             assert 0 < jobs[0].progress_done < jobs[0].progress_total
         teller.requests.clear()
         async with (
-            running(database_url, folder, registry=registry_of(teller)) as server,
+            running(database_url, folder, registry=make_registry(teller)) as server,
             server.signed_in("ada") as ada,
         ):
             await at_rest(server, chat)
-            assert previous_in(teller.summed_up[0]) == "Two."
-            items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+            assert read_previous(teller.summed_up[0]) == "Two."
+            items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
             assert [each["text"] for each in items[::-1][:2]] == ["One.", "Two."]
-            assert numbers_in(teller.summed_up[0])[0] == items[::-1][1]["through_position"] + 2
-            context = await preview(ada, chat)
-            assert summaries_in(context)
+            assert list_numbers(teller.summed_up[0])[0] == items[::-1][1]["through_position"] + 2
+            context = await preview(ada, chat, "Well?")
+            assert list_summaries(context)
             assert context["history"]["first"] <= items[0]["through_position"] + 1
 
 
-async def test_a_path_that_changes_while_the_model_writes_is_looked_at_again(
+async def test_a_path_that_changes_meanwhile_is_read_again(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
-    gate, held = Gate(), reply("Of what is no more.", used=usage(7, 3))
-    assert held.events is not None
-    teller.summing_up.append(type(held)(body=held.body, events=[gate, *held.events]))
+    gate = teller.hold(reply("Of what is no more.", used=usage(7, 3)))
     await say(ada, chat)
-
-    async def is_asked() -> bool:
-        return bool(teller.summed_up)
-
-    await until(is_asked)
+    await teller.is_asked()
     lines = await ada.messages(chat, limit=100)
-    ok(await ada.client.patch(f"{API}/messages/{lines[3]['id']}", json={"text": "No."}))
+    await ada.patch(f"/messages/{lines[3]['id']}", {"text": "No."})
     await seed(server, ada, chat, [f"anew {number}: {TICK}" for number in range(40)])
     gate.opened.set()
     await at_rest(server, chat)
-    summary = await summary_of(ada, chat)
-    assert summary is not None
+    summary = await read_summary(ada, chat)
     assert summary["text"].startswith("Told up to")
     assert "anew 0" in asked(teller.summed_up[-1])
-    dropped = (await runs_of(server, chat))[0]
+    dropped = (await load_runs(server, chat))[0]
     assert (dropped.state, dropped.error) == ("failed", "path-changed")
     assert (dropped.prompt_tokens, dropped.completion_tokens) == (7, 3)
 
 
-async def test_a_summary_that_was_edited_while_the_model_wrote_is_not_passed_over(
+async def test_a_summary_edited_meanwhile_is_the_new_base(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
     lines = await ada.messages(chat, limit=100)
     await put_summary(ada, chat, "First word.", through_message_id=lines[3]["id"])
-    gate, held = Gate(), reply("Built on the first word.")
-    assert held.events is not None
-    teller.summing_up.append(type(held)(body=held.body, events=[gate, *held.events]))
+    gate = teller.hold(reply("Built on the first word."))
     await say(ada, chat)
-
-    async def is_asked() -> bool:
-        return bool(teller.summed_up)
-
-    await until(is_asked)
+    await teller.is_asked()
     await put_summary(ada, chat, "Last word.")
     gate.opened.set()
     await at_rest(server, chat)
-    assert [previous_in(each) for each in teller.summed_up] == ["First word.", "Last word."]
-    items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+    assert [read_previous(each) for each in teller.summed_up] == ["First word.", "Last word."]
+    items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert [each["text"] for each in items][1:] == ["Last word."]
     assert items[0]["text"].startswith("Told up to")
 
 
 async def _hide(ada: Account, message_id: str, *, hidden: bool) -> None:
-    ok(await ada.client.patch(f"{API}/messages/{message_id}", json={"hidden": hidden}))
+    await ada.patch(f"/messages/{message_id}", {"hidden": hidden})
 
 
 async def _texts(ada: Account, chat: str) -> list[str]:
-    """Of the summaries along the active path, the deepest first."""
-    page = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))
+    """Return the summaries of the active path, newest first."""
+    page = await ada.get(f"/chats/{chat}/summaries")
     return [each["text"] for each in page["items"]]
 
 
-async def test_a_message_that_is_shown_again_is_told_by_the_next_summary(
+async def test_a_message_that_is_shown_again_is_summarised(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -526,19 +471,17 @@ async def test_a_message_that_is_shown_again_is_told_by_the_next_summary(
     await _hide(ada, shown, hidden=True)
     await say(ada, chat)
     await at_rest(server, chat)
-    assert 3 not in numbers_in(teller.summed_up[0])
+    assert 3 not in list_numbers(teller.summed_up[0])
     await _hide(ada, shown, hidden=False)
-    assert await summary_of(ada, chat) is None
+    assert await read_summary(ada, chat) == {}
     teller.requests.clear()
     await say(ada, chat)
     await at_rest(server, chat)
-    assert numbers_in(teller.summed_up[0])[:4] == [1, 2, 3, 4]
-    assert (await summary_of(ada, chat) or {})["is_used"] is True
+    assert list_numbers(teller.summed_up[0])[:4] == [1, 2, 3, 4]
+    assert (await read_summary(ada, chat))["is_used"] is True
 
 
-async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_what_was_edited(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_shown_message_ends_summaries(ada: Account, chat: str, server: Running) -> None:
     lines = [str(line.id) for line in await seed(server, ada, chat, [TICK] * 8)]
 
     async def write(through: str, text: str, *, edited: bool = False) -> None:
@@ -553,7 +496,7 @@ async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_wha
     await write(lines[3], "Through it.")
     await write(lines[4], "A person's.", edited=True)
     await write(lines[6], "Below.")
-    ok(await ada.client.patch(f"{API}/messages/{lines[6]}", json={"text": "No."}))
+    await ada.patch(f"/messages/{lines[6]}", {"text": "No."})
     branch = (await ada.messages(chat))[-1]["id"]
     await write(branch, "On a branch.")
     await _hide(ada, lines[3], hidden=True)
@@ -562,7 +505,7 @@ async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_wha
     assert len(await _texts(ada, chat)) == 4
     await _hide(ada, lines[3], hidden=False)
     assert await _texts(ada, chat) == ["A person's.", "Above."]
-    ok(await ada.client.post(f"{API}/messages/{lines[6]}/activate", json={}))
+    await ada.post(f"/messages/{lines[6]}/activate", {})
     assert await _texts(ada, chat) == ["A person's.", "Above."]
     await write(lines[7], "Anew.")
     await _hide(ada, lines[3], hidden=False)
@@ -570,31 +513,25 @@ async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_wha
 
 
 @pytest.mark.parametrize("hidden", [True, False], ids=["hidden", "shown"])
-async def test_a_message_that_is_hidden_or_shown_while_the_model_writes_is_not_missed(
+async def test_a_message_hidden_or_shown_meanwhile_is_noticed(
     ada: Account, chat: str, server: Running, teller: Storyteller, hidden: bool
 ) -> None:
     await begin(server, ada, chat, 40)
     message = (await ada.messages(chat, limit=100))[3]["id"]
     await _hide(ada, message, hidden=not hidden)
-    gate, held = Gate(), reply("Of what is not so any more.", used=usage(7, 3))
-    assert held.events is not None
-    teller.summing_up.append(type(held)(body=held.body, events=[gate, *held.events]))
+    gate = teller.hold(reply("Of what is not so any more.", used=usage(7, 3)))
     await say(ada, chat)
-
-    async def is_asked() -> bool:
-        return bool(teller.summed_up)
-
-    await until(is_asked)
+    await teller.is_asked()
     await _hide(ada, message, hidden=hidden)
     gate.opened.set()
     await at_rest(server, chat)
-    assert [4 in numbers_in(each) for each in teller.summed_up] == [hidden, not hidden]
+    assert [4 in list_numbers(each) for each in teller.summed_up] == [hidden, not hidden]
     assert all(text.startswith("Told up to") for text in await _texts(ada, chat))
-    runs = [(run.state, run.error) for run in await runs_of(server, chat)]
+    runs = [(run.state, run.error) for run in await load_runs(server, chat)]
     assert runs == [("failed", "path-changed"), ("done", None)]
 
 
-async def test_a_budget_in_another_unit_than_the_chat_s_is_left_to_the_next_reply(
+async def test_a_budget_in_another_unit_is_ignored(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -618,86 +555,70 @@ async def test_a_budget_in_another_unit_than_the_chat_s_is_left_to_the_next_repl
     await ask_for_it(is_its_own=False)
     assert teller.summed_up == []
     await ask_for_it(is_its_own=True)
-    assert await summary_of(ada, chat) is not None
+    assert await read_summary(ada, chat)
 
 
-async def test_its_job_can_be_stopped_and_what_is_stored_stays(
+async def test_a_stopped_job_keeps_its_summaries(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 4)
     await seed(server, ada, chat, [TICK * 40] * 60)
-    gate, held = Gate(), reply("Two.")
-    assert held.events is not None
-    teller.summing_up += (
-        reply("One."),
-        type(held)(body=held.body, events=[gate, *held.events]),
-    )
+    teller.summing_up.append(reply("One."))
+    gate = teller.hold(reply("Two."))
     await say(ada, chat)
-
-    async def is_held() -> bool:
-        return len(teller.summed_up) == 2
-
-    await until(is_held)
-    (job,) = await jobs_of(server, chat)
-    view = ok(await ada.client.post(f"{API}/jobs/{job.id}/stop"), 202)
+    await teller.is_asked(2)
+    (job,) = await load_jobs(server, chat)
+    view = await ada.post(f"/jobs/{job.id}/stop", status=202)
     assert (view["state"], view["error"]) == ("done", "stopped")
     gate.opened.set()
     assert await _texts(ada, chat) == ["One."]
     await say(ada, chat)
     await at_rest(server, chat)
-    assert previous_in(teller.summed_up[2]) == "One."
+    assert read_previous(teller.summed_up[2]) == "One."
 
 
-async def test_switched_off_on_the_way_nothing_more_is_stored_or_asked(
+async def test_a_summary_switched_off_meanwhile_is_not_stored(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
-    gate, held = Gate(), reply("Too late.")
-    assert held.events is not None
-    teller.summing_up.append(type(held)(body=held.body, events=[gate, *held.events]))
+    gate = teller.hold(reply("Too late."))
     await say(ada, chat)
-
-    async def is_asked() -> bool:
-        return bool(teller.summed_up)
-
-    await until(is_asked)
+    await teller.is_asked()
     await set_chat(ada, chat, summary={"enabled": False})
     gate.opened.set()
     await at_rest(server, chat)
-    assert await summary_of(ada, chat) is None
+    assert await read_summary(ada, chat) == {}
     assert len(teller.summed_up) == 1
 
 
-async def test_history_reaches_back_to_a_summary_that_is_late_as_far_as_there_is_room(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_history_reaches_back_if_it_can(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, [f"{number}: {TICK}" for number in range(80)])
-    fixed = (await preview(ada, chat))["totals"]["fixed"]
+    fixed = (await preview(ada, chat, "Well?"))["totals"]["fixed"]
     budgets = {"total": fixed + 1_050, "history": 600, "retrieval": 900, "reply_reserve": 100}
     await set_chat(ada, chat, budgets=budgets, summary={"enabled": True})
-    usual = await preview(ada, chat)
+    usual = await preview(ada, chat, "Well?")
     first = usual["history"]["first"]
     lines = await ada.messages(chat, limit=100)
     await put_summary(ada, chat, "Late.", through_message_id=lines[first - 11]["id"])
-    context = await preview(ada, chat)
+    context = await preview(ada, chat, "Well?")
     assert context["history"]["first"] == first - 10
     assert context["totals"]["history"] > 600
-    assert len(summaries_in(context)) == 1
-    assert (await summary_of(ada, chat) or {})["is_used"] is True
+    assert len(list_summaries(context)) == 1
+    assert (await read_summary(ada, chat))["is_used"] is True
 
-    ok(await ada.client.delete(f"{API}/chats/{chat}/summary"), 204)
+    await ada.delete(f"/chats/{chat}/summary")
     await put_summary(ada, chat, "Far too late.", through_message_id=lines[5]["id"])
-    context = await preview(ada, chat)
+    context = await preview(ada, chat, "Well?")
     assert context["history"] == usual["history"]
     assert context["prompt"][0] == usual["prompt"][0]
     left_out = [each for each in context["left_out"] if each["kind"] == "summary"]
     assert [each["reason"] for each in left_out] == [
         "summary through message 6: does not reach the oldest kept message"
     ]
-    assert (await summary_of(ada, chat) or {})["is_used"] is False
+    assert (await read_summary(ada, chat))["is_used"] is False
 
 
-async def test_hidden_messages_are_left_out_and_the_story_stays_data(
+async def test_hidden_lines_are_left_out_and_the_story_stays_data(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     texts = [f"{number}: {TICK}" for number in range(40)]
@@ -719,20 +640,17 @@ async def test_hidden_messages_are_left_out_and_the_story_stays_data(
     assert said.count("</new_lines>") == 1
     assert "#99" not in {line[:3] for line in said.splitlines()}
     assert "{{char}} {{ 7 * 7 }}" in said
-    summary = await summary_of(ada, chat)
-    assert summary is not None
+    summary = await read_summary(ada, chat)
     text = summary["text"]
     assert "<" not in text
     assert "\n\n" not in text
     assert "\x00" not in text
     assert len(text) <= 50 * 3 * 7
     assert text.endswith("went.")
-    assert text in (await preview(ada, chat))["prompt"][0]["text"]
+    assert text in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
 
 
-async def test_a_copy_of_the_chat_takes_its_summaries_along(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_fork_copies_the_summaries(ada: Account, chat: str, server: Running) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     await seed(server, ada, chat, [TICK] * 10)
     lines = await ada.messages(chat)
@@ -740,15 +658,12 @@ async def test_a_copy_of_the_chat_takes_its_summaries_along(
     await put_summary(ada, chat, "Late.", through_message_id=lines[6]["id"])
     for last, text in ((9, "Late."), (5, "Early."), (1, None)):
         body = {"message_id": lines[last]["id"]}
-        fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
-        copy = await summary_of(ada, fork)
-        assert (copy["text"] if copy else None) == text
-        assert bool(summaries_in(await preview(ada, fork))) == (text is not None)
+        fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
+        assert (await read_summary(ada, fork)).get("text") == text
+        assert bool(list_summaries(await preview(ada, fork, "Well?"))) == (text is not None)
 
 
-async def test_what_the_agent_has_read_is_read_in_a_copy_of_the_chat_too(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_fork_copies_agent_marks(ada: Account, chat: str, server: Running) -> None:
     lines = await seed(server, ada, chat, [TICK] * 4)
     async with server.parts.database.write() as session:
         for line in (lines[0], lines[2]):
@@ -757,7 +672,7 @@ async def test_what_the_agent_has_read_is_read_in_a_copy_of_the_chat_too(
             )
             session.add(mark)
     body = {"message_id": str(lines[1].id)}
-    fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
+    fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
     copies = await ada.messages(fork)
     async with server.parts.database.read() as session:
         query = select(EnrichmentMark).where(EnrichmentMark.chat_id == UUID(fork))
@@ -765,29 +680,28 @@ async def test_what_the_agent_has_read_is_read_in_a_copy_of_the_chat_too(
     assert [(str(mark.id), mark.position) for mark in marks] == [(copies[1]["id"], 1)]
 
 
-async def test_the_demo_model_sums_up_without_a_key_and_says_that_it_is_a_demo(
+async def test_the_demo_model_writes_marked_summaries(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await set_chat(ada, chat, model="demo")
     await begin(server, ada, chat, 40)
     await say(ada, chat)
     await at_rest(server, chat)
-    summary = await summary_of(ada, chat)
-    assert summary is not None
+    summary = await read_summary(ada, chat)
     assert summary["model"] == "demo"
     assert summary["text"].startswith("(Demo summary) ")
-    assert summary["text"] in (await preview(ada, chat))["prompt"][0]["text"]
+    assert summary["text"] in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
     assert teller.requests == []
 
 
-async def test_another_model_may_write_the_summaries(
+async def test_another_model_can_write_summaries(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await set_chat(ada, chat, model="demo", enrichment={"model": MODEL_ID})
     await begin(server, ada, chat, 40, words=100)
     await say(ada, chat)
     await at_rest(server, chat)
-    assert (await summary_of(ada, chat) or {})["model"] == MODEL_ID
+    assert (await read_summary(ada, chat))["model"] == MODEL_ID
     (request,) = teller.requests
     assert request.body["max_tokens"] >= 600
     assert "About 100 words" in request.body["messages"][0]["content"]

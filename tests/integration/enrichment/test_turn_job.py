@@ -1,9 +1,8 @@
-"""The job behind the reply, with models over real sockets: what it reads, writes, and leaves."""
+"""The agent's job after a reply: the lines that it reads, and its events."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -20,49 +19,36 @@ from backend.enrichment.outbox import EnrichmentOutbox
 from backend.jobs import running
 from tests.fakes import openai_server
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API
-from tests.support.server import Running, ok
 from tests.support.studying import (
     FINISH,
     Study,
     Vendor,
     event,
-    reading,
+    model,
+    server,
+    study,
     studying,
-    studying_on,
     tools_of,
     vendor,
 )
+
+__all__ = ["model", "server", "study"]
 
 pytestmark = pytest.mark.anyio
 
 Kind = Literal["openai", "gemini"]
 
 
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[Vendor]:
-    async with vendor("openai") as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Vendor
-) -> AsyncGenerator[Running]:
-    async with reading(shared_url, tmp_path_factory.mktemp("data"), model) as server:
-        yield server
-
-
-@pytest.fixture
-async def study(server: Running, model: Vendor) -> AsyncGenerator[Study]:
-    async with studying_on(server, model) as study:
-        yield study
+async def kill_the_king(study: Study) -> None:
+    """Add lines about a murder that the agent will record, and queue its job."""
+    model = study.model
+    await study.tell("I kill the king.", "The king is dead.")
+    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
+    await study.enqueue()
 
 
 @pytest.mark.parametrize("kind", ["openai", "gemini"])
-async def test_what_happened_in_six_turns_is_written_down(
-    sqlite_url: str, tmp_path: Path, kind: Kind
-) -> None:
+async def test_six_turns_make_three_events(sqlite_url: str, tmp_path: Path, kind: Kind) -> None:
     async with vendor(kind) as model, studying(sqlite_url, tmp_path, model) as study:
         for turn in range(6):
             place = 2 * turn + 2
@@ -104,9 +90,7 @@ async def test_what_happened_in_six_turns_is_written_down(
         assert tools_of(model.server.requests) == 9
 
 
-async def test_without_consent_the_model_is_asked_for_nothing_but_replies(
-    database_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_no_consent_no_request(database_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(
         database_url,
         tmp_path,
@@ -116,7 +100,7 @@ async def test_without_consent_the_model_is_asked_for_nothing_but_replies(
     ) as study:
         await study.account.turn(study.chat_id, text="I kill the king.")
         assert await study.jobs() == []
-        # Nor does a job that is there for whatever reason reach the agent.
+        # A job that exists for another reason does not reach the agent either.
         await study.enqueue()
         await study.idle()
         assert len(model.server.requests) == 1
@@ -124,12 +108,8 @@ async def test_without_consent_the_model_is_asked_for_nothing_but_replies(
         assert await study.runs() == []
 
 
-async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
-    study: Study, model: Vendor
-) -> None:
-    await study.tell("I kill the king.", "The king is dead.")
-    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
-    await study.enqueue()
+async def test_withdrawn_consent_leaves_nothing(study: Study, model: Vendor) -> None:
+    await kill_the_king(study)
     async with model.thinking() as hold:
         await hold.is_reached.wait()
         await study.settings(chronicle_enabled=False)
@@ -141,12 +121,8 @@ async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
     assert (job.state, job.error) == ("done", "chronicle-not-enabled")
 
 
-async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
-    study: Study, model: Vendor
-) -> None:
-    await study.tell("I kill the king.", "The king is dead.")
-    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
-    await study.enqueue()
+async def test_renewed_consent_starts_the_job_again(study: Study, model: Vendor) -> None:
+    await kill_the_king(study)
     async with model.thinking() as hold:
         await hold.is_reached.wait()
         await study.settings(chronicle_enabled=False)
@@ -157,21 +133,17 @@ async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
     assert await study.marks() == []
 
 
-async def test_a_chat_deleted_while_the_model_reads_is_gone(study: Study, model: Vendor) -> None:
-    await study.tell("I kill the king.", "The king is dead.")
-    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
-    await study.enqueue()
+async def test_a_chat_deleted_meanwhile_is_not_read(study: Study, model: Vendor) -> None:
+    await kill_the_king(study)
     async with model.thinking() as hold:
         await hold.is_reached.wait()
-        ok(await study.account.client.delete(f"{API}/chats/{study.chat_id}"), 204)
+        await study.account.delete(f"/chats/{study.chat_id}")
     await study.idle()
     assert await study.events() == []
     assert await study.jobs() == []
 
 
-async def test_what_was_said_before_consent_is_neither_read_nor_shown(
-    study: Study, model: Vendor
-) -> None:
+async def test_lines_before_consent_are_never_sent(study: Study, model: Vendor) -> None:
     await study.settings(chronicle_enabled=False)
     await study.tell("The secret of the well.", "It is deep.")
     await study.settings(chronicle_enabled=True)
@@ -196,9 +168,7 @@ async def test_a_line_without_its_reply_waits_for_it(study: Study, model: Vendor
     assert await study.marks() == [2, 4]
 
 
-async def test_a_reply_that_was_swiped_away_before_the_job_ran_is_not_read(
-    study: Study, model: Vendor
-) -> None:
+async def test_a_reply_that_was_swiped_is_not_read(study: Study, model: Vendor) -> None:
     lines = await study.tell("Who is there?", "A wolf!")
     model.script(model.decides(significant=False))
     await study.account.turn(study.chat_id, regenerate_of=str(lines[-1].id))
@@ -208,9 +178,7 @@ async def test_a_reply_that_was_swiped_away_before_the_job_ran_is_not_read(
     assert "Who is there?" in model.prompt_of(request)
 
 
-async def test_a_reply_swiped_away_while_the_model_reads_is_read_anew(
-    study: Study, model: Vendor
-) -> None:
+async def test_a_reply_swiped_meanwhile_is_read_again(study: Study, model: Vendor) -> None:
     lines = await study.tell("Who is there?", "A wolf!")
     model.script(
         model.decides(),
@@ -231,9 +199,7 @@ async def test_a_reply_swiped_away_while_the_model_reads_is_read_anew(
     assert await study.marks() == [2]
 
 
-async def test_events_of_a_reply_that_is_swiped_away_later_stop_counting(
-    study: Study, model: Vendor
-) -> None:
+async def test_events_of_a_swiped_reply_are_inactive(study: Study, model: Vendor) -> None:
     lines = await study.tell("Who is there?", "A wolf!")
     model.script(model.decides(), model.calls(event("A wolf came to the door.", "#3"), FINISH))
     await study.read()
@@ -245,9 +211,7 @@ async def test_events_of_a_reply_that_is_swiped_away_later_stop_counting(
 
 
 @pytest.mark.every_database
-async def test_after_a_long_stretch_a_swipe_has_no_more_read_than_what_it_changes(
-    study: Study, model: Vendor
-) -> None:
+async def test_a_swipe_is_read_without_the_lines_before_it(study: Study, model: Vendor) -> None:
     lines = await study.tell(
         "I wait.", "Nothing.", "I wait on.", "Nothing still.", "Hm.", "A wolf!"
     )
@@ -259,9 +223,7 @@ async def test_after_a_long_stretch_a_swipe_has_no_more_read_than_what_it_change
     assert (again.from_position, again.to_position) == (5, 6)
 
 
-async def test_a_reply_that_goes_on_after_it_was_read_is_read_anew(
-    study: Study, model: Vendor
-) -> None:
+async def test_a_continued_reply_is_read_again(study: Study, model: Vendor) -> None:
     await study.tell("I wait.", "Nothing.", "Who is there?", "A wolf")
     model.script(*(model.decides(significant=False) for _ in range(2)))
     await study.read()
@@ -272,10 +234,8 @@ async def test_a_reply_that_goes_on_after_it_was_read_is_read_anew(
     assert await study.marks() == [2, 4]
 
 
-async def test_two_jobs_that_read_the_same_lines_write_once(
-    database_url: str, tmp_path: Path, model: Vendor
-) -> None:
-    """A chat that goes over to another chronicle has a job in the lane of either."""
+async def test_two_jobs_write_once(database_url: str, tmp_path: Path, model: Vendor) -> None:
+    """A chat that changes its chronicle has a job in both lanes."""
     async with studying(database_url, tmp_path, model) as study:
         await study.tell("I light the lamp.", "It burns.")
         model.script(
@@ -298,9 +258,7 @@ async def test_two_jobs_that_read_the_same_lines_write_once(
         assert sorted(run.state for run, _ in await study.runs()) == ["done", "failed"]
 
 
-async def test_a_failed_run_loses_nothing_and_the_next_one_catches_up(
-    study: Study, model: Vendor
-) -> None:
+async def test_the_next_run_reads_lines_of_a_failed_one(study: Study, model: Vendor) -> None:
     await study.tell("I bury the sword.", "It is buried.")
     model.script(model.decides(), model.fails(503))
     await study.read()
@@ -317,7 +275,7 @@ async def test_a_failed_run_loses_nothing_and_the_next_one_catches_up(
     assert [run.state for run, _ in await study.runs()] == ["failed", "done"]
 
 
-async def test_the_provider_says_when_to_come_back(study: Study, model: Vendor) -> None:
+async def test_the_provider_sets_the_time_of_the_retry(study: Study, model: Vendor) -> None:
     await study.tell("I bury the sword.", "It is buried.")
     model.script(model.fails(429, headers={"retry-after": "120"}))
     await study.read()
@@ -328,8 +286,8 @@ async def test_the_provider_says_when_to_come_back(study: Study, model: Vendor) 
 
 
 @pytest.mark.every_database
-async def test_an_unknown_model_ends_the_job_with_a_run_that_says_so(study: Study) -> None:
-    """The model was on offer when it was chosen, and no longer is."""
+async def test_an_unknown_model_ends_the_job(study: Study) -> None:
+    """The chosen model is no longer available."""
     identity = await identity_of(study.server, study.account)
     chosen = UserSettings(enrichment=EnrichmentSettings(model="gemini/none"))
     async with study.server.parts.database.write() as session:
@@ -345,9 +303,7 @@ async def test_an_unknown_model_ends_the_job_with_a_run_that_says_so(study: Stud
 
 
 @pytest.mark.every_database
-async def test_work_stops_when_the_days_tokens_are_spent_and_loses_nothing(
-    database_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_the_job_waits_for_tokens(database_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(database_url, tmp_path, model, enrichment_tokens_per_day=100) as study:
         await study.tell("I bury the sword.", "It is buried.")
         model.script(model.decides(significant=False))
@@ -362,16 +318,12 @@ async def test_work_stops_when_the_days_tokens_are_spent_and_loses_nothing(
 
 
 @pytest.mark.every_database
-async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendor) -> None:
+async def test_a_long_past_is_read_in_steps(study: Study, model: Vendor) -> None:
     await study.tell(*(f"Line number {n}." for n in range(58)))
     model.script(*(model.decides(significant=False) for _ in range(3)))
     await study.read()
     runs = [run for run, _ in await study.runs()]
-    assert [(run.from_position, run.to_position) for run in runs] == [
-        (1, 24),
-        (25, 48),
-        (49, 58),
-    ]
+    assert [(run.from_position, run.to_position) for run in runs] == [(1, 24), (25, 48), (49, 58)]
     assert await study.marks() == [22, 24, 46, 48, 56, 58]
     last = model.prompt_of(model.server.requests[-1])
     before, new = last.rsplit("<new_lines>", 1)
@@ -390,12 +342,12 @@ async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendo
     ],
 )
 @pytest.mark.every_database
-async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
+async def test_lines_without_an_answer_are_skipped_in_the_end(
     study: Study, model: Vendor, text: str, finish: str, problem: str
 ) -> None:
     await study.tell("A door.", "It opens.")
     model.script(model.decides(significant=False))
-    await study.read()  # from here on it is known how this server is asked for JSON
+    await study.read()  # from now on the JSON format of this server is known
     await study.tell("Something dreadful.", "Something worse.")
     blocked = openai_server.reply(text, finish=finish, used=openai_server.usage(50, 0))
     model.script(blocked, blocked, blocked)
@@ -414,18 +366,14 @@ async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
 
 
 @pytest.mark.every_database
-def in_an_hour(*_: object) -> timedelta:
-    return timedelta(hours=1)
-
-
-async def test_a_fault_of_ours_leaves_a_failed_run_too(
+async def test_an_internal_error_leaves_a_failed_run(
     study: Study, model: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await study.tell("I kill the king.", "The king is dead.")
     model.script(model.decides())
     with monkeypatch.context() as broken:
         broken.setattr(agent, "ShownReferences", None)
-        broken.setattr(running, "draw_delay", in_an_hour)
+        broken.setattr(running, "draw_delay", lambda *_: timedelta(hours=1))
         await study.read()
     (run, detail) = (await study.runs())[-1]
     assert (run.state, run.error, run.prompt_tokens) == ("failed", "internal-error", 100)
@@ -434,9 +382,7 @@ async def test_a_fault_of_ours_leaves_a_failed_run_too(
     assert (job.attempts, job.error) == (1, "internal-error")
 
 
-async def test_the_demo_keeps_a_chronicle_and_says_that_it_is_a_demo(
-    database_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_the_demo_writes_an_event(database_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(database_url, tmp_path, model, enrichment_model="demo") as study:
         await study.tell(
             "I find the silver key under the altar of the chapel.",
@@ -449,9 +395,7 @@ async def test_the_demo_keeps_a_chronicle_and_says_that_it_is_a_demo(
         assert model.server.requests == []
 
 
-async def test_a_line_that_is_too_long_for_a_small_model_is_read_in_part(
-    sqlite_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_long_lines_are_truncated(sqlite_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(sqlite_url, tmp_path, model, openai_context_window=4_096) as study:
         long = "It began. " + "The rain fell on the roofs of the harbour. " * 500 + "It ended."
         await study.tell("I listen.", long, "I sleep.", "Good night.")

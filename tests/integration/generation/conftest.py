@@ -1,8 +1,9 @@
-"""All vendors' adapters, each against a server that speaks its vendor's format."""
+"""The adapter of each vendor, with a server that speaks the vendor's format."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,16 @@ from tests.fakes.scripted_server import Answer, Event
 
 @dataclass(frozen=True)
 class Vendor:
-    """What a test that concerns all vendors needs of one.
+    """The parts of a vendor's fake that tests of all adapters need.
 
-    `connect` gives the model, under changed settings. `said`, `thought` and `ended` are events of
-    a stream, `reply` a whole reply, `called` a stream with calls, `failed` an error with a status
-    and a message of the vendor's.
+    Args:
+        connect: Returns the model, with changed settings.
+        reply: A whole reply.
+        called: A stream with tool calls.
+        said: An event with text.
+        thought: An event with thoughts.
+        ended: The last events of a stream.
+        failed: An error with a status and a message.
     """
 
     server: GeminiServer | OpenAIServer | AnthropicServer
@@ -37,86 +43,78 @@ class Vendor:
     failed: Callable[[int, str], Answer]
 
 
-@pytest.fixture
-async def gemini() -> AsyncGenerator[Vendor, None]:
+@asynccontextmanager
+async def connecting(
+    server: GeminiServer | OpenAIServer | AnthropicServer, name: str, model_id: str
+) -> AsyncGenerator[Callable[..., ChatModel]]:
+    """Yield a function that returns the model, with changed settings."""
     registries: list[ModelRegistry] = []
 
     def connect(**changes: Any) -> ChatModel:
-        registries.append(ModelRegistry(gemini=server.config(**changes)))
-        return registries[-1].get(gemini_server.MODEL_ID)
+        config: dict[str, Any] = {name: server.config(**changes)}
+        registries.append(ModelRegistry(**config))
+        return registries[-1].get(model_id)
 
-    async with GeminiServer() as server:
-        yield Vendor(
-            server=server,
-            key=gemini_server.API_KEY,
-            connect=connect,
-            reply=gemini_server.reply,
-            called=gemini_server.called,
-            said=lambda text: gemini_server.chunk(gemini_server.text_part(text)),
-            thought=lambda text: gemini_server.chunk(gemini_server.thought_part(text)),
-            ended=(gemini_server.chunk(finish="STOP", used=gemini_server.usage(12, 2)),),
-            failed=lambda status, message: gemini_server.error(status, "SOME_WORD", message),
-        )
-        for registry in registries:
-            await registry.aclose()
+    yield connect
+    for registry in registries:
+        await registry.aclose()
 
 
 @pytest.fixture
-async def openai() -> AsyncGenerator[Vendor, None]:
-    registries: list[ModelRegistry] = []
-
-    def connect(**changes: Any) -> ChatModel:
-        registries.append(ModelRegistry(openai=server.config(**changes)))
-        return registries[-1].get(openai_server.MODEL_ID)
-
-    async with OpenAIServer() as server:
+async def gemini() -> AsyncGenerator[Vendor]:
+    fake = gemini_server
+    async with GeminiServer() as server, connecting(server, "gemini", fake.MODEL_ID) as connect:
         yield Vendor(
             server=server,
-            key=openai_server.API_KEY,
+            key=fake.API_KEY,
             connect=connect,
-            reply=openai_server.reply,
-            called=openai_server.called,
-            said=lambda text: openai_server.chunk(content=text),
-            thought=lambda text: openai_server.chunk(reasoning_content=text),
-            ended=(
-                openai_server.chunk("stop"),
-                openai_server.usage_chunk(openai_server.usage(12, 2)),
-                openai_server.DONE,
-            ),
-            failed=lambda status, message: openai_server.error(
-                status, message=message, code="some_code"
-            ),
+            reply=fake.reply,
+            called=fake.called,
+            said=lambda text: fake.chunk(fake.text_part(text)),
+            thought=lambda text: fake.chunk(fake.thought_part(text)),
+            ended=(fake.chunk(finish="STOP", used=fake.usage(12, 2)),),
+            failed=lambda status, message: fake.error(status, "SOME_WORD", message),
         )
-        for registry in registries:
-            await registry.aclose()
 
 
 @pytest.fixture
-async def anthropic() -> AsyncGenerator[Vendor, None]:
-    registries: list[ModelRegistry] = []
-
-    def connect(**changes: Any) -> ChatModel:
-        registries.append(ModelRegistry(anthropic=server.config(**changes)))
-        return registries[-1].get(anthropic_server.MODEL_ID)
-
-    async with AnthropicServer() as server:
+async def openai() -> AsyncGenerator[Vendor]:
+    fake = openai_server
+    async with OpenAIServer() as server, connecting(server, "openai", fake.MODEL_ID) as connect:
         yield Vendor(
             server=server,
-            key=anthropic_server.API_KEY,
+            key=fake.API_KEY,
             connect=connect,
-            reply=anthropic_server.reply,
-            called=anthropic_server.called,
-            said=lambda text: anthropic_server.delta(0, "text", text=text),
-            thought=lambda text: anthropic_server.delta(1, "thinking", thinking=text),
-            ended=anthropic_server.ended(),
-            failed=lambda status, message: anthropic_server.error(status, "some_error", message),
+            reply=fake.reply,
+            called=fake.called,
+            said=lambda text: fake.chunk(content=text),
+            thought=lambda text: fake.chunk(reasoning_content=text),
+            ended=(fake.chunk("stop"), fake.usage_chunk(fake.usage(12, 2)), fake.DONE),
+            failed=lambda status, message: fake.error(status, message=message, code="some_code"),
         )
-        for registry in registries:
-            await registry.aclose()
+
+
+@pytest.fixture
+async def anthropic() -> AsyncGenerator[Vendor]:
+    fake = anthropic_server
+    async with (
+        AnthropicServer() as server,
+        connecting(server, "anthropic", fake.MODEL_ID) as connect,
+    ):
+        yield Vendor(
+            server=server,
+            key=fake.API_KEY,
+            connect=connect,
+            reply=fake.reply,
+            called=fake.called,
+            said=lambda text: fake.delta(0, "text", text=text),
+            thought=lambda text: fake.delta(1, "thinking", thinking=text),
+            ended=fake.ended(),
+            failed=lambda status, message: fake.error(status, "some_error", message),
+        )
 
 
 @pytest.fixture(params=["gemini", "openai", "anthropic"])
 def vendor(request: pytest.FixtureRequest) -> Vendor:
-    """One vendor after the other."""
     chosen: Vendor = request.getfixturevalue(request.param)
     return chosen

@@ -1,4 +1,4 @@
-"""What Anthropic's API has in its own ways."""
+"""Tests of features that only Anthropic's API has."""
 
 from __future__ import annotations
 
@@ -67,11 +67,9 @@ def sent(anthropic: Vendor) -> Any:
     return anthropic.server.requests[-1].body
 
 
-async def test_a_reply_begins_as_it_was_told_to(anthropic: Vendor) -> None:
+async def test_a_reply_starts_with_the_given_text(anthropic: Vendor) -> None:
     anthropic.server.script(reply(" the sea", " is rough."))
-
     pieces = await listen(anthropic, sampling=Sampling(start_reply_with="Oswin says: "))
-
     said = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
     assert said == "Oswin says: the sea is rough."
     last = sent(anthropic)["messages"][-1]
@@ -84,13 +82,11 @@ async def test_a_beginning_that_the_model_refuses_is_left_out_from_then_on(
     model = anthropic.connect()
     no = "This model does not support assistant message prefill."
     anthropic.server.script(error(400, "invalid_request_error", no), reply("Hm."), reply("Hm."))
-
     for _ in range(2):
         pieces = [
             piece async for piece in model.stream(PROMPT, Sampling(start_reply_with="Oswin:"))
         ]
         assert pieces[:2] == [SentRequest(left_out=("start_reply_with",)), TextPiece("Hm.")]
-
     assert model.spec.refused == {"start_reply_with"}
     assert "start_reply_with" not in model.spec.accepts
     assert len(anthropic.server.requests) == 3
@@ -98,21 +94,16 @@ async def test_a_beginning_that_the_model_refuses_is_left_out_from_then_on(
 
 async def test_a_budget_for_thinking_stays_below_the_limit_of_tokens(anthropic: Vendor) -> None:
     await listen(anthropic, sampling=Sampling(thinking_budget=200_000))
-
     assert sent(anthropic)["max_tokens"] == 64_000
     assert sent(anthropic)["thinking"] == {"type": "enabled", "budget_tokens": 64_000 - 8_192}
 
 
-async def test_a_model_that_takes_no_budget_thinks_as_much_as_it_wants(
-    anthropic: Vendor,
-) -> None:
+async def test_a_model_that_takes_no_budget_thinks_as_much_as_it_wants(anthropic: Vendor) -> None:
     no = '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive".'
     anthropic.server.script(error(400, "invalid_request_error", no))
     model = anthropic.connect()
-
     for _ in range(2):
         _ = [piece async for piece in model.stream(PROMPT, Sampling(thinking_budget=2000))]
-
     assert sent(anthropic)["thinking"] == {"type": "adaptive", "display": "summarized"}
     assert len(anthropic.server.requests) == 3
 
@@ -149,22 +140,19 @@ async def test_the_prompt_arrives_with_marks_where_it_is_stable(anthropic: Vendo
 
 async def test_a_prompt_that_nothing_is_stable_of_has_no_marks(anthropic: Vendor) -> None:
     await listen(anthropic, Prompt(PROMPT.messages))
-
     assert "cache_control" not in json.dumps(sent(anthropic))
 
 
 async def test_a_reply_may_begin_with_words_of_the_user_s(anthropic: Vendor) -> None:
     await listen(anthropic, Prompt([*PROMPT.messages, PromptMessage("assistant", "He says: ")]))
-
     assert sent(anthropic)["messages"][-1] == {
         "role": "assistant",
         "content": [{"type": "text", "text": "He says:"}],
     }
 
 
-async def test_what_was_read_of_the_cache_counts_as_prompt(anthropic: Vendor) -> None:
+async def test_cached_tokens_count_as_prompt(anthropic: Vendor) -> None:
     anthropic.server.script(reply("Yes.", used=usage(10, 3, read=900, kept=50)))
-
     assert (await listen(anthropic))[-2:] == [
         TokenUsage(prompt_tokens=960, completion_tokens=3, cached_tokens=900),
         Finish("stop"),
@@ -193,10 +181,8 @@ async def test_thoughts_go_back_signed_with_the_result_of_the_call(anthropic: Ve
     stream = model.stream(PROMPT, PLAIN, tools=[SEARCH])
     first, second, call, *_ = [piece async for piece in stream]
     assert [first, second] == [ThinkingPiece("I should "), ThinkingPiece("look.")]
-
     rounds = [ToolRound([call], [{"found": 1}])]  # type: ignore[list-item]  # it is the call
     assert [piece async for piece in model.stream(Prompt(PROMPT.messages, rounds), PLAIN)]
-
     assert sent(anthropic)["messages"][-2]["content"] == [
         {"type": "thinking", "thinking": "I should look.", "signature": "c2ln"},
         {"type": "redacted_thinking", "data": "b64"},
@@ -211,9 +197,7 @@ async def test_a_whole_answer_has_its_calls(anthropic: Vendor) -> None:
     ]
     body = {"content": content, "stop_reason": "tool_use", "usage": usage(12, 2)}
     anthropic.server.script(Answer(body=body))
-
     answer = await anthropic.connect().call_tools(PROMPT, [SEARCH], PLAIN)
-
     assert (answer.text, answer.finish) == ("I look.", "tool_calls")
     assert [(call.name, call.arguments) for call in answer.calls] == [("search", {"query": "key"})]
 
@@ -225,9 +209,7 @@ async def test_a_schema_is_sent_in_the_form_that_the_api_takes(anthropic: Vendor
         "properties": {"lines": {"type": "array", "maxItems": 3, "items": {"type": "string"}}},
     }
     model = anthropic.connect()
-
-    await model.structured(PROMPT, schema, Sampling(reasoning_effort="high"))
-
+    await model.generate_json(PROMPT, schema, Sampling(reasoning_effort="high"))
     config = sent(anthropic)["output_config"]
     assert config["effort"] == "high"
     assert config["format"]["schema"]["additionalProperties"] is False
@@ -253,14 +235,12 @@ async def test_thinking_has_its_tokens_beside_the_reply_s(
     anthropic: Vendor, sampling: Sampling, thinking: object, tokens: int
 ) -> None:
     await listen(anthropic, sampling=sampling)
-
     assert sent(anthropic).get("thinking") == thinking
     assert sent(anthropic)["max_tokens"] == tokens
 
 
 async def test_a_temperature_above_the_api_s_scale_is_its_highest(anthropic: Vendor) -> None:
     await listen(anthropic, sampling=Sampling(temperature=1.4))
-
     assert sent(anthropic)["temperature"] == 1.0
 
 
@@ -278,18 +258,14 @@ async def test_an_error_within_a_stream_is_known_by_its_type(
     anthropic: Vendor, kind: str, expected: type[ModelError]
 ) -> None:
     anthropic.server.script(Answer(events=[started(), error_body(kind, "I am Oswin")]))
-
     with pytest.raises(expected) as caught:
         await listen(anthropic)
-
     assert kind in caught.value.detail
     assert "Oswin" not in caught.value.detail
 
 
 async def test_a_refusal_is_a_blocked_reply(anthropic: Vendor) -> None:
     anthropic.server.script(reply(finish="refusal"))
-
     with pytest.raises(ModelBlockedError) as caught:
         await listen(anthropic)
-
     assert caught.value.reason == "refusal"

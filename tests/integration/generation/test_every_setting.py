@@ -1,4 +1,4 @@
-"""Each sampling setting that an adapter takes arrives in the request that leaves."""
+"""Tests that each accepted sampling setting is in the request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tests.fakes.openai_server import OpenAIServer
 pytestmark = pytest.mark.anyio
 
 PROMPT = Prompt([PromptMessage("user", "Go on.")])
-
 START = {"role": "assistant", "content": "Oswin:"}
 
 VALUES: dict[SamplingField, Any] = {
@@ -147,52 +146,48 @@ async def exchange(model: ChatModel, sampling: Sampling) -> None:
     assert [piece async for piece in model.stream(PROMPT, sampling)]
 
 
-@pytest.mark.parametrize("field", sorted(GEMINI_BODY))
-async def test_a_setting_reaches_gemini(field: SamplingField) -> None:
-    async with GeminiServer() as server:
-        provider = GeminiProvider(server.config())
-        model = GeminiModel(spec("any", gemini.ADAPTER_ACCEPTS), provider, thinks=True)
+def connect_gemini(server: GeminiServer) -> tuple[GeminiProvider, ChatModel]:
+    provider = GeminiProvider(server.config())
+    return provider, GeminiModel(spec("gemini-2.5-pro", gemini.ADAPTER_ACCEPTS), provider)
+
+
+def connect_openai(server: OpenAIServer) -> tuple[OpenAICompatibleProvider, ChatModel]:
+    provider = OpenAICompatibleProvider(server.config())
+    return provider, OpenAICompatibleModel(spec("any", EVERY_SETTING), provider)
+
+
+def connect_anthropic(server: AnthropicServer) -> tuple[AnthropicProvider, ChatModel]:
+    provider = AnthropicProvider(server.config())
+    return provider, AnthropicModel(spec("any", anthropic.ADAPTER_ACCEPTS), provider)
+
+
+WIRES: dict[str, tuple[Any, Any, dict[SamplingField, tuple[str, Any]]]] = {
+    "gemini": (GeminiServer, connect_gemini, GEMINI_BODY),
+    "openai": (OpenAIServer, connect_openai, OPENAI_BODY),
+    "anthropic": (AnthropicServer, connect_anthropic, ANTHROPIC_BODY),
+}
+
+
+@pytest.mark.parametrize(
+    ("wire", "field"), [(wire, name) for wire, (*_, body) in WIRES.items() for name in sorted(body)]
+)
+async def test_a_setting_arrives_in_the_request(wire: str, field: SamplingField) -> None:
+    fake, connect, body = WIRES[wire]
+    async with fake() as server:
+        provider, model = connect(server)
         await exchange(model, Sampling(**{field: VALUES[field]}))
         await provider.aclose()
-
-        path, value = GEMINI_BODY[field]
-        assert found(server.requests[0].body, path) == value
-
-
-@pytest.mark.parametrize("field", sorted(OPENAI_BODY))
-async def test_a_setting_reaches_an_openai_compatible_server(field: SamplingField) -> None:
-    async with OpenAIServer() as server:
-        provider = OpenAICompatibleProvider(server.config())
-        model = OpenAICompatibleModel(spec("any", EVERY_SETTING), provider)
-        await exchange(model, Sampling(**{field: VALUES[field]}))
-        await provider.aclose()
-
-        path, value = OPENAI_BODY[field]
-        assert found(server.requests[0].body, path) == value
-
-
-@pytest.mark.parametrize("field", sorted(ANTHROPIC_BODY))
-async def test_a_setting_reaches_anthropic(field: SamplingField) -> None:
-    async with AnthropicServer() as server:
-        provider = AnthropicProvider(server.config())
-        model = AnthropicModel(spec("any", anthropic.ADAPTER_ACCEPTS), provider)
-        await exchange(model, Sampling(**{field: VALUES[field]}))
-        await provider.aclose()
-
-        path, value = ANTHROPIC_BODY[field]
+        path, value = body[field]
         assert found(server.requests[0].body, path) == value
 
 
 async def test_settings_that_are_not_set_are_left_to_the_provider() -> None:
     async with GeminiServer() as google, OpenAIServer() as server:
         providers = GeminiProvider(google.config()), OpenAICompatibleProvider(server.config())
-        await exchange(
-            GeminiModel(spec("any", frozenset()), providers[0], thinks=False), Sampling()
-        )
+        await exchange(GeminiModel(spec("any", frozenset()), providers[0]), Sampling())
         await exchange(OpenAICompatibleModel(spec("any", frozenset()), providers[1]), Sampling())
         for provider in providers:
             await provider.aclose()
-
         assert set(google.requests[0].body) == {"contents", "generationConfig"}
         assert google.requests[0].body["generationConfig"] == {}
         assert set(server.requests[0].body) == {"model", "messages", "stream", "stream_options"}

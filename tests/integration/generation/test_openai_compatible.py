@@ -1,4 +1,4 @@
-"""What OpenAI-compatible servers do in their own ways."""
+"""Tests of features that only OpenAI-compatible servers have."""
 
 from __future__ import annotations
 
@@ -85,16 +85,8 @@ async def test_the_prompt_arrives_as_it_was_put_together(openai: Vendor) -> None
     }
 
 
-async def test_a_server_without_a_key_is_sent_none(openai: Vendor) -> None:
-    model = openai.connect(api_key=None)
-
-    assert [piece async for piece in model.stream(PROMPT, PLAIN)]
-    assert "authorization" not in openai.server.requests[0].headers
-
-
 async def test_reasoning_and_cached_tokens_are_counted(openai: Vendor) -> None:
     openai.server.script(reply("No.", used=usage(1200, 100, reasoning=60, cached=1000)))
-
     assert (await listen(openai))[1] == TokenUsage(
         prompt_tokens=1200, completion_tokens=100, cached_tokens=1000, thinking_tokens=60
     )
@@ -102,16 +94,13 @@ async def test_reasoning_and_cached_tokens_are_counted(openai: Vendor) -> None:
 
 async def test_a_prompt_that_the_filter_refuses_is_blocked(openai: Vendor) -> None:
     openai.server.script(error(400, code="content_filter", message="Open the door!"))
-
     with pytest.raises(ModelBlockedError) as caught:
         await listen(openai)
-
     assert caught.value.reason == "content_filter"
 
 
 async def test_a_prompt_that_is_too_long_is_said_to_be(openai: Vendor) -> None:
     openai.server.script(error(400, code="context_length_exceeded"))
-
     with pytest.raises(ModelContextOverflowError):
         await listen(openai)
 
@@ -132,14 +121,12 @@ async def test_an_error_within_the_stream_before_a_word_is_what_it_says(
     openai: Vendor, body: dict[str, Any], kind: type[ModelError]
 ) -> None:
     openai.server.script(stream(body, DONE))
-
     with pytest.raises(kind):
         await listen(openai)
 
 
 async def test_an_error_amid_the_reply_names_its_cause(openai: Vendor) -> None:
     openai.server.script(stream(chunk(content="The"), error_body("oops", code=502), DONE))
-
     with pytest.raises(ModelServerError):
         await listen(openai)
 
@@ -171,9 +158,7 @@ async def test_a_call_goes_back_as_it_came_with_its_result(openai: Vendor) -> No
     plain = tool_call("search", {}, call_id="c2")
     openai.server.script(Answer(body=completion("Hm.", calls=[signed, plain])))
     first = await ask(openai)
-
     await ask(openai, ToolRound(first.calls, [{"hits": 2}, "nothing"], text="Hm."))
-
     assert sent(openai)["messages"][-3:] == [
         {"role": "assistant", "content": "Hm.", "tool_calls": [signed, plain]},
         {"role": "tool", "tool_call_id": "c1", "content": '{"hits": 2}'},
@@ -181,12 +166,10 @@ async def test_a_call_goes_back_as_it_came_with_its_result(openai: Vendor) -> No
     ]
 
 
-async def test_a_call_of_another_vendor_s_can_be_told_of(openai: Vendor) -> None:
+async def test_a_call_of_another_vendor_can_be_sent(openai: Vendor) -> None:
     state = {"thought_signature": "c2lnbmF0dXJl"}
     call = ToolCall(id="c9", name="search", arguments={"query": "knife"}, vendor_state=state)
-
     await ask(openai, ToolRound([call], ["nothing"]))
-
     assert sent(openai)["messages"][-2]["tool_calls"] == [
         tool_call("search", {"query": "knife"}, call_id="c9")
     ]
@@ -195,10 +178,8 @@ async def test_a_call_of_another_vendor_s_can_be_told_of(openai: Vendor) -> None
 async def test_half_a_character_in_a_call_is_mended_on_its_way_in_and_back(openai: Vendor) -> None:
     halves = tool_call("sea\ud83d", {"que\udc00ry": "kni\ud83dfe \U0001f5e1"}, call_id="c1")
     openai.server.script(Answer(body=completion("Hm\ud83d.", calls=[halves])))
-
     first = await ask(openai)
     await ask(openai, ToolRound(first.calls, ["nothing"], text=first.text))
-
     (call,) = first.calls
     assert (first.text, call.name) == ("Hm\ufffd.", "sea\ufffd")
     assert call.arguments == {"que\ufffdry": "kni\ufffdfe \U0001f5e1"}
@@ -212,7 +193,6 @@ NESTED = '{"a":' * 5_000 + "1" + "}" * 5_000
 async def test_a_call_with_broken_arguments_is_no_answer(openai: Vendor, arguments: str) -> None:
     calls = [tool_call("search", arguments, call_id="c1")]
     openai.server.script(Answer(body=completion(None, calls=calls)))
-
     with pytest.raises(ModelMalformedAnswerError):
         await ask(openai)
 
@@ -220,9 +200,7 @@ async def test_a_call_with_broken_arguments_is_no_answer(openai: Vendor, argumen
 async def test_structured_output_is_asked_for_by_schema(openai: Vendor) -> None:
     schema = {"type": "object", "properties": {"lines": {"type": "array"}}}
     openai.server.script(reply('{"lines": []}'))
-
-    await openai.connect().structured(PROMPT, schema, PLAIN)
-
+    await openai.connect().generate_json(PROMPT, schema, PLAIN)
     assert sent(openai)["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "answer", "schema": schema},

@@ -1,4 +1,4 @@
-"""Tool calls within a streamed reply, through the vendors' SDKs."""
+"""Tests of tool calls within a streamed reply."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ async def play(
     return [piece async for piece in pieces]
 
 
-def calls_in(pieces: list[Piece]) -> list[tuple[str, Any]]:
+def find_calls(pieces: list[Piece]) -> list[tuple[str, Any]]:
     return [(piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCall)]
 
 
-def problem_in(pieces: list[Piece]) -> str:
+def find_problem(pieces: list[Piece]) -> str:
     (call,) = (piece for piece in pieces if isinstance(piece, ToolCall))
     assert call.arguments == {}
     return call.problem
 
 
-def text_in(pieces: list[Piece]) -> str:
+def join_text(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 
 
@@ -78,9 +78,7 @@ def sent(vendor: Vendor) -> Any:
 
 async def test_a_call_is_one_piece_after_the_text_before_it(vendor: Vendor) -> None:
     vendor.server.script(vendor.called(CALL, text="He ducks."))
-
     said, call, usage, finish = await play(vendor.connect())
-
     assert isinstance(call, ToolCall)
     assert (call.id, call.name, call.arguments, call.problem) == ("call-0", *CALL, "")
     assert (said, finish) == (TextPiece("He ducks."), Finish("tool_calls"))
@@ -91,18 +89,15 @@ async def test_a_call_is_one_piece_after_the_text_before_it(vendor: Vendor) -> N
 async def test_several_calls_come_in_order_and_without_a_word(vendor: Vendor) -> None:
     calls = [("roll", {"dice": number, "why": "“fear”"}) for number in range(3)]
     vendor.server.script(vendor.called(*calls))
-
     pieces = await play(vendor.connect())
-
-    assert calls_in(pieces) == calls
+    assert find_calls(pieces) == calls
     assert len({piece.id for piece in pieces if isinstance(piece, ToolCall)}) == 3
-    assert text_in(pieces) == ""
+    assert join_text(pieces) == ""
 
 
 async def test_a_plain_stream_offers_no_tools(vendor: Vendor) -> None:
     pieces = await play(vendor.connect(), tools=0)
-
-    assert text_in(pieces) == "The rain has stopped."
+    assert join_text(pieces) == "The rain has stopped."
     assert pieces[-1] == Finish("stop")
     assert "tools" not in sent(vendor)
 
@@ -123,7 +118,9 @@ async def test_streamed_calls_go_back_with_their_results(vendor: Vendor) -> None
                 gemini_server.call_part(*CALL, call_id="call-1"),
             ),
             gemini_turn(
-                "user", answered("call-0", {"rolled": 6}), answered("call-1", {"output": "nothing"})
+                "user",
+                gemini_answer("call-0", {"rolled": 6}),
+                gemini_answer("call-1", {"output": "nothing"}),
             ),
         ]
     elif "system" in sent(vendor):
@@ -141,11 +138,7 @@ async def test_streamed_calls_go_back_with_their_results(vendor: Vendor) -> None
             {
                 "role": "user",
                 "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "call-0",
-                        "content": '{"rolled": 6}',
-                    },
+                    {"type": "tool_result", "tool_use_id": "call-0", "content": '{"rolled": 6}'},
                     {"type": "tool_result", "tool_use_id": "call-1", "content": "nothing"},
                 ],
             },
@@ -166,15 +159,13 @@ def gemini_turn(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"role": role, "parts": list(parts)}
 
 
-def answered(call_id: str, response: dict[str, Any]) -> dict[str, Any]:
+def gemini_answer(call_id: str, response: dict[str, Any]) -> dict[str, Any]:
     return {"functionResponse": {"id": call_id, "name": "roll", "response": response}}
 
 
 async def test_a_call_without_a_name_is_answered_in_words(vendor: Vendor) -> None:
     call = ToolCall("c1", "", {}, problem="broken")
-
     await play(vendor.connect(), ToolRound([call], [{"error": "What was that?"}]))
-
     body = sent(vendor)
     *_, last = body.get("contents") or body["messages"]
     assert last["role"] == "user"
@@ -184,15 +175,13 @@ async def test_a_call_without_a_name_is_answered_in_words(vendor: Vendor) -> Non
 
 async def test_more_calls_than_there_may_be_are_passed_over(vendor: Vendor) -> None:
     vendor.server.script(vendor.called(*[CALL] * (MAX_CALLS + 2)))
-
-    assert len(calls_in(await play(vendor.connect()))) == MAX_CALLS
+    assert len(find_calls(await play(vendor.connect()))) == MAX_CALLS
 
 
 async def test_arguments_that_are_too_long_are_a_problem(vendor: Vendor) -> None:
     long = ("roll", {"why": "x" * MAX_ARGUMENTS})
     vendor.server.script(vendor.called(long, **({} if is_gemini(vendor) else {"size": 10_000})))
-
-    assert problem_in(await play(vendor.connect())) == TOO_LONG_PROBLEM
+    assert find_problem(await play(vendor.connect())) == TOO_LONG_PROBLEM
 
 
 async def test_arguments_that_are_nested_too_deeply_are_a_problem(vendor: Vendor) -> None:
@@ -200,14 +189,12 @@ async def test_arguments_that_are_nested_too_deeply_are_a_problem(vendor: Vendor
     for _ in range(100):
         nested = {"a": nested}
     vendor.server.script(vendor.called(("roll", nested)))
-
-    assert "nested" in problem_in(await play(vendor.connect()))
+    assert "nested" in find_problem(await play(vendor.connect()))
 
 
 async def test_a_stream_that_breaks_off_amid_a_call_is_an_interruption(vendor: Vendor) -> None:
     events = vendor.called(CALL).events or ()
     vendor.server.script(Answer(events=[vendor.said("He"), *events[:-3], Break()]))
-
     with pytest.raises(ModelInterruptedError):
         await play(vendor.connect())
 
@@ -215,9 +202,7 @@ async def test_a_stream_that_breaks_off_amid_a_call_is_an_interruption(vendor: V
 async def test_a_text_of_a_schema_streams(vendor: Vendor) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     vendor.server.script(vendor.reply('{"a"', ": 1}"))
-
     pieces = [piece async for piece in vendor.connect().stream(PROMPT, PLAIN, schema=schema)]
-
     assert pieces[:2] == [TextPiece('{"a"'), TextPiece(": 1}")]
     assert '"properties": {"a": {"type": "integer"}}' in json.dumps(sent(vendor))
 
@@ -229,11 +214,9 @@ async def test_calls_are_read_out_of_the_text(
     vendor: Vendor, support: ToolSupport, reply: str
 ) -> None:
     vendor.server.script(vendor.reply(*(reply[at : at + 4] for at in range(0, len(reply), 4))))
-
     pieces = await play(vendor.connect(), support=support)
-
-    assert text_in(pieces).strip() == "He ducks."
-    assert calls_in(pieces) == [CALL]
+    assert join_text(pieces).strip() == "He ducks."
+    assert find_calls(pieces) == [CALL]
     assert [type(piece) for piece in pieces[-3:]] == [ToolCall, TokenUsage, Finish]
     assert pieces[-1] == Finish("tool_calls")
     assert "Roll dice." in json.dumps(sent(vendor))
@@ -254,7 +237,7 @@ async def test_rounds_of_such_calls_go_back_as_messages(
         model, ToolRound(calls, [{"rolled": 6}], "He ducks."), support=support, tools=0
     )
 
-    assert text_in(pieces) == "The end."
+    assert join_text(pieces) == "The end."
     told = json.dumps(sent(vendor))
     assert "He ducks." in told
     assert "rolled" in told
@@ -288,11 +271,9 @@ async def test_narration_is_handed_on_before_the_answer_is_complete(vendor: Vend
 @pytest.mark.parametrize("support", ["native", "structured", "fenced"])
 async def test_closing_the_stream_early_hangs_up(vendor: Vendor, support: ToolSupport) -> None:
     vendor.server.script(Answer(events=[vendor.said('{"narration": "He'), Silence()]))
-
     pieces = stream_with_tools(vendor.connect(), PROMPT, [ROLL], PLAIN, support)
     async with aclosing(pieces):
         await anext(pieces)
-
     await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=PATIENCE)
 
 
@@ -308,7 +289,6 @@ async def test_an_answer_with_neither_narration_nor_calls_is_empty(
     vendor: Vendor, support: ToolSupport, reply: str
 ) -> None:
     vendor.server.script(vendor.reply(reply))
-
     with pytest.raises(ModelEmptyReplyError):
         await play(vendor.connect(), support=support)
 
@@ -316,60 +296,50 @@ async def test_an_answer_with_neither_narration_nor_calls_is_empty(
 async def test_a_reply_cut_at_the_limit_says_so(vendor: Vendor) -> None:
     finish = "MAX_TOKENS" if is_gemini(vendor) else "length"
     vendor.server.script(vendor.reply(ANSWER[:-5], finish=finish))
-
     pieces = await play(vendor.connect(), support="structured")
-
-    assert text_in(pieces) == "He ducks."
-    assert problem_in(pieces)
+    assert join_text(pieces) == "He ducks."
+    assert find_problem(pieces)
     assert pieces[-1] == Finish("length")
 
 
 @pytest.mark.parametrize(("refusals", "support"), [(1, "structured"), (2, "fenced")])
-async def test_what_a_server_refuses_is_asked_for_in_the_next_way_and_remembered(
+async def test_a_refused_way_of_calling_tools_is_replaced_and_remembered(
     vendor: Vendor, refusals: int, support: ToolSupport
 ) -> None:
     model = vendor.connect()
     reply = ANSWER if support == "structured" else BLOCK
     assert choose_tool_support(model) == "native"
     vendor.server.script(*[vendor.failed(400, "no tools")] * refusals, vendor.reply(reply))
-
-    assert calls_in(await play(model)) == [CALL]
+    assert find_calls(await play(model)) == [CALL]
     assert choose_tool_support(model) == support
     assert choose_tool_support(vendor.connect()) == "native"
-
     vendor.server.requests.clear()
     vendor.server.script(vendor.reply(reply))
-    assert calls_in(await play(model)) == [CALL]
+    assert find_calls(await play(model)) == [CALL]
     assert len(vendor.server.requests) == 1
 
 
 async def test_a_request_that_is_refused_in_every_way_is_the_first_refusal(vendor: Vendor) -> None:
     model = vendor.connect()
     vendor.server.script(*(vendor.failed(status, "no") for status in (422, 400, 415)))
-
     with pytest.raises(ModelRequestError, match="422"):
         await play(model)
-
     assert len(vendor.server.requests) == 3
     assert choose_tool_support(model) == "native"
 
 
 async def test_without_tools_a_refusal_is_one(vendor: Vendor) -> None:
     vendor.server.script(vendor.failed(400, "no"))
-
     with pytest.raises(ModelRequestError):
         await play(vendor.connect(), tools=0)
-
     assert len(vendor.server.requests) == 1
 
 
 async def test_a_server_that_fails_has_not_refused_tools(vendor: Vendor) -> None:
     model = vendor.connect()
     vendor.server.script(vendor.failed(503, "later"))
-
     with pytest.raises(ModelUnavailableError):
         await play(model)
-
     assert (len(vendor.server.requests), choose_tool_support(model)) == (1, "native")
 
 
@@ -382,8 +352,7 @@ async def test_llama_cpp_refuses_tools_with_a_status_of_its_own(
     model = openai.connect()
     refusal = openai_server.error(500, message=message, code="500", kind="server_error")
     openai.server.script(refusal, openai.reply(ANSWER))
-
-    assert calls_in(await play(model)) == [CALL]
+    assert find_calls(await play(model)) == [CALL]
     assert choose_tool_support(model) == "structured"
 
 
@@ -399,10 +368,8 @@ async def test_a_call_that_gemini_could_not_read_is_a_problem(gemini: Vendor, re
             gemini_server.chunk(finish=reason),
         )
     )
-
     pieces = await play(gemini.connect())
-
-    assert reason in problem_in(pieces)
+    assert reason in find_problem(pieces)
     assert pieces[-1] == Finish("tool_calls")
 
 
@@ -412,9 +379,7 @@ async def test_a_server_s_own_members_of_a_call_go_back_with_it(openai: Vendor) 
     openai.server.script(stream(chunk(tool_calls=[begun]), chunk("tool_calls"), DONE))
     model = openai.connect()
     calls = [piece for piece in await play(model) if isinstance(piece, ToolCall)]
-
     await play(model, ToolRound(calls, ["six"]))
-
     assert sent(openai)["messages"][2]["tool_calls"] == [tool_call(*CALL, call_id="c1", **extra)]
 
 
@@ -427,9 +392,7 @@ async def test_thoughts_go_back_with_the_calls_that_followed_from_them(
     openai.server.script(stream(*told, chunk(tool_calls=[begun]), chunk("tool_calls"), DONE))
     model = openai.connect()
     calls = [piece for piece in await play(model) if isinstance(piece, ToolCall)]
-
     await play(model, ToolRound(calls, ["six"]))
-
     assert sent(openai)["messages"][2] == {
         "role": "assistant",
         "content": None,
@@ -444,9 +407,7 @@ async def test_a_model_that_has_called_and_says_no_more_has_finished(
 ) -> None:
     call = ToolCall("c1", *CALL)
     vendor.server.script(vendor.reply())
-
     pieces = await play(vendor.connect(), ToolRound([call], ["six"], "He ducks."), support=support)
-
     assert pieces == [Finish("stop")]
 
 
@@ -457,22 +418,18 @@ async def test_broken_arguments_are_a_problem_and_go_back_as_none(
     openai.server.script(openai_server.called(("roll", arguments), text="He ducks."))
     model = openai.connect()
     pieces = await play(model)
-    assert problem_in(pieces)
+    assert find_problem(pieces)
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
-
     await play(model, ToolRound(calls, [{"error": calls[0].problem}], "He ducks."))
-
     assert sent(openai)["messages"][2]["tool_calls"] == [tool_call("roll", {}, call_id="call-0")]
 
 
 async def test_calls_without_ids_get_one_each(openai: Vendor) -> None:
     fragments = [tool_call(*CALL, call_id="", index=index) for index in range(2)]
     openai.server.script(stream(chunk(tool_calls=fragments), chunk("stop"), DONE))
-
     pieces = await play(openai.connect())
-
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
-    assert calls_in(pieces) == [CALL, CALL]
+    assert find_calls(pieces) == [CALL, CALL]
     assert len({call.id for call in calls} - {""}) == 2
     assert [call.vendor_state["id"] for call in calls] == [call.id for call in calls]
     assert pieces[-1] == Finish("tool_calls")

@@ -28,7 +28,6 @@ async def ben(database: Database) -> Person:
 
 @pytest.fixture
 async def workshop(queue: JobQueue) -> AsyncGenerator[Workshop]:
-    """Makes workers; they are stopped at the end."""
     workshop = Workshop(queue)
     yield workshop
     await workshop.close()

@@ -1,4 +1,4 @@
-"""Jobs that fail, workers that disappear, and what they may still do afterwards."""
+"""Tests of jobs that fail, and of workers that disappear."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ from tests.integration.jobs.working import (
     one,
     put,
     state_of,
+    wait_for_job,
+    wait_until_alone,
 )
 from tests.support.clock import Clock
 from tests.support.logs import caught_logs
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -43,14 +45,14 @@ SECRET = "the-canary-sings-in-the-cellar"
 
 
 async def lapse(database: Database, job_id: UUID | None) -> None:
-    """Let a lease run out, long enough ago that no wait is left after it."""
+    """Make a lease expire so long ago that no wait is left."""
     async with database.write() as session:
         query = update(Job).where(Job.id == job_id)
         await session.execute(query.values(lease_until=now() - timedelta(minutes=10)))
 
 
 async def note(job: RunningJob, key: bytes) -> None:
-    """Finish with an effect that shows: a row."""
+    """Finish with a visible effect: a row."""
     async with job.finish() as session:
         session.add(LoginFailures(key=key, failures=job.attempt, last_at=now()))
 
@@ -60,7 +62,7 @@ async def notes(database: Database) -> dict[bytes, float]:
         return {row.key: row.failures for row in await session.scalars(select(LoginFailures))}
 
 
-async def test_what_fails_is_tried_again_later_and_dies_after_eight_attempts(
+async def test_a_failing_job_is_retried_and_dies_after_eight_attempts(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, clock, waits = queue.database, Clock(), list[float]()
@@ -82,18 +84,14 @@ async def test_what_fails_is_tried_again_later_and_dies_after_eight_attempts(
         assert job.wrapped_key is not None
         waits.append((job.run_after - clock.at).total_seconds())
         clock.at = job.run_after
-
-    async def is_dead() -> bool:
-        return await state_of(database, job_id) == "dead"
-
-    await until(is_dead)
+    await wait_for_job(database, job_id, state="dead")
     assert waits == [2.5, 7.5, 22.5, 67.5, 202.5, 607.5, 1800]
     job = await one(database, job_id)
     assert (job.attempts, job.error, job.lease_owner) == (8, "unavailable", None)
     assert (job.wrapped_key, job.root_version, job.key_until) == (None, None, None)
 
 
-async def test_of_an_unexpected_error_nothing_but_its_kind_is_kept(
+async def test_only_the_kind_of_an_unexpected_error_is_stored(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     async def handle(_: RunningJob) -> None:
@@ -103,10 +101,10 @@ async def test_of_an_unexpected_error_nothing_but_its_kind_is_kept(
         job_id = await put(queue, "note", user_id=ada.id)
         workshop.worker({"note": kind_of(handle)}, draw=lambda: 1.0)
 
-        async def failed() -> bool:
+        async def has_failed() -> bool:
             return (await one(queue.database, job_id)).error is not None
 
-        await until(failed)
+        await until(has_failed)
     assert (await one(queue.database, job_id)).error == "internal-error"
     (line,) = logged.lines("job.failed")
     assert line["job_id"] == str(job_id)
@@ -159,11 +157,7 @@ async def test_a_dead_job_holds_its_lane_up_no_longer(
 
     await put(queue, "note", user_id=ada.id, lane=lane)
     workshop.worker({"note": kind_of(handle)})
-
-    async def is_alone() -> bool:
-        return [job.id for job in await jobs(queue.database)] == [dead]
-
-    await until(is_alone)
+    await wait_until_alone(queue.database, dead)
 
 
 async def test_a_worker_that_slept_past_its_lease_changes_nothing(
@@ -183,25 +177,12 @@ async def test_a_worker_that_slept_past_its_lease_changes_nothing(
 
     job_id = await put(queue, "note", user_id=ada.id)
     workshop.worker({"note": kind_of(handle)})
-
-    async def runs() -> bool:
-        return await state_of(database, job_id) == "running"
-
-    await until(runs)
+    await wait_for_job(database, job_id, state="running")
     await lapse(database, job_id)
     workshop.worker({"note": kind_of(handle)})
-
-    async def claimed_again() -> bool:
-        return (await one(database, job_id)).fence == 2
-
-    await until(claimed_again)
+    await wait_for_job(database, job_id, fence=2)
     gates[0].set()
-
-    async def gave_up() -> bool:
-        return outcomes == ["claim 1 lost"]
-
-    # Either worker may have claimed it again.
-    await until(gave_up)
+    await until_true(lambda: outcomes == ["claim 1 lost"])
     assert await notes(database) == {}
     gates[1].set()
     await until(lambda: is_empty(database))
@@ -224,21 +205,13 @@ async def test_a_heartbeat_stops_what_is_no_longer_this_workers(
 
     job_id, other = [await put(queue, "note", user_id=ada.id) for _ in range(2)]
     worker = workshop.worker({"note": kind_of(handle)})
-
-    async def both_run() -> bool:
-        return len(started) == 2
-
-    await until(both_run)
+    await until_true(lambda: len(started) == 2)
     await worker.renew()
     before = await one(database, other)
     async with database.write() as session:
         await session.delete(await session.get_one(Job, job_id))
     await worker.renew()
-
-    async def one_left() -> bool:
-        return len(worker._jobs) == 1
-
-    await until(one_left)
+    await until_true(lambda: worker.job_count == 1)
     assert ended == ["interrupted"]
     after = await one(database, other)
     assert before.lease_until is not None
@@ -246,7 +219,7 @@ async def test_a_heartbeat_stops_what_is_no_longer_this_workers(
     assert after.lease_until > before.lease_until
 
 
-async def test_a_worker_that_stops_gives_its_jobs_back_at_once(
+async def test_a_worker_that_stops_returns_its_jobs(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database = queue.database
@@ -288,16 +261,12 @@ async def test_a_worker_that_drains_ends_its_job_and_begins_no_other(
     worker.drain()
     second = await put(queue, "note")
     may_end.set()
-
-    async def is_idle() -> bool:
-        return not worker.is_busy
-
-    await until(is_idle)
+    await until_true(lambda: not worker.is_busy)
     assert await notes(queue.database) == {b"first": 1}
     assert [(job.id, job.state) for job in await jobs(queue.database)] == [(second, "queued")]
 
 
-async def test_one_that_is_given_back_absorbs_the_one_that_came_meanwhile(
+async def test_a_returned_job_absorbs_the_one_that_was_queued_since(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, started = queue.database, asyncio.Event()
@@ -332,24 +301,11 @@ async def test_a_job_that_is_lost_in_its_last_attempt_begins_it_again(
     assert attempts == [8]
 
 
-async def lost_by(worker: Worker, database: Database, job_id: UUID | None, fence: int) -> None:
-    """Wait until a job runs, then lose its worker as a kill does: nothing is put back."""
-
-    async def runs() -> bool:
-        return (await one(database, job_id)).fence == fence
-
-    await until(runs)
-    await vanish(worker)
+async def lose_worker(worker: Worker, database: Database, job_id: UUID | None, fence: int) -> None:
+    """Wait until a job runs, then kill its worker and let the lease expire."""
+    await wait_for_job(database, job_id, fence=fence)
+    await worker.kill()
     await lapse(database, job_id)
-
-
-async def vanish(worker: Worker) -> None:
-    """End a worker's tasks and nothing else."""
-    tasks = [*worker._tasks, *(job.task for job in worker._jobs.values() if job.task)]
-    worker._tasks, worker._jobs = [], {}
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
 
 
 async def hang(_: RunningJob) -> None:
@@ -364,13 +320,9 @@ async def test_a_job_that_is_lost_alone_as_well_dies_and_is_retried_by_hand(
     assert job_id is not None
     with caught_logs() as logged:
         for fence in (1, 2, 3, 4):
-            await lost_by(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
+            await lose_worker(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
         workshop.worker({"note": kind_of(hang)})
-
-        async def is_dead() -> bool:
-            return await state_of(database, job_id) == "dead"
-
-        await until(is_dead)
+        await wait_for_job(database, job_id, state="dead")
     view = await service.get(ada.id, job_id)
     assert (view.error, view.attempts) == ("job-worker-lost", 1)
     assert view.detail == "Its worker stopped 4 times while it ran. Retry the job manually."
@@ -379,7 +331,7 @@ async def test_a_job_that_is_lost_alone_as_well_dies_and_is_retried_by_hand(
 
 
 async def lose(database: Database, job_id: UUID | None, *, times: int, ago: timedelta) -> None:
-    """Leave a job behind as its last process does, when it has lost several."""
+    """Give a job the columns of one that has lost this many processes."""
     async with database.write() as session:
         values = {
             "state": "running",
@@ -400,13 +352,13 @@ async def test_a_job_waits_longer_each_time_that_its_process_is_lost(
     worker = workshop.worker({"note": kind_of(hang)}, start=False, poll=0.0, clock=clock)
     for seconds in (wait - 1, wait + 1):
         clock.at = begun + timedelta(seconds=seconds)
-        await worker._turn_over()
+        await worker.run_once()
         is_claimed = (await one(queue.database, job_id)).lease_owner == worker.id
         assert is_claimed == (seconds >= wait)
 
 
 async def put_lost(queue: JobQueue, owner: Person, **values: Any) -> UUID | None:
-    """Enqueue a job of the kind `suspect` with the marks of lost processes."""
+    """Enqueue a job of the kind `suspect` with these columns."""
     async with queue.database.write() as session:
         job_id = await queue.enqueue(session, NewJob(kind="suspect", user_id=owner.id))
         await session.execute(update(Job).where(Job.id == job_id).values(values))
@@ -446,29 +398,17 @@ async def test_a_job_that_lost_three_processes_runs_alone(
     worker = workshop.worker({"suspect": kind_of(suspect), "note": kind_of(other)})
     for _ in range(3):
         await put(queue, "note", user_id=ada.id)
-
-    async def others_run() -> bool:
-        return "other" in running
-
-    await until(others_run)
+    await until_true(lambda: "other" in running)
     long_ago = now() - timedelta(hours=1)
     await put_lost(queue, ada, state="running", leases_lost=2, lease_until=long_ago)
     await put(queue, "note", user_id=ada.id)
-
-    async def others_are_over() -> bool:
-        return len(others_done) == 4
-
-    await until(others_are_over)
+    await until_true(lambda: len(others_done) == 4)
     assert together == [{"suspect"}] * 2
-    # Those that made room used up no attempt.
+    # The jobs that were put back lost no attempt.
     assert set(others_done) == {1}
     gate.set()
     await until(lambda: is_empty(database))
-
-    async def worker_is_free() -> bool:
-        return not worker.is_busy
-
-    await until(worker_is_free)
+    await until_true(lambda: not worker.is_busy)
 
 
 async def test_a_process_that_ends_before_a_job_runs_alone_is_not_lost_by_it(
@@ -477,28 +417,14 @@ async def test_a_process_that_ends_before_a_job_runs_alone_is_not_lost_by_it(
     database = queue.database
     other = await put(queue, "note", user_id=ada.id)
     worker = workshop.worker({"note": kind_of(hang), "suspect": kind_of(hang)})
-
-    async def runs() -> bool:
-        return await state_of(database, other) == "running"
-
-    await until(runs)
+    await wait_for_job(database, other, state="running")
     job_id = await put_lost(queue, ada, leases_lost=3, fence=3)
-
-    async def makes_room() -> bool:
-        job = await one(database, job_id)
-        return (job.fence, job.state) == (4, "queued")
-
-    await until(makes_room)
-    await vanish(worker)
+    await wait_for_job(database, job_id, fence=4, state="queued")
+    await worker.kill()
     assert (await one(database, job_id)).leases_lost == 3
     await lapse(database, other)
     again = workshop.worker({"suspect": kind_of(hang)})
-
-    async def runs_alone() -> bool:
-        job = await one(database, job_id)
-        return (job.state, job.lease_owner, job.leases_lost) == ("running", again.id, 3)
-
-    await until(runs_alone)
+    await wait_for_job(database, job_id, state="running", lease_owner=again.id, leases_lost=3)
 
 
 async def test_a_job_that_could_not_be_put_back_is_claimed_when_its_lease_runs_out(
@@ -523,11 +449,7 @@ async def test_a_job_that_could_not_be_put_back_is_claimed_when_its_lease_runs_o
 
     monkeypatch.setattr(claims, "put_back", refuse)
     fails.set()
-
-    async def is_forgotten() -> bool:
-        return len(worker._jobs) == 1
-
-    await until(is_forgotten)
+    await until_true(lambda: worker.job_count == 1)
     monkeypatch.undo()
     before = {job.id: job.lease_until for job in await jobs(database)}
     await worker.renew()
@@ -542,11 +464,7 @@ async def test_a_worker_that_is_stopped_in_order_loses_no_lease(
     job_id = await put(queue, "note", user_id=ada.id)
     for fence in range(1, 6):
         worker = workshop.worker({"note": kind_of(hang)})
-
-        async def runs(fence: int = fence) -> bool:
-            return (await one(database, job_id)).fence == fence
-
-        await until(runs)
+        await wait_for_job(database, job_id, fence=fence)
         await worker.aclose()
     job = await one(database, job_id)
     assert (job.state, job.attempts, job.leases_lost) == ("queued", 0, 0)
@@ -567,14 +485,9 @@ async def test_a_worker_that_is_heard_of_begins_the_count_again(
         await asyncio.Event().wait()
 
     for fence in (1, 2):
-        await lost_by(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
+        await lose_worker(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
     workshop.worker({"note": kind_of(report)}, draw=lambda: 1.0)
-
-    async def begins_again() -> bool:
-        job = await one(database, job_id)
-        return job.fence == 3 and job.leases_lost == 0
-
-    await until(begins_again)
+    await wait_for_job(database, job_id, fence=3, leases_lost=0)
     assert await state_of(database, job_id) == ("queued" if reports == "failure" else "running")
 
 
@@ -606,15 +519,12 @@ async def test_jobs_beside_one_that_brings_workers_down_do_not_die_with_it(
         await asyncio.sleep(0.05)
         if await state_of(database, killer) == "dead":
             break
-        await vanish(worker)
+        await worker.kill()
         for job in await jobs(database):
             if job.state == "running":
                 await lapse(database, job.id)
-
-    async def only_the_killer_is_left() -> bool:
-        return [(job.id, job.state) for job in await jobs(database)] == [(killer, "dead")]
-
-    await until(only_the_killer_is_left)
+    await wait_for_job(database, killer, state="dead")
+    await wait_until_alone(database, killer)
     assert others
 
 
@@ -636,11 +546,7 @@ async def test_long_work_goes_on_from_its_checkpoint(
 
     job_id = await put(queue, "note", user_id=ada.id, payload={"from": 0})
     workshop.worker({"note": kind_of(handle, keep=True)}, draw=lambda: 0.0)
-
-    async def is_done() -> bool:
-        return await state_of(database, job_id) == "done"
-
-    await until(is_done)
+    await wait_for_job(database, job_id, state="done")
     assert begun == [0, 2]
     assert await notes(database) == {b"0": 1, b"1": 1, b"2": 2, b"3": 2}
     job = await one(database, job_id)
@@ -666,9 +572,9 @@ async def test_a_step_that_fails_keeps_neither_effects_nor_checkpoint(
     job_id = await put(queue, "note", user_id=ada.id, payload={"from": 0})
     workshop.worker({"note": kind_of(handle)}, draw=lambda: 1.0)
 
-    async def failed() -> bool:
+    async def has_failed() -> bool:
         return (await one(queue.database, job_id)).error is not None
 
-    await until(failed)
+    await until(has_failed)
     assert (await one(queue.database, job_id)).payload == '{"from":0}'
     assert await notes(queue.database) == {}

@@ -1,4 +1,4 @@
-"""How a job comes by its user's key, in each mode, and where no key is left afterwards."""
+"""Tests of users' keys in jobs, for each key mode."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.integration.jobs.working import (
     put,
     state_of,
 )
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ PLACE = Column("jobs", "sealed_nothing")
 
 
 class Reader:
-    """A handler that needs the user's key, and uses it."""
+    """A handler that decrypts a text with the user's key."""
 
     def __init__(self, person: Person) -> None:
         self._row_id = new_id()
@@ -62,10 +62,10 @@ class Reader:
         return {"read": JobKind(self)}
 
 
-async def identity_of(
+async def make_identity(
     database: Database, person: Person, *, mode: KeyMode, slot_id: UUID | None = None
 ) -> Identity:
-    """As the door makes one, with a session's slot behind it."""
+    """Make an identity with a session slot, as a sign-in does."""
     slot_id = slot_id or new_id()
     async with database.write() as session:
         session.add(
@@ -79,7 +79,7 @@ def ignore(_done: int, _total: int) -> None:
     pass
 
 
-async def wrapped_keys(database: Database) -> int:
+async def count_wrapped_keys(database: Database) -> int:
     query = select(func.count()).select_from(Job)
     query = query.where(or_(Job.wrapped_key.is_not(None), Job.root_version.is_not(None)))
     async with database.read() as session:
@@ -96,7 +96,7 @@ async def test_a_job_carries_its_key_until_it_ends(
 ) -> None:
     reader = Reader(ada)
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
-    assert await wrapped_keys(queue.database) == 1
+    assert await count_wrapped_keys(queue.database) == 1
     workshop.worker({"read": JobKind(reader, keep=True)})
 
     async def is_read() -> bool:
@@ -105,7 +105,7 @@ async def test_a_job_carries_its_key_until_it_ends(
 
     await until(is_read)
     assert reader.read == ["a letter"]
-    assert await wrapped_keys(queue.database) == 0
+    assert await count_wrapped_keys(queue.database) == 0
 
 
 async def test_the_key_that_a_job_carries_opens_for_that_job_and_user_alone(
@@ -116,18 +116,18 @@ async def test_the_key_that_a_job_carries_opens_for_that_job_and_user_alone(
     assert job.wrapped_key is not None
     assert job.root_version is not None
 
-    def opened(root: RootKeys, job_id: UUID, user_id: UUID) -> bytes:
+    def open_key(root: RootKeys, job_id: UUID, user_id: UUID) -> bytes:
         assert job.wrapped_key is not None
         return unwrap_lent("job", job_id, user_id, Wrapped(1, job.wrapped_key), root=root)
 
-    assert opened(ROOT, job.id, ada.id) == ada.user_key
+    assert open_key(ROOT, job.id, ada.id) == ada.user_key
     for root, other_job, user_id in (
         (ROOT, new_id(), ada.id),
         (ROOT, job.id, ben.id),
         (RootKeys({1: b"x" * 32}), job.id, ada.id),
     ):
         with pytest.raises(RootKeyError):
-            opened(root, other_job, user_id)
+            open_key(root, other_job, user_id)
     with pytest.raises(ValueError, match="another user"):
         await put(queue, "read", user_id=ben.id, key=queue.grant(ada.sealer, "per_job"))
 
@@ -142,11 +142,10 @@ async def test_a_key_whose_time_is_over_is_none_and_the_job_goes_on_when_its_use
         await session.execute(update(Job).values(key_until=now() - timedelta(seconds=1)))
     workshop.worker(reader.kinds, open_keys=keys)
     await until(lambda: waits_for_key(database, job_id))
-    assert await wrapped_keys(database) == 0
+    assert await count_wrapped_keys(database) == 0
     assert (await one(database, job_id)).attempts == 0
     assert reader.read == []
-
-    keys.keep(await identity_of(database, ada, mode="per_job"))
+    keys.keep(await make_identity(database, ada, mode="per_job"))
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
 
@@ -171,7 +170,7 @@ async def test_a_job_that_waits_without_a_key_gets_that_of_one_it_absorbs(
     assert job.state == "queued"
     assert job.key_until is not None
     assert job.key_until > now() + GRANT_DURATION / 2
-    workshop.worker(reader.kinds)  # as one of another process: no key is in memory
+    workshop.worker(reader.kinds)  # as in another process: no key is in memory
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
 
@@ -201,7 +200,7 @@ async def test_a_managed_users_job_that_waits_for_a_key_is_queued_again(
         key = queue.grant(ada.sealer, mode)
         await put(queue, "read", user_id=ada.id, dedupe_key="d", key=key)
         assert await state_of(database, job_id) == state
-    assert await wrapped_keys(database) == 0
+    assert await count_wrapped_keys(database) == 0
 
 
 async def test_keys_whose_time_is_over_are_cleared(queue: JobQueue, ada: Person) -> None:
@@ -210,7 +209,7 @@ async def test_keys_whose_time_is_over_are_cleared(queue: JobQueue, ada: Person)
     async with database.write() as session:
         await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
     await JobService(queue).clean(at=now() + GRANT_DURATION)
-    assert await wrapped_keys(database) == 0
+    assert await count_wrapped_keys(database) == 0
     await JobService(queue).clean(at=now() + timedelta(days=31))
     async with database.read() as session:
         kinds = set(await session.scalars(select(KeySlot.kind)))
@@ -227,8 +226,8 @@ async def test_a_sealed_users_job_waits_until_a_process_has_the_key_in_memory(
     workshop.worker(reader.kinds, open_keys=keys, takes_queued=False)
     await asyncio.sleep(0.3)
     assert await waits_for_key(database, job_id)
-    assert await wrapped_keys(database) == 0
-    keys.keep(await identity_of(database, ada, mode="sealed"))
+    assert await count_wrapped_keys(database) == 0
+    keys.keep(await make_identity(database, ada, mode="sealed"))
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
 
@@ -237,7 +236,7 @@ async def test_a_key_in_memory_goes_before_one_that_was_lent_before_the_users_ke
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, reader, keys = queue.database, Reader(ada), OpenKeys()
-    keys.keep(await identity_of(database, ada, mode="per_job"))
+    keys.keep(await make_identity(database, ada, mode="per_job"))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
         job = await session.get_one(Job, job_id)
@@ -251,17 +250,13 @@ async def test_a_key_in_memory_counts_only_while_its_session_is_open(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, reader, keys = queue.database, Reader(ada), OpenKeys()
-    identity = await identity_of(database, ada, mode="sealed")
+    identity = await make_identity(database, ada, mode="sealed")
     keys.keep(identity)
     async with database.write() as session:
         await session.execute(delete(KeySlot).where(KeySlot.id == identity.slot_id))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "sealed"))
     workshop.worker(reader.kinds, open_keys=keys)
-
-    async def is_forgotten() -> bool:
-        return keys.get(ada.id) is None
-
-    await until(is_forgotten)
+    await until_true(lambda: keys.get(ada.id) is None)
     await until(lambda: waits_for_key(database, job_id))
     assert reader.read == []
 
@@ -270,7 +265,7 @@ async def test_a_worker_that_takes_only_what_waits_leaves_the_rest_to_others(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, reader, keys = queue.database, Reader(ada), OpenKeys()
-    keys.keep(await identity_of(database, ada, mode="per_job"))
+    keys.keep(await make_identity(database, ada, mode="per_job"))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     workshop.worker(reader.kinds, open_keys=keys, takes_queued=False)
     await asyncio.sleep(0.3)
@@ -285,7 +280,7 @@ async def test_a_managed_users_jobs_carry_no_key_and_run_while_the_user_is_away(
     async with database.write() as session:
         await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "managed"))
-    assert await wrapped_keys(database) == 0
+    assert await count_wrapped_keys(database) == 0
     workshop.worker(reader.kinds)
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
@@ -336,7 +331,7 @@ async def test_switching_to_sealed_takes_the_keys_out_of_what_is_queued(
         await put(queue, "read", user_id=person.id, key=queue.grant(person.sealer, "per_job"))
     async with queue.database.write() as session:
         await clear_job_keys(session, ada.id)
-    assert await wrapped_keys(queue.database) == 1
+    assert await count_wrapped_keys(queue.database) == 1
 
 
 @pytest.mark.every_database
@@ -378,7 +373,7 @@ async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
     assert (adas.read, bens.read) == (["a letter"], ["a letter"])
 
 
-def sightings_of(key: bytes, folder: Path) -> list[str]:
+def find_in_files(key: bytes, folder: Path) -> list[str]:
     forms = (key, base64.b64encode(key), key.hex().encode())
     return [
         file.name for file in folder.iterdir() if any(form in file.read_bytes() for form in forms)
@@ -393,4 +388,4 @@ async def test_no_key_lies_in_the_database_in_the_clear(sqlite_url: str, tmp_pat
     async with database.write() as session:
         await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
     await database.dispose()
-    assert sightings_of(ada.user_key, tmp_path) == []
+    assert find_in_files(ada.user_key, tmp_path) == []

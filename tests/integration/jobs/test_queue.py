@@ -1,4 +1,4 @@
-"""The queue and its worker: in order, once, each in turn."""
+"""Tests of the queue and its worker: order, lanes, deduplication, and jobs that end together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
+from sqlalchemy import insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.base import new_id, now
-from backend.database.engine import Database
+from backend.accounts.models import LoginFailures
+from backend.database.base import get_table, new_id, now, upsert
 from backend.jobs import worker as slots
+from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
 from tests.integration.jobs.working import (
@@ -22,9 +25,11 @@ from tests.integration.jobs.working import (
     kind_of,
     one,
     put,
-    state_of,
+    wait_for_job,
+    wait_until_alone,
 )
-from tests.support.waiting import until
+from tests.support.logs import caught_logs
+from tests.support.waiting import until, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -65,7 +70,7 @@ async def test_a_handler_that_just_returns_has_finished(
 async def test_a_job_that_absorbed_another_is_not_begun_before_that_ones_transaction_is_over(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
-    """What the transaction writes beside it, the job has to see."""
+    """The job must see the other writes of that transaction."""
     seen: list[object] = []
 
     async def handle(job: RunningJob) -> None:
@@ -82,7 +87,7 @@ async def test_a_job_that_absorbed_another_is_not_begun_before_that_ones_transac
     assert seen == [waiting]
 
 
-async def test_what_is_rolled_back_was_never_enqueued(queue: JobQueue) -> None:
+async def test_a_rollback_enqueues_no_job(queue: JobQueue) -> None:
     with pytest.raises(ZeroDivisionError):
         async with queue.database.write() as session:
             await queue.enqueue(session, NewJob("note"))
@@ -116,7 +121,7 @@ async def test_jobs_of_one_lane_run_one_after_the_other_in_order(
     assert order == {lane: list(range(10)) for lane in lanes}
 
 
-async def test_of_jobs_with_one_dedupe_key_one_waits(
+async def test_one_job_of_each_dedupe_key_waits(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database = queue.database
@@ -132,20 +137,14 @@ async def test_of_jobs_with_one_dedupe_key_one_waits(
         await gate.wait()
 
     workshop.worker({"note": kind_of(handle)}, concurrency=1)
-
-    async def runs() -> bool:
-        return await state_of(database, first) == "running"
-
-    await until(runs)
+    await wait_for_job(database, first, state="running")
     assert await put(queue, "note", user_id=ada.id, dedupe_key="index") is not None
     assert await put(queue, "note", user_id=ada.id, dedupe_key="index") is None
     gate.set()
     await until(lambda: is_empty(database))
 
 
-async def test_of_many_who_enqueue_the_same_at_once_one_comes_through(
-    queue: JobQueue, ada: Person
-) -> None:
+async def test_concurrent_jobs_with_one_dedupe_key_become_one(queue: JobQueue, ada: Person) -> None:
     made = await asyncio.gather(
         *(put(queue, "note", user_id=ada.id, dedupe_key="index") for _ in range(20))
     )
@@ -153,7 +152,7 @@ async def test_of_many_who_enqueue_the_same_at_once_one_comes_through(
     assert len(await jobs(queue.database)) == 1
 
 
-async def test_who_has_very_many_jobs_does_not_keep_others_waiting(
+async def test_a_user_with_many_jobs_does_not_delay_others(
     queue: JobQueue, workshop: Workshop, ada: Person, ben: Person
 ) -> None:
     order: list[UUID | None] = []
@@ -173,13 +172,9 @@ async def test_who_has_very_many_jobs_does_not_keep_others_waiting(
 
 
 async def test_jobs_that_a_worker_took_ahead_of_slow_ones_are_done_by_another(
-    queue: JobQueue,
-    workshop: Workshop,
-    ada: Person,
-    ben: Person,
-    monkeypatch: pytest.MonkeyPatch,
+    queue: JobQueue, workshop: Workshop, ada: Person, ben: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that ten are taken ahead also where jobs take ten times as long.
+    # Ten jobs are then claimed ahead even if jobs take ten times as long.
     monkeypatch.setattr(slots, "AHEAD_SECONDS", 10 * slots.AHEAD_SECONDS)
 
     async def hang(_: RunningJob) -> None:
@@ -213,7 +208,7 @@ async def test_jobs_that_a_worker_took_ahead_of_slow_ones_are_done_by_another(
     await until(only_slow_ones_are_left)
 
 
-async def test_what_is_behind_very_many_jobs_of_a_lane_that_is_held_up_runs_all_the_same(
+async def test_jobs_after_a_blocked_lane_run(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     held_up, seen = new_id(), list[int]()
@@ -229,7 +224,7 @@ async def test_what_is_behind_very_many_jobs_of_a_lane_that_is_held_up_runs_all_
             await queue.enqueue(session, NewJob("note", ada.id, held_up, {"number": number}))
         await queue.enqueue(session, NewJob("note", ada.id, new_id(), {"number": 99}))
     workshop.worker({"note": kind_of(handle)}, concurrency=4)
-    await until(lambda: _any(seen))
+    await until_true(lambda: seen)
     assert seen == [99]
     over.set()
     await until(lambda: is_empty(queue.database))
@@ -251,7 +246,7 @@ async def test_a_job_that_is_due_later_waits_and_so_does_its_lane(
     await put(queue, "note", user_id=ada.id, lane=lane, payload={"number": 2})
     await put(queue, "note", user_id=ada.id, payload={"number": 3})
     workshop.worker({"note": kind_of(handle)})
-    await until(lambda: _any(seen))
+    await until_true(lambda: seen)
     await asyncio.sleep(0.2)
     assert seen == [3]
     async with queue.database.write() as session:
@@ -261,11 +256,7 @@ async def test_a_job_that_is_due_later_waits_and_so_does_its_lane(
     assert seen == [3, 1, 2]
 
 
-async def _any(seen: list[int]) -> bool:
-    return bool(seen)
-
-
-async def test_a_kind_that_nobody_knows_is_left_alone(
+async def test_jobs_of_an_unknown_kind_are_not_claimed(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     async def handle(_: RunningJob) -> None: ...
@@ -273,16 +264,11 @@ async def test_a_kind_that_nobody_knows_is_left_alone(
     strange = await put(queue, "strange", user_id=ada.id)
     await put(queue, "note", user_id=ada.id)
     workshop.worker({"note": kind_of(handle)})
-    database: Database = queue.database
-
-    async def is_left() -> bool:
-        return [job.id for job in await jobs(database)] == [strange]
-
-    await until(is_left)
-    assert (await one(database, strange)).attempts == 0
+    await wait_until_alone(queue.database, strange)
+    assert (await one(queue.database, strange)).attempts == 0
 
 
-async def test_what_is_done_for_nobody_is_done_too(queue: JobQueue, workshop: Workshop) -> None:
+async def test_jobs_without_a_user_run(queue: JobQueue, workshop: Workshop) -> None:
     seen: list[UUID | None] = []
 
     async def handle(job: RunningJob) -> None:
@@ -292,3 +278,109 @@ async def test_what_is_done_for_nobody_is_done_too(queue: JobQueue, workshop: Wo
     workshop.worker({"note": kind_of(handle, needs_key=True)})
     await until(lambda: is_empty(queue.database))
     assert seen == [None]
+
+
+JOBS = 6
+
+
+class Together:
+    """A handler that lets its first `JOBS` runs end at the same moment."""
+
+    def __init__(self) -> None:
+        self.runs = Counter[int]()
+        self.sessions = set[AsyncSession]()
+        self.fails: int | None = None
+        self.loses: int | None = None
+
+    async def handle(self, job: RunningJob) -> None:
+        number = job.payload["number"]
+        self.runs[number] += 1
+        if number == self.loses and self.runs[number] == 1:
+            async with job.step() as session:
+                stolen = update(Job).where(Job.id == job.id).values(fence=Job.fence + 1)
+                await session.execute(stolen)
+        await until_true(lambda: len(self.runs) >= JOBS)
+        async with job.finish() as session:
+            self.sessions.add(session)
+            fresh = {"key": b"%d" % number, "failures": 1, "last_at": now()}
+            await upsert(session, LoginFailures, fresh, key=("key",), count_up=("failures",))
+            if number == self.fails and self.runs[number] == 1:
+                raise ZeroDivisionError
+
+    async def begin(self, queue: JobQueue, workshop: Workshop) -> None:
+        async with queue.database.write() as session:
+            for number in range(JOBS):
+                await queue.enqueue(session, NewJob("note", payload={"number": number}))
+        kinds = {"note": kind_of(self.handle, ends_together=True)}
+        workshop.worker(kinds, draw=lambda: 0.0, concurrency=2 * JOBS)
+
+
+async def count_notes(queue: JobQueue) -> Counter[bytes]:
+    async with queue.database.read() as session:
+        rows = await session.scalars(select(LoginFailures))
+        return Counter({row.key: row.failures for row in rows})
+
+
+_NOTE = insert(get_table(LoginFailures))
+
+
+async def note_twice(job: RunningJob) -> None:
+    """Insert a row. A job with an odd number has the same key as the job before it."""
+    key = b"%d" % (job.payload["number"] // 2)
+    await job.finish_statement(_NOTE, [{"key": key, "failures": 1, "last_at": now()}])
+
+
+EACH_ONCE = Counter(b"%d" % number for number in range(JOBS))
+
+
+@pytest.mark.parametrize("fails", [None, 3], ids=["all end", "one fails"])
+async def test_jobs_that_end_together_share_a_transaction_and_a_failure_costs_one_attempt(
+    queue: JobQueue, workshop: Workshop, fails: int | None
+) -> None:
+    together = Together()
+    together.fails = fails
+    await together.begin(queue, workshop)
+    await until(lambda: is_empty(queue.database))
+    assert await count_notes(queue) == EACH_ONCE
+    if fails is None:
+        assert set(together.runs.values()) == {1}
+        assert len(together.sessions) < JOBS
+    else:
+        assert together.runs[fails] == 2
+
+
+async def test_one_that_is_no_longer_the_worker_s_changes_nothing_and_the_others_end(
+    queue: JobQueue, workshop: Workshop
+) -> None:
+    together = Together()
+    together.loses = 2
+    await together.begin(queue, workshop)
+
+    async def only_it_is_left() -> bool:
+        return len(await jobs(queue.database)) == 1
+
+    await until(only_it_is_left)
+    assert await count_notes(queue) == EACH_ONCE - Counter([b"2"])
+    (left,) = await jobs(queue.database)
+    assert (left.state, left.payload) == ("running", '{"number":2}')
+
+
+async def test_only_the_job_with_a_failing_effect_fails(
+    queue: JobQueue, workshop: Workshop
+) -> None:
+    async with queue.database.write() as session:
+        for number in range(JOBS):
+            await queue.enqueue(session, NewJob("note", payload={"number": number}))
+    with caught_logs() as logged:
+        workshop.worker(
+            {"note": kind_of(note_twice, ends_together=True)}, draw=lambda: 60.0
+        )  # no second attempt
+
+        async def half_is_left() -> bool:
+            left = await jobs(queue.database)
+            return [job.error for job in left] == ["overtaken"] * (JOBS // 2)
+
+        await until(half_is_left)
+    assert logged.lines("job.ends_failed")
+    assert await count_notes(queue) == Counter([b"0", b"1", b"2"])
+    assert {job.attempts for job in await jobs(queue.database)} == {1}

@@ -15,6 +15,7 @@ from sqlalchemy import func, select, update
 from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.models import KeySlot, LoginFailures
 from backend.database.base import now
+from backend.enrichment.outbox import REBUILD
 from backend.jobs.errors import LostLeaseError
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
@@ -34,7 +35,7 @@ from tests.support.server import (
     read_events,
     running,
 )
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -61,16 +62,16 @@ async def workshop(server: Running) -> AsyncGenerator[Workshop]:
     await workshop.close()
 
 
-async def key_of(server: Running, account: Account) -> JobKey:
-    """What a request of theirs grants jobs, in the mode that their account is in."""
+async def grant_key(server: Running, account: Account) -> JobKey:
+    """Return the key that a request of this account grants to jobs."""
     ok(await account.client.get(ME))
-    here = server.parts.sessions._open_keys.get(UUID(account.user["id"]))
+    here = server.parts.open_keys.get(UUID(account.user["id"]))
     assert here is not None
     mode = account.user["key_mode"]
     return server.parts.queue.grant(here.sealer, mode)
 
 
-async def put_for(server: Running, account: Account, kind: str = "note", **fields: Any) -> str:
+async def put_job(server: Running, account: Account, kind: str = "note", **fields: Any) -> str:
     user_id = UUID(account.user["id"])
     job_id = await put(server.parts.queue, kind, user_id=user_id, **fields)
     return str(job_id)
@@ -89,18 +90,18 @@ async def follow(account: Account, job_id: str, events: list[Event]) -> None:
             events += [event]
 
 
-async def standing_slots(server: Running) -> list[KeySlot]:
+async def list_standing_slots(server: Running) -> list[KeySlot]:
     async with server.parts.database.read() as session:
         return list(await session.scalars(select(KeySlot).where(KeySlot.kind == "standing")))
 
 
-async def wrapped_keys(server: Running) -> int:
+async def count_wrapped_keys(server: Running) -> int:
     query = select(func.count()).select_from(Job).where(Job.wrapped_key.is_not(None))
     async with server.parts.database.read() as session:
         return await session.scalar(query) or 0
 
 
-def keyed_worker(server: Running, seen: list[UUID], keys: OpenKeys | None = None) -> Worker:
+def make_worker(server: Running, seen: list[UUID], keys: OpenKeys | None = None) -> Worker:
     async def handle(job: RunningJob) -> None:
         assert job.keys.user_id == job.user_id
         seen.append(job.id)
@@ -112,7 +113,7 @@ def keyed_worker(server: Running, seen: list[UUID], keys: OpenKeys | None = None
 
 @pytest.mark.every_database
 async def test_jobs_are_listed_newest_first_page_by_page(server: Running, ada: Account) -> None:
-    ids = [await put_for(server, ada) for _ in range(5)]
+    ids = [await put_job(server, ada) for _ in range(5)]
     await change(server, ids[1], state="dead", error="unavailable", attempts=8)
     page = ok(await ada.client.get(JOBS, params={"limit": 3}))
     assert [item["id"] for item in page["items"]] == ids[:1:-1]
@@ -131,12 +132,12 @@ async def test_jobs_are_listed_newest_first_page_by_page(server: Running, ada: A
 async def test_a_dead_job_is_tried_again_with_the_key_of_who_asks(
     server: Running, ada: Account
 ) -> None:
-    job_id, seen = await put_for(server, ada), list[UUID]()
+    job_id, seen = await put_job(server, ada), list[UUID]()
     await change(server, job_id, state="dead", error="unavailable", attempts=8)
     view = ok(await ada.client.post(f"{JOBS}/{job_id}/retry"), 202)
     assert (view["state"], view["error"], view["attempts"]) == ("queued", None, 0)
-    assert await wrapped_keys(server) == 1
-    worker = keyed_worker(server, seen)
+    assert await count_wrapped_keys(server) == 1
+    worker = make_worker(server, seen)
     worker.start()
 
     async def is_gone() -> bool:
@@ -148,21 +149,21 @@ async def test_a_dead_job_is_tried_again_with_the_key_of_who_asks(
 
 
 @pytest.mark.every_database
-async def test_what_runs_is_done_or_waits_twice_is_not_tried_again(
+async def test_running_done_and_duplicate_jobs_are_not_retried(
     server: Running, ada: Account
 ) -> None:
-    job_id = await put_for(server, ada, dedupe_key="index")
+    job_id = await put_job(server, ada, dedupe_key="index")
     for state in ("running", "done"):
         await change(server, job_id, state=state, lease_until=now() + timedelta(hours=1))
         problem(await ada.client.post(f"{JOBS}/{job_id}/retry"), 409, "job-not-retryable")
     await change(server, job_id, state="dead")
-    await put_for(server, ada, dedupe_key="index")
+    await put_job(server, ada, dedupe_key="index")
     problem(await ada.client.post(f"{JOBS}/{job_id}/retry"), 409, "job-not-retryable")
     assert await state_of(server.parts.database, UUID(job_id)) == "dead"
 
 
 @pytest.mark.every_database
-async def test_a_stream_tells_of_progress_and_of_the_end(
+async def test_a_stream_reports_progress_and_the_end(
     server: Running, ada: Account, workshop: Workshop
 ) -> None:
     gate, events = asyncio.Event(), list[Event]()
@@ -173,19 +174,11 @@ async def test_a_stream_tells_of_progress_and_of_the_end(
         async with job.finish():
             pass
 
-    job_id = await put_for(server, ada)
+    job_id = await put_job(server, ada)
     following = asyncio.create_task(follow(ada, job_id, events))
-
-    async def begun() -> bool:
-        return bool(events)
-
-    await until(begun)
+    await until_true(lambda: events)
     workshop.worker({"note": kind_of(handle)})
-
-    async def progressed() -> bool:
-        return "progress" in {event.name for event in events}
-
-    await until(progressed)
+    await until_true(lambda: "progress" in {event.name for event in events})
     gate.set()
     await following
     assert [event.id for event in events] == list(range(1, len(events) + 1))
@@ -200,7 +193,7 @@ async def test_a_stream_tells_of_progress_and_of_the_end(
 
 
 async def test_a_stream_ends_when_its_job_has_died(server: Running, ada: Account) -> None:
-    job_id, events = await put_for(server, ada), list[Event]()
+    job_id, events = await put_job(server, ada), list[Event]()
     await change(server, job_id, state="dead")
     await follow(ada, job_id, events)
     assert [(event.name, event.data["state"]) for event in events] == [("state", "dead")]
@@ -208,14 +201,10 @@ async def test_a_stream_ends_when_its_job_has_died(server: Running, ada: Account
 
 @pytest.mark.every_database
 async def test_a_stream_ends_with_the_session_that_opened_it(server: Running, ada: Account) -> None:
-    job_id, events = await put_for(server, ada, "strange"), list[Event]()
+    job_id, events = await put_job(server, ada, "strange"), list[Event]()
     async with server.signed_in("Ada") as other:
         following = asyncio.create_task(follow(other, job_id, events))
-
-        async def begun() -> bool:
-            return bool(events)
-
-        await until(begun)
+        await until_true(lambda: events)
         body = {"current_password": PASSWORD, "new_password": "another fine password"}
         assert (await ada.client.post(f"{ME}/password", json=body)).status_code == 204
         async with asyncio.timeout(PATIENCE):
@@ -227,20 +216,16 @@ async def test_work_of_a_sealed_account_goes_on_when_its_user_is_seen(
     server: Running, ada: Account
 ) -> None:
     ada.user = ok(await ada.client.patch(ME, json={"key_mode": "sealed"}))
-    key, seen = await key_of(server, ada), list[UUID]()
-    keys = server.parts.sessions._open_keys
+    key, seen = await grant_key(server, ada), list[UUID]()
+    keys = server.parts.open_keys
     keys.drop(UUID(ada.user["id"]))
-    job_id = await put_for(server, ada, key=key)
-    worker = keyed_worker(server, seen, keys)
+    job_id = await put_job(server, ada, key=key)
+    worker = make_worker(server, seen, keys)
     worker.start()
     await asyncio.sleep(0.3)
     assert await state_of(server.parts.database, UUID(job_id)) == "waiting_key"
     ok(await ada.client.get(ME))
-
-    async def is_done() -> bool:
-        return bool(seen)
-
-    await until(is_done)
+    await until_true(lambda: seen)
     await worker.aclose()
     assert seen == [UUID(job_id)]
 
@@ -249,7 +234,7 @@ async def test_work_of_a_sealed_account_goes_on_when_its_user_is_seen(
 async def test_a_key_in_memory_goes_with_the_session(
     server: Running, ada: Account, way: str
 ) -> None:
-    keys, user_id = server.parts.sessions._open_keys, UUID(ada.user["id"])
+    keys, user_id = server.parts.open_keys, UUID(ada.user["id"])
     ok(await ada.client.get(ME))
     assert keys.get(user_id) is not None
     if way == "sign-out":
@@ -272,22 +257,18 @@ async def test_managed_is_switched_on_by_a_session_and_off_again(
     )
     async with server.program(made["token"]) as script:
         problem(await script.patch(ME, json={"key_mode": "managed"}), 403, "forbidden")
-    assert await standing_slots(server) == []
+    assert await list_standing_slots(server) == []
     ada.user = ok(await ada.client.patch(ME, json={"key_mode": "managed"}))
     assert ada.user["key_mode"] == "managed"
-    (slot,) = await standing_slots(server)
+    (slot,) = await list_standing_slots(server)
     assert slot.expires_at is not None
 
     seen = list[UUID]()
-    worker = keyed_worker(server, seen)
+    worker = make_worker(server, seen)
     worker.start()
-    job_id = await put_for(server, ada, key=await key_of(server, ada))
-    assert await wrapped_keys(server) == 0
-
-    async def is_done() -> bool:
-        return bool(seen)
-
-    await until(is_done)
+    job_id = await put_job(server, ada, key=await grant_key(server, ada))
+    assert await count_wrapped_keys(server) == 0
+    await until_true(lambda: seen)
     await worker.aclose()
     assert seen == [UUID(job_id)]
 
@@ -295,26 +276,26 @@ async def test_managed_is_switched_on_by_a_session_and_off_again(
     clock.hang_at_the_door(monkeypatch)
     clock.forward(days=10)
     ok(await ada.client.get(ME))
-    (later,) = await standing_slots(server)
+    (later,) = await list_standing_slots(server)
     assert later.expires_at == clock.at + timedelta(days=30)
     ok(await ada.client.patch(ME, json={"key_mode": "per_job"}))
-    assert await standing_slots(server) == []
+    assert await list_standing_slots(server) == []
 
 
 async def test_switching_to_sealed_takes_the_keys_out_of_queued_jobs(
     server: Running, ada: Account
 ) -> None:
-    await put_for(server, ada, "strange", key=await key_of(server, ada))
-    assert await wrapped_keys(server) == 1
+    await put_job(server, ada, "strange", key=await grant_key(server, ada))
+    assert await count_wrapped_keys(server) == 1
     ok(await ada.client.patch(ME, json={"key_mode": "sealed"}))
-    assert await wrapped_keys(server) == 0
+    assert await count_wrapped_keys(server) == 0
 
 
 @pytest.mark.every_database
 async def test_a_recovery_ends_every_key_that_was_lent(server: Running, ada: Account) -> None:
-    await put_for(server, ada, "strange", key=await key_of(server, ada))
+    await put_job(server, ada, "strange", key=await grant_key(server, ada))
     ok(await ada.client.patch(ME, json={"key_mode": "managed"}))
-    assert (await wrapped_keys(server), len(await standing_slots(server))) == (1, 1)
+    assert (await count_wrapped_keys(server), len(await list_standing_slots(server))) == (1, 1)
     body = {
         "username": "Ada",
         "recovery_code": ada.recovery_code,
@@ -324,7 +305,25 @@ async def test_a_recovery_ends_every_key_that_was_lent(server: Running, ada: Acc
         back = ok(await client.post("/api/v1/recoveries", json=body), 201)
         assert back["user"]["key_mode"] == "per_job"
         assert ok(await client.get(ME))["key_mode"] == "per_job"
-    assert (await wrapped_keys(server), len(await standing_slots(server))) == (0, 0)
+    assert (await count_wrapped_keys(server), len(await list_standing_slots(server))) == (0, 0)
+
+
+@pytest.mark.every_database
+async def test_stopping_a_job_ends_its_stream(server: Running, ada: Account) -> None:
+    events = list[Event]()
+    later = now() + timedelta(hours=1)
+    job_id = await put_job(server, ada, REBUILD, run_after=later)
+    path = f"{JOBS}/{job_id}"
+    await change(server, job_id, payload='{"counts": {"events": 2}, "chat_id": "x"}')
+    following = asyncio.create_task(follow(ada, job_id, events))
+    await until_true(lambda: events)
+    view = ok(await ada.client.post(f"{path}/stop"), 202)
+    assert (view["state"], view["error"], view["counts"]) == ("done", "stopped", {"events": 2})
+    await following
+    assert [event.name for event in events] == ["state", "done"]
+    assert events[-1].data == ok(await ada.client.get(path)) == view
+    problem(await ada.client.post(f"{path}/stop"), 409, "job-not-stoppable")
+    problem(await ada.client.post(f"{path}/retry"), 409, "job-not-retryable")
 
 
 @pytest.mark.every_database
@@ -345,19 +344,15 @@ async def test_deleting_an_account_takes_its_queued_and_running_jobs_along(
             raise
 
     async with server.account("Ben") as ben:
-        await put_for(server, ben, key=await key_of(server, ben))
-        await put_for(server, ben, "strange", key=await key_of(server, ben))
-        adas = await put_for(server, ada, "strange")
+        await put_job(server, ben, key=await grant_key(server, ben))
+        await put_job(server, ben, "strange", key=await grant_key(server, ben))
+        adas = await put_job(server, ada, "strange")
         workshop.worker({"note": JobKind(handle)})
         await begun.wait()
         gone = await ben.client.request("DELETE", ME, json={"password": PASSWORD})
         assert gone.status_code == 204
         gate.set()
-
-        async def is_lost() -> bool:
-            return bool(outcomes)
-
-        await until(is_lost)
+        await until_true(lambda: outcomes)
     left = select(Job.id).where(Job.user_id.is_not(None))
     async with database.read() as session:
         assert [str(job_id) for job_id in await session.scalars(left)] == [adas]
@@ -369,12 +364,10 @@ async def test_deleting_an_account_takes_its_queued_and_running_jobs_along(
 async def test_a_job_that_brought_its_workers_down_says_so_and_begins_again_by_hand(
     server: Running, ada: Account
 ) -> None:
-    job_id = await put_for(server, ada, kind="strange")
+    job_id = await put_job(server, ada, kind="strange")
     await change(server, job_id, state="dead", error="job-worker-lost", attempts=3, leases_lost=3)
-
     found = ok(await ada.client.get(f"{JOBS}/{job_id}"))
     assert found["detail"] == "Its worker stopped 3 times while it ran. Retry the job manually."
-
     again = ok(await ada.client.post(f"{JOBS}/{job_id}/retry"), 202)
     assert (again["error"], again["detail"], again["attempts"]) == (None, None, 0)
     assert (await one(server.parts.database, UUID(job_id))).leases_lost == 0

@@ -1,35 +1,24 @@
-"""Jobs that their owner ends half-way."""
+"""Tests of jobs that their owner stops."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from datetime import timedelta
-from pathlib import Path
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from backend.accounts.models import KeyMode, LoginFailures
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.jobs import worker
 from backend.jobs.errors import JobNotFoundError, JobNotStoppableError, LostLeaseError
-from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob, find_stoppable_kinds
 from backend.jobs.service import DONE_RETENTION, JobService
-from tests.integration.jobs.working import (
-    Person,
-    Workshop,
-    is_empty,
-    kind_of,
-    one,
-    put,
-)
-from tests.support.server import Account, Event, Running, ok, problem, read_events, running
-from tests.support.waiting import PATIENCE, until
+from tests.integration.jobs.working import Person, Workshop, is_empty, kind_of, one, put
+from tests.support.waiting import PATIENCE, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -42,7 +31,7 @@ def service(queue: JobQueue) -> JobService:
 
 
 async def note(job: RunningJob, key: bytes, *, done: int) -> None:
-    """A step with an effect that shows: a row."""
+    """Run a step with a visible effect: a row."""
     async with job.step() as session:
         session.add(LoginFailures(key=key, failures=1, last_at=now()))
         job.checkpoint({"done": done, "counts": {"events": 3 * done, "odd": "text"}})
@@ -55,13 +44,8 @@ async def notes(database: Database) -> set[bytes]:
 
 
 @pytest.mark.parametrize(("mode", "state"), [("per_job", "queued"), ("sealed", "waiting_key")])
-async def test_what_waits_ends_at_once_and_is_never_begun(
-    queue: JobQueue,
-    service: JobService,
-    workshop: Workshop,
-    ada: Person,
-    mode: KeyMode,
-    state: str,
+async def test_a_waiting_job_that_is_stopped_never_starts(
+    queue: JobQueue, service: JobService, workshop: Workshop, ada: Person, mode: KeyMode, state: str
 ) -> None:
     seen: list[UUID] = []
 
@@ -78,16 +62,12 @@ async def test_what_waits_ends_at_once_and_is_never_begun(
     assert (row.wrapped_key, row.root_version, row.key_until) == (None, None, None)
     behind = await put(queue, KIND, user_id=ada.id, lane=ada.id)
     workshop.worker({KIND: kind_of(handle)})
-
-    async def the_next_one_is_done() -> bool:
-        return bool(seen)
-
-    await until(the_next_one_is_done)
+    await until_true(lambda: seen)
     assert seen == [behind]
     assert (await one(queue.database, job_id)).state == "done"
 
 
-async def test_what_runs_loses_its_lease_and_keeps_what_it_has_done(
+async def test_a_running_job_that_is_stopped_keeps_its_effects(
     queue: JobQueue, service: JobService, workshop: Workshop, ada: Person
 ) -> None:
     database, begun, gate, outcomes = queue.database, asyncio.Event(), asyncio.Event(), list[str]()
@@ -108,11 +88,7 @@ async def test_what_runs_loses_its_lease_and_keeps_what_it_has_done(
     await begun.wait()
     await service.stop(ada.id, job_id)
     gate.set()
-
-    async def let_go() -> bool:
-        return not worker._jobs
-
-    await until(let_go)
+    await until_true(lambda: not worker.is_busy)
     assert outcomes == ["lost", "lost"]
     assert await notes(database) == {b"first"}
     view = await service.get(ada.id, job_id)
@@ -144,11 +120,7 @@ async def test_a_step_that_is_under_way_is_kept_whole_and_the_next_is_not_begun(
     gate.set()
     stopped = await stopping
     told.set()
-
-    async def let_go() -> bool:
-        return not worker._jobs
-
-    await until(let_go)
+    await until_true(lambda: not worker.is_busy)
     found = await notes(queue.database)
     assert b"first" in found
     assert b"second" not in found
@@ -156,34 +128,14 @@ async def test_a_step_that_is_under_way_is_kept_whole_and_the_next_is_not_begun(
     assert (await service.get(ada.id, job_id)).error == "stopped"
 
 
-async def test_the_worker_interrupts_what_was_stopped_at_its_next_heartbeat(
-    queue: JobQueue, service: JobService, workshop: Workshop, ada: Person
-) -> None:
-    begun, interrupted = asyncio.Event(), asyncio.Event()
-
-    async def handle(_: RunningJob) -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            interrupted.set()
-
-    job_id = await put(queue, KIND, user_id=ada.id)
-    assert job_id is not None
-    worker = workshop.worker({KIND: kind_of(handle)})
-    await begun.wait()
-    await service.stop(ada.id, job_id)
-    await worker.renew()
-    await interrupted.wait()
-    assert (await one(queue.database, job_id)).error == "stopped"
-
-
-async def test_the_worker_interrupts_what_was_stopped_long_before_its_next_heartbeat(
+@pytest.mark.parametrize("notices_by", ["heartbeat", "poll"])
+async def test_the_worker_interrupts_a_stopped_job(
     queue: JobQueue,
     service: JobService,
     workshop: Workshop,
     ada: Person,
     monkeypatch: pytest.MonkeyPatch,
+    notices_by: str,
 ) -> None:
     monkeypatch.setattr(worker, "HEARTBEAT_INTERVAL", timedelta(hours=1))
     begun, interrupted = asyncio.Event(), asyncio.Event()
@@ -197,11 +149,15 @@ async def test_the_worker_interrupts_what_was_stopped_long_before_its_next_heart
 
     job_id = await put(queue, KIND, user_id=ada.id)
     assert job_id is not None
-    workshop.worker({KIND: kind_of(handle, stoppable=True)})
+    kinds = {KIND: kind_of(handle, stoppable=notices_by == "poll")}
+    running_worker = workshop.worker(kinds)
     await begun.wait()
     await service.stop(ada.id, job_id)
+    if notices_by == "heartbeat":
+        await running_worker.renew()
     async with asyncio.timeout(PATIENCE):
         await interrupted.wait()
+    assert (await one(queue.database, job_id)).error == "stopped"
 
 
 async def test_only_its_owner_stops_a_job_and_only_of_a_kind_that_allows_it(
@@ -238,41 +194,3 @@ def test_a_kind_says_itself_whether_it_may_be_stopped() -> None:
 
     kinds = {"one": JobKind(handle, stoppable=True), "other": JobKind(handle)}
     assert find_stoppable_kinds(kinds) == {"one"}
-
-
-@pytest.fixture
-async def server(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    async with running(database_url, tmp_path) as server:
-        server.parts.jobs._stoppable |= {KIND}
-        yield server
-
-
-async def test_stopping_over_http_ends_the_stream(server: Running) -> None:
-    events = list[Event]()
-    async with server.account("Ada") as ada, server.account("Ben") as ben:
-        user_id = UUID(ada.user["id"])
-        job_id = await put(server.parts.queue, KIND, user_id=user_id)
-        path = f"/api/v1/jobs/{job_id}"
-        async with server.parts.database.write() as session:
-            counts = '{"counts": {"events": 2}, "chat_id": "x"}'
-            await session.execute(update(Job).where(Job.id == job_id).values(payload=counts))
-        following = asyncio.create_task(_follow(ada, path, events))
-
-        async def begun() -> bool:
-            return bool(events)
-
-        await until(begun)
-        problem(await ben.client.post(f"{path}/stop"), 404, "job-not-found")
-        view = ok(await ada.client.post(f"{path}/stop"), 202)
-        assert (view["state"], view["error"], view["counts"]) == ("done", "stopped", {"events": 2})
-        await following
-        assert [event.name for event in events] == ["state", "done"]
-        assert events[-1].data == ok(await ada.client.get(path)) == view
-        problem(await ada.client.post(f"{path}/stop"), 409, "job-not-stoppable")
-        problem(await ada.client.post(f"{path}/retry"), 409, "job-not-retryable")
-
-
-async def _follow(account: Account, path: str, events: list[Event]) -> None:
-    async with account.client.stream("GET", f"{path}/events") as response:
-        async for event in read_events(response):
-            events += [event]

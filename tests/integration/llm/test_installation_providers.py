@@ -1,4 +1,4 @@
-"""Providers for everybody: who may change them, who sees what, and when a change counts."""
+"""Tests of shared providers: permissions, visibility and changes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer, Gate
 from tests.support.models import asking, held_back
 from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
-from tests.support.shared import server
-
-__all__ = ["server"]
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -39,34 +37,30 @@ _names = count(1)
 
 @pytest.fixture(scope="module")
 async def ada(server: Running) -> AsyncGenerator[Account]:
-    """Who signed up first, and administers."""
+    """The first account, which is an administrator."""
     async with server.account("Ada") as ada:
         yield ada
 
 
 @pytest.fixture
 async def ben(server: Running, ada: Account) -> AsyncGenerator[Account]:
-    """Somebody else."""
+    """An account that is no administrator."""
     async with server.account(f"Ben {next(_names)}") as ben:
         yield ben
 
 
-def fields(model: OpenAIServer, **more: Any) -> dict[str, Any]:
+def provider(model: OpenAIServer, **more: Any) -> dict[str, Any]:
     usual = {"kind": "openai", "slug": "everybodys", "name": "Ours", "models": [{"name": MODEL}]}
     return {**usual, "base_url": model.url, "api_key": API_KEY, **more}
 
 
 @pytest.fixture
 async def shared(ada: Account, model: OpenAIServer) -> AsyncGenerator[dict[str, Any]]:
-    """A provider for everybody, for as long as the test lasts."""
-    body = fields(model, scope="installation", extra_headers={"X-Team": "a-secret-of-the-team"})
+    """A shared provider, which is deleted after the test."""
+    body = provider(model, scope="installation", extra_headers={"X-Team": "a-secret-of-the-team"})
     made = ok(await ada.client.post(PROVIDERS, json=body), 201)
     yield made
     await ada.client.delete(f"{PROVIDERS}/{made['id']}")
-
-
-def quietly(_done: int, _total: int) -> None:
-    """Nobody watches."""
 
 
 async def ids(account: Account) -> list[str]:
@@ -84,7 +78,7 @@ async def test_everybody_plays_with_it_and_sees_no_more_than_its_name(
     assert model.requests[-1].headers["authorization"] == f"Bearer {API_KEY}"
     (seen,) = ok(await ben.client.get(PROVIDERS))["items"]
     told = {name: value for name, value in seen.items() if value}
-    assert set(told) == {"scope", "slug", "kind", "name", "models"}
+    assert set(told) == {"scope", "slug", "kind", "name", "models", "can_embed"}
     (seen,) = ok(await ada.client.get(PROVIDERS))["items"]
     assert (seen["id"], seen["base_url"]) == (shared["id"], model.url)
 
@@ -92,7 +86,7 @@ async def test_everybody_plays_with_it_and_sees_no_more_than_its_name(
 async def test_only_administrators_make_and_change_them(
     ben: Account, model: OpenAIServer, shared: dict[str, Any]
 ) -> None:
-    wanted = fields(model, scope="installation", slug="another")
+    wanted = provider(model, scope="installation", slug="another")
     problem(await ben.client.post(PROVIDERS, json=wanted), 403, "forbidden")
     path = f"{PROVIDERS}/{shared['id']}"
     for method, end in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/test")):
@@ -123,13 +117,13 @@ async def test_the_environments_can_be_seen_and_not_changed(
         assert (seen["base_url"], seen["key_hint"]) == (model.url, API_KEY[-4:])
         (seen,) = ok(await ben.client.get(PROVIDERS))["items"]
         told = {name: value for name, value in seen.items() if value}
-        assert set(told) == {"scope", "slug", "kind", "name", "models"}
+        assert set(told) == {"scope", "slug", "kind", "name", "models", "can_embed"}
 
 
 async def test_a_users_own_of_the_same_slug_comes_first(
     ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
 ) -> None:
-    body = fields(model, models=[{"name": "own"}])
+    body = provider(model, models=[{"name": "own"}])
     own = ok(await ben.client.post(PROVIDERS, json=body), 201)
     assert await ids(ben) == ["everybodys/own", "demo"]
     entries = {"models": [{"name": "changed"}]}
@@ -137,7 +131,7 @@ async def test_a_users_own_of_the_same_slug_comes_first(
     assert await ids(ben) == ["everybodys/own", "demo"]
     ok(await ben.client.delete(f"{PROVIDERS}/{own['id']}"), 204)
     assert await ids(ben) == ["everybodys/changed", "demo"]
-    taken = await ada.client.post(PROVIDERS, json=fields(model, scope="installation"))
+    taken = await ada.client.post(PROVIDERS, json=provider(model, scope="installation"))
     problem(taken, 409, "slug-taken")
 
 
@@ -145,12 +139,11 @@ async def test_a_change_counts_at_once_and_a_reply_under_way_goes_on(
     ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
 ) -> None:
     chat, gate = await ben.new_chat(), Gate()
-    ok(await ben.client.post(PROVIDERS, json=fields(model, slug="mine")), 201)
+    ok(await ben.client.post(PROVIDERS, json=provider(model, slug="mine")), 201)
     ok(await ben.client.patch("/api/v1/me/settings", json={"model": SHARED}))
     model.script(held_back(gate), reply("Anew."))
     turn = asyncio.create_task(ben.turn(chat["id"], text="Tell me."))
-    while not model.requests:
-        await asyncio.sleep(0.01)
+    await until_true(lambda: model.requests)
     path, key = f"{PROVIDERS}/{shared['id']}", "sk-another-another-another"
     changed = await ada.client.patch(path, json={"api_key": key}, headers={"If-Match": '"1"'})
     assert ok(changed)["revision"] == 2
@@ -162,7 +155,7 @@ async def test_a_change_counts_at_once_and_a_reply_under_way_goes_on(
     assert await ids(ben) == [f"mine/{MODEL}", "demo"]
 
 
-async def test_what_a_test_lists_is_on_offer_to_everybody(
+async def test_models_that_a_test_lists_are_available_to_all_users(
     ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
 ) -> None:
     path = f"{PROVIDERS}/{shared['id']}"
@@ -189,7 +182,7 @@ async def test_another_process_sees_a_change_after_some_seconds(
     kept = elsewhere.shared
     time[0] = RELOAD_SECONDS
     await seen()
-    assert elsewhere.shared is kept  # nothing had changed
+    assert elsewhere.shared is kept  # there was no change
     ok(await ada.client.delete(f"{PROVIDERS}/{shared['id']}"), 204)
     assert await seen() == [SHARED, "demo"]
     time[0] = 2 * RELOAD_SECONDS
@@ -197,7 +190,7 @@ async def test_another_process_sees_a_change_after_some_seconds(
     await elsewhere.aclose()
 
 
-async def test_one_that_does_not_open_stands_in_nobodys_way(
+async def test_a_damaged_provider_does_not_disturb_others(
     server: Running, ada: Account, ben: Account, shared: dict[str, Any]
 ) -> None:
     async with server.parts.database.write() as session:
@@ -228,7 +221,7 @@ async def test_a_new_root_key_takes_them_along(
     found = {each.name: each for each in await examine(settings)}["providers"]
     assert (found.state, found.detail) == ("fault", "cannot be decrypted: p1")
 
-    done = await rotate_root_key(database, path=path, value=None, report=quietly)
+    done = await rotate_root_key(database, path=path, value=None, report=lambda *_: None)
 
     assert (done.rewrapped, done.dropped) == (2, (1,))
     async with database.read() as session:
@@ -243,8 +236,8 @@ async def test_a_new_root_key_takes_them_along(
     assert found.detail.startswith("p0, bge")
 
 
-async def failed(account: Account, chat: str) -> dict[str, Any]:
-    """The problem that a turn ends with, as its events and the stored turn have it."""
+async def play_failing_turn(account: Account, chat: str) -> dict[str, Any]:
+    """Play a turn that fails. Return the problem of its events and of the stored turn."""
     events = await account.turn(chat, text="Hello.")
     assert events[-1].name == "turn.failed"
     turn_id = events[-1].data["turn_id"]
@@ -262,7 +255,7 @@ async def test_its_own_words_and_its_address_are_for_administrators(
         ok(await account.client.patch("/api/v1/me/settings", json={"model": SHARED}))
     chats = [(await account.new_chat())["id"] for account in (ada, ben)]
     model.script(error(403, message=said), error(403, message=said))
-    told, kept = await failed(ada, chats[0]), await failed(ben, chats[1])
+    told, kept = await play_failing_turn(ada, chats[0]), await play_failing_turn(ben, chats[1])
     assert told["provider_message"] == "[removed] of [removed] may not use cluster seven"
     assert (kept["title"], kept["detail"]) == (told["title"], told["detail"])
     assert "provider_message" not in kept
@@ -278,6 +271,6 @@ async def test_its_own_words_and_its_address_are_for_administrators(
         nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
     moved = {"base_url": nowhere, "api_key": API_KEY, "extra_headers": {"X-Team": "red"}}
     ok(await ada.client.patch(f"{PROVIDERS}/{shared['id']}", json=moved))
-    told, kept = await failed(ada, chats[0]), await failed(ben, chats[1])
+    told, kept = await play_failing_turn(ada, chats[0]), await play_failing_turn(ben, chats[1])
     assert told["detail"] == f"Cannot connect to {nowhere}. Is the server running?"
     assert "127.0.0.1" not in str(kept)

@@ -1,34 +1,25 @@
-"""`GET /providers/{id}/models`: what servers of each kind list, and what is kept of it."""
+"""Tests of the lists of models that providers' servers report."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backend.generation.servers.listing import MAX_LISTED
 from tests.fakes.anthropic_server import AnthropicServer
+from tests.fakes.documented_servers import WINDOW, OllamaServer, VLLMServer
 from tests.fakes.gemini_server import GeminiServer
-from tests.fakes.openai_server import API_KEY, OpenAIServer, reply
+from tests.fakes.openai_server import API_KEY, MODEL, MODEL_ID, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
 from tests.integration.llm.test_providers import PROVIDERS, add
 from tests.support.heartbeat import PROMISED, heartbeat
-from tests.support.server import Account, Running, ok, problem
-from tests.support.shared import server
-
-__all__ = ["server"]
+from tests.support.models import asking
+from tests.support.server import Account, ok, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
-
-_names = count(1)
-
-
-@pytest.fixture
-async def ada(server: Running) -> AsyncGenerator[Account]:
-    async with server.account(f"Ada {next(_names)}") as ada:
-        yield ada
 
 
 async def listing(account: Account, made: dict[str, Any], **query: Any) -> dict[str, Any]:
@@ -37,9 +28,7 @@ async def listing(account: Account, made: dict[str, Any], **query: Any) -> dict[
     return found
 
 
-async def test_what_a_server_lists_comes_with_figures_and_is_kept(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_listed_models_have_figures_and_are_stored(ada: Account, model: OpenAIServer) -> None:
     made = await add(ada, model, models=[{"name": "b", "context_window": 9_000}])
     price = {"prompt": "0.000001", "completion": "0.000002"}
     entries = [{"id": "a", "context_length": 64_000, "pricing": price}, {"id": "b"}, {"id": 3}]
@@ -54,7 +43,7 @@ async def test_what_a_server_lists_comes_with_figures_and_is_kept(
     asked = len(model.requests)
     assert await listing(ada, made, refresh="false") == now
     assert len(model.requests) == asked
-    # An empty choice is all that is listed.
+    # An empty choice means all listed models.
     ok(await ada.client.patch(f"{PROVIDERS}/{made['id']}", json={"models": []}))
     kept = await listing(ada, made, refresh="false")
     assert all(each["enabled"] for each in kept["items"])
@@ -112,19 +101,7 @@ async def test_anthropic_lists_its_models_by_their_titles(ada: Account) -> None:
         assert request.headers["anthropic-version"]
 
 
-async def test_a_list_is_the_owners_alone(
-    server: Running, ada: Account, model: OpenAIServer
-) -> None:
-    made = await add(ada, model)
-    async with server.account(f"Ben {next(_names)}") as ben:
-        answer = await ben.client.get(f"{PROVIDERS}/{made['id']}/models")
-        problem(answer, 404, "provider-not-found")
-    assert model.requests == []
-
-
-async def test_a_model_that_writes_no_text_does_not_reply_where_nobody_chose(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_a_model_without_text_output_is_no_default(ada: Account, model: OpenAIServer) -> None:
     made = await add(ada, model, models=[])
     names = ("nomic-embed-text", "whisper-1", "storyteller")
     model.script(Answer(body={"data": [{"id": name} for name in names]}))
@@ -144,7 +121,7 @@ LISTS: list[Any] = [
     {"items": [{"id": "a"}, 3, None, {"id": ""}, [], {"id": "b"}]},
     b'\xef\xbb\xbf{"data": [{"id": "a"}, {"id": "b"}]}',
 ]
-"""Lists of the models a and b."""
+"""Lists of the models `a` and `b`."""
 
 
 @pytest.mark.parametrize("body", LISTS)
@@ -220,3 +197,95 @@ async def test_a_server_without_models_has_an_empty_list(ada: Account, model: Op
     model.script(Answer(body={"object": "list", "data": []}))
     tested = ok(await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={}))
     assert (tested["ok"], tested["problem"]["slug"]) == (False, "unknown-model")
+
+
+LIST = Answer(body={"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+
+async def add_preset(ada: Account, vendor: OpenAIServer, preset: str) -> str:
+    """Add a provider. Return its path."""
+    body = {"preset": preset, "slug": "mine", "base_url": vendor.url, "api_key": API_KEY}
+    return f"{PROVIDERS}/{ok(await ada.client.post(PROVIDERS, json=body), 201)['id']}"
+
+
+async def read_window(ada: Account, path: str, **query: Any) -> tuple[int, str]:
+    (item,) = ok(await ada.client.get(f"{path}/models", params=query))["items"]
+    return item["context_window"], item["figures_from"]
+
+
+async def read_offer(ada: Account) -> tuple[int, str]:
+    models = ok(await ada.client.get("/api/v1/models"))["items"]
+    found = next(each for each in models if each["id"] == f"mine/{MODEL}")
+    return found["context_window"], found["figures_from"]
+
+
+async def test_a_window_that_the_server_reports_comes_with_the_list_and_is_kept(
+    ada: Account,
+) -> None:
+    async with OllamaServer() as vendor:
+        path = await add_preset(ada, vendor, "ollama")
+        vendor.script(LIST)
+        assert await read_window(ada, path) == (WINDOW, "learned")
+        probes = len(vendor.probes)
+
+        async def is_kept() -> bool:
+            return await read_window(ada, path, refresh="false") == (WINDOW, "learned")
+
+        await until(is_kept)
+        assert len(vendor.probes) == probes
+        # The user's own figure comes first.
+        own = {"models": [{"name": MODEL, "context_window": 8_000}]}
+        ok(await ada.client.patch(path, json=own))
+        assert await read_offer(ada) == (8_000, "user")
+
+
+async def test_a_test_asks_again_once_the_model_is_loaded(ada: Account) -> None:
+    class Loading(OllamaServer):
+        """Reports the window of its model after the first answer."""
+
+        def usual(self, request: Any) -> Answer:
+            if request.path == "/v1/models":
+                return LIST
+            self.aside["/api/ps"] = Answer(body=self.windows["/api/ps"])
+            return super().usual(request)
+
+    async with Loading() as vendor:
+        vendor.aside["/api/ps"] = Answer(body={"models": []})
+        path = await add_preset(ada, vendor, "ollama")
+        assert await read_window(ada, path) == (32_768, "default")
+        assert ok(await ada.client.post(f"{path}/test", json={}))["ok"]
+
+        async def is_known() -> bool:
+            return await read_window(ada, path, refresh="false") == (WINDOW, "learned")
+
+        await until(is_known)
+
+
+async def test_a_list_with_another_window_replaces_what_was_learned(ada: Account) -> None:
+    def listing(window: int) -> Answer:
+        return Answer(body={"data": [{"id": MODEL, "max_model_len": window}]})
+
+    async with VLLMServer() as vendor:
+        path = await add_preset(ada, vendor, "vllm")
+        vendor.script(listing(8_192))
+        assert await read_window(ada, path) == (8_192, "provider")
+        ok(await ada.client.patch("/api/v1/me/settings", json={"model": f"mine/{MODEL}"}))
+        chat = (await ada.new_chat())["id"]
+        message = "This model's maximum context length is 4096 tokens. However, you requested 5000."
+        vendor.script(Answer(400, body={"object": "error", "message": message, "code": 400}))
+        assert (await ada.turn(chat, text="Well?"))[-1].name == "turn.completed"
+        assert await read_offer(ada) == (4_096, "learned")
+        vendor.script(listing(16_384))
+        assert await read_window(ada, path) == (16_384, "provider")
+        assert await read_offer(ada) == (16_384, "provider")
+
+
+async def test_the_list_says_how_each_model_calls_tools(sqlite_url: str, tmp_path: Path) -> None:
+    async with (
+        OpenAIServer() as model,
+        running(sqlite_url, tmp_path, **asking(model), openai_tool_support="structured") as server,
+        server.account("Ada") as ada,
+    ):
+        listed = ok(await ada.client.get("/api/v1/models"))["items"]
+        support = {model["id"]: model["tool_support"] for model in listed}
+        assert support == {MODEL_ID: "structured", "demo": "native"}

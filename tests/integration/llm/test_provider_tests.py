@@ -16,9 +16,6 @@ from tests.fakes.strict_server import StrictServer, gemma_2, mistral, qwen
 from tests.integration.llm.test_providers import PROVIDERS, add, models, provider
 from tests.support.logs import caught_logs
 from tests.support.server import Account, Running, ok, problem
-from tests.support.shared import server
-
-__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
@@ -130,7 +127,7 @@ async def test_a_test_learns_which_messages_a_chat_template_accepts(
         assert (events[-1].name, strict.refusals) == ("turn.completed", refusals)
 
 
-async def test_what_a_user_says_of_a_model_is_where_its_test_begins(ada: Account) -> None:
+async def test_a_test_starts_with_the_user_s_figures_of_a_model(ada: Account) -> None:
     async with StrictServer(gemma_2) as strict:
         entry = {"name": MODEL, "message_shape": "no_system", "tool_support": "fenced"}
         made = await add(ada, strict, models=[entry])
@@ -204,7 +201,7 @@ async def test_one_whose_test_failed_is_marked_until_a_test_passes(
         ({"scope": "installation"}, "administrator"),
     ],
 )
-async def test_what_no_provider_can_be_is_not_tested(
+async def test_an_invalid_provider_is_not_tested(
     ada: Account, model: OpenAIServer, fields: dict[str, Any], named: str
 ) -> None:
     answer = await ada.client.post(TEST, json={**provider(model), **fields})

@@ -1,9 +1,7 @@
-"""`/providers`: models of one's own, from the key that is pasted in to the reply."""
+"""Tests of `/providers`: a user's own models, from the key to the reply."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
@@ -20,30 +18,12 @@ from tests.fakes.scripted_server import Answer
 from tests.integration.turns.seeding import identity_of
 from tests.support.logs import caught_logs
 from tests.support.server import Account, Running, ok, problem, text_of
-from tests.support.shared import server
 from tests.support.waiting import until
-
-__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
 PROVIDERS = "/api/v1/providers"
 OWN = f"mine/{MODEL}"
-_names = count(1)
-
-
-@pytest.fixture
-async def ada(server: Running) -> AsyncGenerator[Account]:
-    """Somebody new."""
-    async with server.account(f"Ada {next(_names)}") as ada:
-        yield ada
-
-
-@pytest.fixture
-async def ben(server: Running) -> AsyncGenerator[Account]:
-    """Somebody else."""
-    async with server.account(f"Ben {next(_names)}") as ben:
-        yield ben
 
 
 def provider(model: OpenAIServer, **fields: Any) -> dict[str, Any]:
@@ -84,18 +64,15 @@ async def test_a_users_own_model_answers_the_next_turn(ada: Account, model: Open
 async def test_others_see_neither_a_provider_nor_its_models(
     ada: Account, ben: Account, model: OpenAIServer
 ) -> None:
-    made = await add(ada, model)
+    await add(ada, model)
     assert OWN in await models(ada)
     assert set(await models(ben)) == {"demo"}
     assert ok(await ben.client.get(PROVIDERS))["items"] == []
-    path = f"{PROVIDERS}/{made['id']}"
-    for method in ("GET", "PATCH", "DELETE"):
-        problem(await ben.client.request(method, path, json={}), 404, "provider-not-found")
     refused = await ben.client.patch("/api/v1/me/settings", json={"model": OWN})
     assert OWN in problem(refused, 422, "unknown-model")["detail"]
 
 
-async def test_a_key_is_never_told_again(ada: Account, model: OpenAIServer) -> None:
+async def test_a_key_is_never_shown_again(ada: Account, model: OpenAIServer) -> None:
     headers = {"X-Team": "a-secret-of-the-team", "X-Short": "secret"}
     made = await add(ada, model, extra_headers=headers)
     assert made["key_hint"] == API_KEY[-4:]
@@ -112,7 +89,7 @@ async def test_a_change_counts_at_once_and_what_is_absent_stays(
 ) -> None:
     made = await add(ada, model)
     path, revised = f"{PROVIDERS}/{made['id']}", {"If-Match": '"1"'}
-    await models(ada)  # opened, and kept
+    await models(ada)  # now the models are cached
     entries = [{"name": "other", "context_window": 9_000, "max_output_tokens": 700}]
     changed = await ada.client.patch(path, json={"models": entries}, headers=revised)
     assert ok(changed)["key_hint"] == made["key_hint"]
@@ -166,9 +143,7 @@ async def test_a_preset_needs_a_key_alone_and_slugs_do_not_collide(ada: Account)
     problem(taken, 409, "slug-taken")
 
 
-async def test_a_server_that_nobody_knows_is_called_by_its_host(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_an_unknown_server_is_named_after_its_host(ada: Account, model: OpenAIServer) -> None:
     body = {"preset": "other", "base_url": model.url}
     made = ok(await ada.client.post(PROVIDERS, json=body), 201)
     assert (made["slug"], made["name"]) == ("server", urlsplit(model.url).netloc)
@@ -206,7 +181,7 @@ async def test_a_program_whose_port_is_talekeepers_is_looked_for_at_the_next(ada
         ({"preset": "nobody"}, "preset"),
     ],
 )
-async def test_what_no_provider_can_be_is_refused_by_name(
+async def test_an_invalid_provider_is_refused_by_name(
     ada: Account, model: OpenAIServer, fields: dict[str, Any], named: str
 ) -> None:
     answer = await ada.client.post(PROVIDERS, json=provider(model, **fields))
@@ -238,7 +213,7 @@ async def test_signing_out_forgets_the_keys_and_signing_in_brings_them_back(
         assert text_of(await again.turn(chat["id"], text="Second.")) == "Two."
 
 
-async def test_a_provider_of_nobody_does_not_exist(ada: Account) -> None:
+async def test_a_provider_without_an_owner_does_not_exist(ada: Account) -> None:
     problem(await ada.client.get(f"{PROVIDERS}/{uuid4()}"), 404, "provider-not-found")
 
 
@@ -283,10 +258,8 @@ async def test_a_provider_s_own_tags_count_and_the_search_for_thoughts_can_be_of
     chat = await ada.new_chat()
     told = "(muse)Who?(/muse)Well met."
     model.script(reply(told), reply(told))
-
     assert text_of(await ada.turn(chat["id"], text="Hello.")) == "Well met."
     assert (made["thought_tags"], made["reads_thoughts"]) == (tags, True)
-
     path = f"{PROVIDERS}/{made['id']}"
     changed = ok(await ada.client.patch(path, json={"reads_thoughts": False}))
     assert (changed["thought_tags"], changed["reads_thoughts"]) == (tags, False)
@@ -315,7 +288,7 @@ async def test_that_a_model_thinks_first_is_kept_with_its_provider(
     assert text_of(events) == "Well met."
 
 
-async def test_what_was_learned_and_could_not_be_stored_is_logged_and_costs_no_reply(
+async def test_abilities_that_cannot_be_stored_are_logged(
     ada: Account, server: Running, model: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await add(ada, model)
@@ -335,7 +308,7 @@ async def test_what_was_learned_and_could_not_be_stored_is_logged_and_costs_no_r
     ]
 
 
-async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_changed(
+async def test_learned_abilities_are_kept_until_a_test_or_a_change(
     ada: Account, server: Running, model: OpenAIServer
 ) -> None:
     made = await add(ada, model)
@@ -344,7 +317,7 @@ async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_cha
     said = "Unknown parameter: 'stream_options'."
 
     async def asks_for_usage() -> bool:
-        """Whether the next turn still tries what the server refused, by another adapter."""
+        """True if the next turn still sends the setting that the server refused."""
         server.parts.user_models.user_signed_out(UUID(ada.user["id"]))
         before = len(model.requests)
         await ada.turn(chat["id"], text="Go on.")
@@ -404,7 +377,7 @@ async def test_its_user_says_how_many_requests_a_server_answers_at_a_time(
         problem(await ada.client.patch(path, json={"concurrency": wrong}), 422, "validation-failed")
 
 
-async def test_what_a_server_says_of_its_slots_is_kept(ada: Account) -> None:
+async def test_the_reported_slots_of_a_server_are_stored(ada: Account) -> None:
     async with OneSlotServer(slots=4) as model:
         made = await add(ada, model, preset="llama-cpp")
         await choose(ada, OWN)

@@ -1,4 +1,4 @@
-"""Places at servers that answer few requests at the same time, shared by two processes."""
+"""Tests of slots at servers with few concurrent requests, shared by two processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Occupation, Rank, SlotUse, SlotWork
 from tests.integration.jobs.working import new_person
 from tests.support.lost_processes import took_over
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -31,7 +31,7 @@ CHAT = UUID(int=7)
 
 
 @contextlib.asynccontextmanager
-async def slots_of(database: Database) -> AsyncGenerator[ModelSlots]:
+async def open_slots(database: Database) -> AsyncGenerator[ModelSlots]:
     slots = ModelSlots(database, InstanceKeys(b"i" * 32))
     try:
         yield slots
@@ -41,14 +41,14 @@ async def slots_of(database: Database) -> AsyncGenerator[ModelSlots]:
 
 @pytest.fixture
 async def here(database: Database) -> AsyncGenerator[ModelSlots]:
-    async with slots_of(database) as slots:
+    async with open_slots(database) as slots:
         yield slots
 
 
 @pytest.fixture
 async def there(database: Database) -> AsyncGenerator[ModelSlots]:
-    """Those of another process."""
-    async with slots_of(database) as slots:
+    """The slots of another process."""
+    async with open_slots(database) as slots:
         yield slots
 
 
@@ -63,7 +63,7 @@ async def ben(database: Database) -> UUID:
 
 
 class Worker:
-    """Work in a task of its own, which goes on until it is let go or cut off."""
+    """Work in a task that runs until it is ended or cancelled."""
 
     def __init__(
         self,
@@ -90,10 +90,7 @@ class Worker:
             await self.may_end.wait()
 
     async def waits_for(self, occupation: Occupation) -> None:
-        async def is_told() -> bool:
-            return self.heard[-1:] == [occupation]
-
-        await until(is_told)
+        await until_true(lambda: self.heard[-1:] == [occupation])
 
     async def end(self) -> None:
         self.may_end.set()
@@ -140,7 +137,7 @@ async def test_background_work_is_cut_off_for_a_turn_in_another_process(
     await turn.end()
 
 
-async def test_of_anothers_work_a_turn_learns_nothing(
+async def test_a_turn_learns_nothing_about_other_accounts_work(
     here: ModelSlots, there: ModelSlots, ada: UUID, ben: UUID
 ) -> None:
     work = background(here, ben)
@@ -209,7 +206,7 @@ async def test_the_place_of_a_process_that_crashed_is_free_once_its_lease_is_ove
     crashed = ModelSlots(database, InstanceKeys(b"i" * 32))
     turn = Worker(crashed, ada)
     await turn.begun.wait()
-    # What a kill leaves: a row that nobody renews.
+    # A kill leaves a row that is not renewed.
     assert crashed._keeper is not None
     crashed._keeper.cancel()
     other = Worker(here, ben)

@@ -1,35 +1,32 @@
-"""`task_models`: a model for each task beside the reply."""
+"""Tests of models for each task: the choice, its refusals, and jobs by a provider for everybody."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from itertools import count
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 
-from backend.generation.adapters.gemini import GeminiConfig
+from backend.generation.client.provider import ServerConfig
 from backend.generation.registry import ModelRegistry
-from tests.fakes.openai_server import MODEL, OpenAIServer, reply
+from backend.jobs.models import Job
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from tests.integration.llm.test_installation_providers import SHARED, provider
 from tests.integration.llm.test_providers import OWN, PROVIDERS, add
+from tests.integration.turns.seeding import seed
+from tests.support.chronicling import opt_in
+from tests.support.memory import API
 from tests.support.server import Account, Running, ok, problem, running
-from tests.support.shared import server
 from tests.support.studying import Vendor, studying, vendor
-
-__all__ = ["server"]
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
 SETTINGS = "/api/v1/me/settings"
 NO_JSON = [reply("no JSON")] * 4
-_names = count(1)
-
-
-@pytest.fixture
-async def ada(server: Running) -> AsyncGenerator[Account]:
-    async with server.account(f"Ada {next(_names)}") as ada:
-        yield ada
 
 
 @pytest.fixture
@@ -53,11 +50,11 @@ async def test_an_unknown_model_of_a_task_is_refused_by_name_and_changes_nothing
 async def test_a_model_says_which_one_works_beside_it_where_nothing_is_chosen(
     sqlite_url: str, tmp_path: Path, model: OpenAIServer
 ) -> None:
-    async def beside(account: Account) -> dict[str, str]:
+    async def read_task_models(account: Account) -> dict[str, str]:
         items = ok(await account.client.get("/api/v1/models"))["items"]
         return {each["id"]: each["task_model"] for each in items}
 
-    google = GeminiConfig(api_key="AIza", models=("gemini-2.5-pro", "gemini-2.5-flash-lite"))
+    google = ServerConfig(api_key="AIza", models=("gemini-2.5-pro", "gemini-2.5-flash-lite"))
     registry = ModelRegistry(demo_tokens_per_second=0, gemini=google)
     small = "gemini/gemini-2.5-flash-lite"
     async with (
@@ -65,15 +62,15 @@ async def test_a_model_says_which_one_works_beside_it_where_nothing_is_chosen(
         server.account("Ada") as ada,
     ):
         await add(ada, model)
-        shown = await beside(ada)
-        # Who plays at home has nothing sent elsewhere.
+        shown = await read_task_models(ada)
+        # Texts of local models are not sent to other servers.
         assert shown == {OWN: OWN, "gemini/gemini-2.5-pro": small, small: small, "demo": small}
     async with (
         running(sqlite_url, tmp_path, enrichment_model="demo") as server,
         server.account("Ben") as ben,
     ):
         await add(ben, model)
-        assert set((await beside(ben)).values()) == {"demo"}
+        assert set((await read_task_models(ben)).values()) == {"demo"}
 
 
 async def test_suggestions_come_from_their_own_model_the_chats_before_the_accounts(
@@ -95,9 +92,7 @@ async def test_suggestions_come_from_their_own_model_the_chats_before_the_accoun
     assert len(model.requests) == 1
 
 
-async def test_what_goes_wrong_with_a_tasks_model_is_told_with_its_setting(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_errors_of_a_task_s_model_name_the_setting(ada: Account, model: OpenAIServer) -> None:
     made = await add(ada, model)
     chat = await ada.new_chat()
     path = f"/api/v1/chats/{chat['id']}"
@@ -108,7 +103,7 @@ async def test_what_goes_wrong_with_a_tasks_model_is_told_with_its_setting(
     assert (await ada.client.delete(f"{PROVIDERS}/{made['id']}")).status_code == 204
     gone = await ada.client.post(f"{path}/suggestions", json={"count": 2})
     assert OWN in problem(gone, 422, "unknown-model")["detail"]
-    # What is gone stays where nobody touches it: it does not keep other settings from changing.
+    # A deleted model stays set, and does not prevent changes of other settings.
     ok(await ada.client.patch(f"{path}/settings", json={"system_prompt": "Be brief."}))
 
 
@@ -126,7 +121,7 @@ async def test_a_model_that_is_gone_keeps_nothing_else_from_being_set_or_opened(
         kept = ok(await ada.client.patch(place, json={"system_prompt": "Be brief."}))
         assert (kept["model"], kept["system_prompt"]) == (OWN, "Be brief.")
     other = await ada.new_chat()
-    # What asks the model says that it is gone, and so does what is set of it.
+    # Requests to the deleted model fail, and so do settings with it.
     for refused in (
         await ada.client.post(f"/api/v1/chats/{other['id']}/turns", json={"text": "Hello."}),
         await ada.client.patch(SETTINGS, json={"sampling": {"temperature": 0.5}}),
@@ -157,9 +152,50 @@ async def test_triage_and_the_agent_may_have_different_models(
         assert len(agent.server.requests) == 1
         run = (await study.runs())[-1][0]
         assert (run.state, run.calls, run.triage_model) == ("done", 2, OWN)
-        # Each is paid for what it took itself.
+        # Each request counts its own tokens.
         took = ok(await study.account.client.get(f"/api/v1/chats/{study.chat_id}/usage"))
         asked = {each["model"]: each["prompt_tokens"] for each in took["by_model"] if each["runs"]}
         small = {each["model"]: each["prompt_tokens"] for each in took["by_model"]}[OWN]
         assert small >= run.triage_prompt_tokens > 0
         assert asked[run.model] > 0
+
+
+@pytest.mark.parametrize("mode", ["managed", "per_job", "sealed"])
+async def test_a_job_asks_the_installation_s_model_as_its_key_mode_allows(
+    sqlite_url: str, tmp_path: Path, mode: str
+) -> None:
+    async with OpenAIServer() as model:
+        decision: dict[str, Any] = {"why": "Nothing new.", "significant": False, "kinds": []}
+        model.script(*[reply(json.dumps(decision))] * 4)
+        async with (
+            running(sqlite_url, tmp_path, job_workers=0) as server,
+            server.account("Ada") as ada,
+        ):
+            ok(await ada.client.post(PROVIDERS, json=provider(model, scope="installation")), 201)
+            async with server.account("Ben") as ben:
+                ok(await ben.client.patch(f"{API}/me", json={"key_mode": mode}))
+                tasks = {"task_models": {"agent": SHARED, "triage": SHARED}}
+                ok(await ben.client.patch(f"{API}/me/settings", json=tasks))
+                chat = str((await ben.new_chat())["id"])
+                chronicle = await opt_in(ben, chat)
+                await seed(server, ben, chat, ["I light the lamp.", "The lamp shines."])
+                path = f"{API}/chronicles/{chronicle}/rebuild"
+                job = UUID(ok(await ben.client.post(path, json={"chat_id": chat}), 202)["id"])
+                ok(await ben.client.delete(f"{API}/sessions/current"), 204)
+        assert model.requests == []
+        async with running(sqlite_url, tmp_path) as server:
+            if mode == "sealed":
+                await until(lambda: has_state(server, job, "waiting_key"))
+                assert model.requests == []
+                async with server.signed_in("Ben") as ben:
+                    ok(await ben.client.get(f"{API}/me"))
+                    await until(lambda: has_state(server, job, "done"))
+            else:
+                await until(lambda: has_state(server, job, "done"))
+        told = {(each.headers["authorization"], each.body["model"]) for each in model.requests}
+        assert told == {(f"Bearer {API_KEY}", MODEL)}
+
+
+async def has_state(server: Running, job_id: UUID, state: str) -> bool:
+    async with server.parts.database.read() as session:
+        return (await session.get_one(Job, job_id)).state == state

@@ -1,4 +1,4 @@
-"""A Talekeeper on each database, shared by the tests of a module, and two who keep lorebooks."""
+"""A server for the tests of a module, and two users who keep lorebooks."""
 
 from __future__ import annotations
 

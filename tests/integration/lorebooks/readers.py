@@ -1,16 +1,13 @@
-"""Somebody who keeps lorebooks."""
+"""Requests of a user who keeps lorebooks, and a World Info file."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from tests.support.server import Account, ok
-
-API = "/api/v1"
+from tests.support.server import Requests, ok
 
 WORLD: dict[str, Any] = {
     "entries": {
@@ -43,38 +40,14 @@ WORLD: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Reader:
-    """A signed-in account."""
-
-    account: Account
-
-    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        return await self.account.client.request(method, f"{API}{path}", **options)
-
-    async def get(self, path: str, **query: Any) -> Any:
-        return ok(await self.ask("GET", path, params=query))
-
-    async def post(self, path: str, **body: Any) -> Any:
-        return ok(await self.ask("POST", path, json=body), 201)
-
-    async def patch(self, path: str, **body: Any) -> Any:
-        return ok(await self.ask("PATCH", path, json=body))
-
-    async def put(self, path: str, status: int = 204, **body: Any) -> Any:
-        return ok(await self.ask("PUT", path, json=body), status)
-
-    async def delete(self, path: str) -> None:
-        ok(await self.ask("DELETE", path), 204)
+class Reader(Requests):
+    """A user who keeps lorebooks."""
 
     async def new_book(self, name: str = "The lighthouse", **fields: Any) -> str:
-        made = await self.post("/lorebooks", name=name, **fields)
-        book_id: str = made["id"]
-        return book_id
+        return str((await self.post("/lorebooks", name=name, **fields))["id"])
 
     async def new_entry(self, book_id: str, **fields: Any) -> dict[str, Any]:
-        made: dict[str, Any] = await self.post(f"/lorebooks/{book_id}/entries", **fields)
-        return made
+        return await self.post(f"/lorebooks/{book_id}/entries", **fields)
 
     async def upload(
         self, value: object, *, filename: str = "book.json", **form: str
@@ -96,8 +69,7 @@ class Reader:
         return items
 
     async def revision(self, book_id: str) -> int:
-        found: int = (await self.get(f"/lorebooks/{book_id}"))["revision"]
-        return found
+        return int((await self.get(f"/lorebooks/{book_id}"))["revision"])
 
     async def import_card(self, data: bytes) -> dict[str, Any]:
         answer = await self.ask("POST", "/characters/import", files={"file": ("card", data)})

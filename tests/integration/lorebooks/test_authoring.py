@@ -1,4 +1,4 @@
-"""The book of a chronicle: what the agent writes there, what a person makes theirs, what counts."""
+"""The book of a chronicle: entries of the agent, changes of the user, and active entries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STAIR = LoreEntry(title="Stair", keys=["stair"], content="The third one is rotte
 
 @dataclass(frozen=True)
 class Desk:
-    """A chat on a chronicle of its own, and the hands that write into the chronicle's book."""
+    """A chat with its own chronicle, and methods that write to the chronicle's book."""
 
     server: Running
     ada: Reader
@@ -123,7 +123,7 @@ async def test_a_chronicle_has_one_book_which_is_shown_as_its_own(desk: Desk) ->
     assert [(each["title"], each["place"]) for each in entries] == [("Lamp", 0), ("Stair", 1)]
 
 
-async def test_it_stands_behind_the_chat_s_own_books_and_before_all_others(desk: Desk) -> None:
+async def test_the_book_comes_after_the_books_of_the_chat_and_before_all_others(desk: Desk) -> None:
     own, everywhere = await desk.ada.new_book("Own"), await desk.ada.new_book(is_global=True)
     persona = (await desk.ada.post("/personas", name="Wanderer"))["id"]
     hers = await desk.ada.new_book("Hers")
@@ -146,7 +146,7 @@ async def test_it_stands_behind_the_chat_s_own_books_and_before_all_others(desk:
     assert await shown() == [(own, "chat"), *others]
 
 
-async def test_a_person_s_change_makes_an_entry_theirs(desk: Desk) -> None:
+async def test_a_user_s_change_makes_the_entry_the_user_s(desk: Desk) -> None:
     lamp = await desk.write(LAMP)
     assert is_own(lamp)
     later = desk.origin(desk.greetings[1])
@@ -167,7 +167,7 @@ async def test_a_person_s_change_makes_an_entry_theirs(desk: Desk) -> None:
     assert (hers.agent_run_id, hers.source_chat_id) == (None, None)
 
 
-async def test_an_entry_is_put_back_as_it_was(desk: Desk) -> None:
+async def test_a_changed_or_deleted_entry_is_restored(desk: Desk) -> None:
     lamp, stair = await desk.write(LAMP), await desk.write(STAIR)
     taken = snapshot(desk.identity.sealer, lamp)
     assert msgspec.json.decode(msgspec.json.encode(taken)) == taken
@@ -191,7 +191,7 @@ async def test_an_entry_is_put_back_as_it_was(desk: Desk) -> None:
     assert (await desk.restore(taken)).place == 1
 
 
-async def test_what_was_a_person_s_is_put_back_as_theirs(desk: Desk) -> None:
+async def test_a_restored_entry_of_the_user_stays_the_user_s(desk: Desk) -> None:
     lamp = await desk.write(LAMP)
     path = f"/lorebooks/{lamp.lorebook_id}/entries/{lamp.id}"
     await desk.ada.patch(path, content="It burns red.")
@@ -206,7 +206,7 @@ async def test_what_was_a_person_s_is_put_back_as_theirs(desk: Desk) -> None:
     assert desk.opened(back).content == "It burns red."
 
 
-async def test_an_entry_of_a_deleted_chat_is_put_back_for_good(desk: Desk) -> None:
+async def test_an_entry_of_a_deleted_chat_is_restored_for_good(desk: Desk) -> None:
     lamp = await desk.write(LAMP)
     taken = snapshot(desk.identity.sealer, lamp)
     await desk.remove(lamp.id)
@@ -216,7 +216,7 @@ async def test_an_entry_of_a_deleted_chat_is_put_back_for_good(desk: Desk) -> No
     assert await desk.inactive(back.lorebook_id) == set()
 
 
-async def test_an_entry_counts_while_its_message_is_on_the_path(desk: Desk) -> None:
+async def test_an_entry_is_active_while_its_message_is_on_the_path(desk: Desk) -> None:
     lamp = await desk.write(LAMP, desk.greetings[0])
     stair = await desk.write(STAIR, desk.greetings[1])
     made = await desk.ada.new_entry(str(lamp.lorebook_id), title="Hers")
@@ -228,7 +228,7 @@ async def test_an_entry_counts_while_its_message_is_on_the_path(desk: Desk) -> N
     assert await desk.inactive(lamp.lorebook_id) == {stair.id}
 
 
-async def test_with_a_chat_go_entries_of_the_branches_that_it_left(desk: Desk) -> None:
+async def test_deleting_a_chat_deletes_entries_of_inactive_branches(desk: Desk) -> None:
     lamp = await desk.write(LAMP, desk.greetings[0])
     stair = await desk.write(STAIR, desk.greetings[1])
     made = await desk.ada.new_entry(str(lamp.lorebook_id), title="Hers")
@@ -239,7 +239,7 @@ async def test_with_a_chat_go_entries_of_the_branches_that_it_left(desk: Desk) -
     assert await desk.inactive(lamp.lorebook_id) == set()
 
 
-async def test_a_full_book_takes_no_entry_and_a_full_account_no_book(
+async def test_full_books_and_accounts_are_refused(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_BOOKS", 0)
@@ -258,7 +258,9 @@ async def test_a_full_book_takes_no_entry_and_a_full_account_no_book(
         await desk.restore(taken)
 
 
-async def test_nobody_else_s_book_is_found(desk: Desk, ben: Reader, server: Running) -> None:
+async def test_the_book_of_another_user_is_not_found(
+    desk: Desk, ben: Reader, server: Running
+) -> None:
     await desk.write(LAMP)
     stranger = await identity_of(server, ben.account)
     async with server.parts.database.read() as session:

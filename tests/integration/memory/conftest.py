@@ -1,13 +1,15 @@
-"""A Talekeeper that remembers, on each database, shared by the tests of a module."""
+"""A Talekeeper with a memory index, shared by the tests of a module."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.fakes.openai_server import OpenAIServer
-from tests.support.memory import Moody, embedding, remembering
+from tests.support.memory import Moody, Start, embedding, remembering
 from tests.support.models import asking
 from tests.support.server import Running
 from tests.support.shared import ada, chat, shared_url
@@ -17,14 +19,13 @@ __all__ = ["ada", "chat", "shared_url"]
 
 @pytest.fixture(scope="module")
 async def vectors() -> AsyncGenerator[OpenAIServer]:
-    """Where vectors come from: texts are near each other when they share words."""
+    """A server of embeddings. Texts with common words are similar."""
     async with OpenAIServer() as vectors:
         yield vectors
 
 
 @pytest.fixture(scope="module")
 async def model() -> AsyncGenerator[OpenAIServer]:
-    """Who replies."""
     async with OpenAIServer() as model:
         yield model
 
@@ -42,14 +43,18 @@ async def server(
 
 
 @pytest.fixture
+def start(database_url: str, tmp_path: Path) -> Start:
+    """Start a Talekeeper with these settings. Each start has the same database and folder."""
+    return partial(remembering, database_url, tmp_path)
+
+
+@pytest.fixture
 async def usual() -> AsyncGenerator[Moody]:
-    """The installation's embedding model, where accounts have their own."""
     async with Moody() as model:
         yield model
 
 
 @pytest.fixture
 async def mine() -> AsyncGenerator[Moody]:
-    """An account's own embedding model."""
     async with Moody() as model:
         yield model

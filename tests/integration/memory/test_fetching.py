@@ -1,4 +1,4 @@
-"""Fetching an embedding model from a hub that breaks off, lies, or is not there."""
+"""Tests of downloads of embedding models, from a faulty hub and by an administrator."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ from backend.memory.embedding.catalogue import (
 )
 from backend.settings import Settings
 from tests.fakes.hub_server import HubServer
+from tests.support.memory import API, MODEL_FOLDER, Start, search, settled, tell
+from tests.support.server import Account, Running, ok, problem
+from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.anyio
 
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
 WEIGHTS = random.Random(7).randbytes(2_000_000)
 FILES = {"config.json": b'{"hidden_size": 384}', "onnx/model.onnx": WEIGHTS}
+
 TINY = OfferedModel(
     name=NAME,
     repository="Qdrant/tiny",
@@ -50,24 +54,24 @@ TINY = OfferedModel(
 
 
 @pytest.fixture
-async def hub() -> AsyncGenerator[HubServer]:
-    async with HubServer(FILES) as hub:
-        yield hub
+async def tiny_hub() -> AsyncGenerator[HubServer]:
+    async with HubServer(FILES) as tiny_hub:
+        yield tiny_hub
 
 
 async def ignore(_done: int, _total: int) -> None:
     pass
 
 
-async def at_once(_seconds: float) -> None:
-    """Nobody waits between two attempts."""
+async def skip_wait(_seconds: float) -> None:
+    """Do not wait between two attempts."""
 
 
-async def fetch(hub: HubServer, models: Path) -> None:
-    await fetch_model(TINY, models, ignore, hub=hub.url, wait=at_once)
+async def fetch(tiny_hub: HubServer, models: Path) -> None:
+    await fetch_model(TINY, models, ignore, hub=tiny_hub.url, wait=skip_wait)
 
 
-async def test_a_model_comes_whole_and_is_used(hub: HubServer, tmp_path: Path) -> None:
+async def test_a_model_comes_whole_and_is_used(tiny_hub: HubServer, tmp_path: Path) -> None:
     models = tmp_path / "models"
     told: list[tuple[int, int]] = []
 
@@ -75,7 +79,7 @@ async def test_a_model_comes_whole_and_is_used(hub: HubServer, tmp_path: Path) -
         told.append((done, total))
         assert find_model_in_use(models) is None
 
-    await fetch_model(TINY, models, report, hub=hub.url)
+    await fetch_model(TINY, models, report, hub=tiny_hub.url)
 
     folder = models / "all-MiniLM-L6-v2"
     assert find_model_in_use(models) == (NAME, folder)
@@ -83,109 +87,101 @@ async def test_a_model_comes_whole_and_is_used(hub: HubServer, tmp_path: Path) -
     assert told == sorted(told)
     assert len(told) > 3
     assert {total for _, total in told} == {TINY.size} == {told[-1][0]}
-    asked = len(hub.requests)
-    await fetch(hub, models)
-    assert len(hub.requests) == asked
+    asked = len(tiny_hub.requests)
+    await fetch(tiny_hub, models)
+    assert len(tiny_hub.requests) == asked
 
 
-async def test_only_the_rest_is_fetched_after_a_break(hub: HubServer, tmp_path: Path) -> None:
-    hub.breaks = [800_000, 600_000]
-
-    await fetch(hub, tmp_path)
-
-    starts = [int(each.removeprefix("bytes=").removesuffix("-")) for each in hub.ranges if each]
-    assert hub.ranges[0] == ""
+async def test_only_the_rest_is_fetched_after_a_break(tiny_hub: HubServer, tmp_path: Path) -> None:
+    tiny_hub.breaks = [800_000, 600_000]
+    await fetch(tiny_hub, tmp_path)
+    starts = [
+        int(each.removeprefix("bytes=").removesuffix("-")) for each in tiny_hub.ranges if each
+    ]
+    assert tiny_hub.ranges[0] == ""
     assert len(starts) == 2
     assert 0 < starts[0] < starts[1] <= 1_400_000
     assert (tmp_path / "all-MiniLM-L6-v2" / "onnx/model.onnx").read_bytes() == WEIGHTS
 
 
-async def test_what_came_is_kept_for_the_next_time(hub: HubServer, tmp_path: Path) -> None:
-    hub.breaks = [500_000, 0, 0, 0, 0, 0]
-
+async def test_downloaded_bytes_are_kept_for_the_next_attempt(
+    tiny_hub: HubServer, tmp_path: Path
+) -> None:
+    tiny_hub.breaks = [500_000, 0, 0, 0, 0, 0]
     with pytest.raises(HubUnreachableError, match="HF_ENDPOINT"):
-        await fetch(hub, tmp_path)
+        await fetch(tiny_hub, tmp_path)
     assert not is_fetched(tmp_path, TINY)
     assert find_model_in_use(tmp_path) is None
-
-    hub.ranges.clear()
-    hub.breaks.clear()
-    await fetch(hub, tmp_path)
-    assert hub.ranges == [hub.ranges[0]] != [""]
+    tiny_hub.ranges.clear()
+    tiny_hub.breaks.clear()
+    await fetch(tiny_hub, tmp_path)
+    assert tiny_hub.ranges == [tiny_hub.ranges[0]] != [""]
     assert is_fetched(tmp_path, TINY)
 
 
 @pytest.mark.parametrize("path", FILES)
 async def test_a_file_with_another_digest_is_never_used(
-    hub: HubServer, tmp_path: Path, path: str
+    tiny_hub: HubServer, tmp_path: Path, path: str
 ) -> None:
-    hub.altered = {path}
-
+    tiny_hub.altered = {path}
     with pytest.raises(ModelDamagedError, match=path):
-        await fetch(hub, tmp_path)
+        await fetch(tiny_hub, tmp_path)
     assert not is_fetched(tmp_path, TINY)
-
-    hub.altered.clear()
-    await fetch(hub, tmp_path)
+    tiny_hub.altered.clear()
+    await fetch(tiny_hub, tmp_path)
     assert is_fetched(tmp_path, TINY)
 
 
 async def test_the_public_hub_is_held_to_what_was_published(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.files["onnx/model.onnx"] = b"!" + WEIGHTS[1:]
-
-    await fetch(hub, tmp_path / "of-a-mirror")
-    monkeypatch.setattr(fetching, "PUBLIC_HUB", hub.url)
+    tiny_hub.files["onnx/model.onnx"] = b"!" + WEIGHTS[1:]
+    await fetch(tiny_hub, tmp_path / "of-a-mirror")
+    monkeypatch.setattr(fetching, "PUBLIC_HUB", tiny_hub.url)
     with pytest.raises(ModelDamagedError):
-        await fetch(hub, tmp_path / "of-the-hub")
+        await fetch(tiny_hub, tmp_path / "of-the-tiny_hub")
 
 
-async def test_what_the_hub_does_not_have_is_named(hub: HubServer, tmp_path: Path) -> None:
-    del hub.files["onnx/model.onnx"]
-
+async def test_a_missing_file_of_the_hub_is_named(tiny_hub: HubServer, tmp_path: Path) -> None:
+    del tiny_hub.files["onnx/model.onnx"]
     with pytest.raises(ModelNotOnHubError, match=r"onnx/model\.onnx"):
-        await fetch(hub, tmp_path)
+        await fetch(tiny_hub, tmp_path)
 
 
-async def test_without_a_network_it_says_what_to_do(hub: HubServer, tmp_path: Path) -> None:
-    await hub.__aexit__()
-
+async def test_without_a_network_it_says_what_to_do(tiny_hub: HubServer, tmp_path: Path) -> None:
+    await tiny_hub.__aexit__()
     with pytest.raises(HubUnreachableError, match="set HF_ENDPOINT"):
-        await fetch(hub, tmp_path)
+        await fetch(tiny_hub, tmp_path)
 
 
 async def test_without_room_nothing_is_fetched(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", {tmp_path / "all-MiniLM-L6-v2.part": full}.get)
-
     with pytest.raises(DiskFullError, match="2 MB are needed"):
-        await fetch(hub, tmp_path)
-    assert hub.ranges == []
+        await fetch(tiny_hub, tmp_path)
+    assert tiny_hub.ranges == []
 
 
-async def test_two_do_not_fetch_into_one_folder(hub: HubServer, tmp_path: Path) -> None:
-    hub.pace.clear()
-    first = asyncio.create_task(fetch(hub, tmp_path))
-    while not hub.ranges:
-        await asyncio.sleep(0.01)
-
+async def test_two_do_not_fetch_into_one_folder(tiny_hub: HubServer, tmp_path: Path) -> None:
+    tiny_hub.pace.clear()
+    first = asyncio.create_task(fetch(tiny_hub, tmp_path))
+    await until_true(lambda: tiny_hub.ranges)
     with pytest.raises(FetchUnderWayError):
-        await fetch(hub, tmp_path)
-    hub.pace.set()
+        await fetch(tiny_hub, tmp_path)
+    tiny_hub.pace.set()
     await first
 
 
 async def test_the_command_fetches_and_says_what_is_used(
-    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub.files |= dict.fromkeys(list_models()[0].files, b"{}")
+    tiny_hub.files |= dict.fromkeys(list_models()[0].files, b"{}")
 
     async def model(*words: str, **values: Any) -> str:
         options = cli._make_parser().parse_args(["model", *words])
-        settings = Settings(_env_file=None, data_dir=tmp_path, HF_ENDPOINT=hub.url, **values)  # type: ignore[call-arg]  # pydantic-settings' own
+        settings = Settings(_env_file=None, data_dir=tmp_path, HF_ENDPOINT=tiny_hub.url, **values)  # type: ignore[call-arg]  # pydantic-settings' own
         assert await cli._model(settings, options) == 0
         return capsys.readouterr().out
 
@@ -200,18 +196,17 @@ async def test_the_command_fetches_and_says_what_is_used(
         await model("fetch", "gpt")
 
 
-async def test_the_stand_in_speaks_as_the_hub_does(hub: HubServer, tmp_path: Path) -> None:
+async def test_the_stand_in_speaks_as_the_hub_does(tiny_hub: HubServer, tmp_path: Path) -> None:
     import huggingface_hub
 
     download: Callable[..., str] = cast("Any", huggingface_hub).snapshot_download
     found = await asyncio.to_thread(
-        download, "Qdrant/tiny", cache_dir=tmp_path, endpoint=hub.url, token=False
+        download, "Qdrant/tiny", cache_dir=tmp_path, endpoint=tiny_hub.url, token=False
     )
-
     assert {path: (Path(found) / path).read_bytes() for path in FILES} == FILES
 
 
-def test_what_is_on_offer_is_what_fastembed_fetches() -> None:
+def test_the_offered_models_are_those_of_fastembed() -> None:
     from fastembed import TextEmbedding
 
     known = {each["model"]: each for each in TextEmbedding.list_supported_models()}
@@ -219,3 +214,136 @@ def test_what_is_on_offer_is_what_fastembed_fetches() -> None:
         weights = {known[model.name]["model_file"], *known[model.name]["additional_files"]}
         assert weights == {path for path in model.files if not path.endswith(".json")}
         assert model.size == pytest.approx(known[model.name]["size_in_GB"] * 1e9, rel=0.2)
+
+
+MODELS = f"{API}/admin/embedding-models"
+SMALL = "all-MiniLM-L6-v2"
+FACT = "The captain buried the astrolabe under the chapel bell."
+OTHER_WORDS = "Where did the skipper hide his instrument?"
+
+
+@pytest.fixture
+async def hub() -> AsyncGenerator[HubServer]:
+    if not (MODEL_FOLDER / "model.onnx").is_file():
+        pytest.skip("there is no embedding model to serve")
+    files = {path.name: path.read_bytes() for path in MODEL_FOLDER.iterdir()}
+    async with HubServer(files) as hub:
+        yield hub
+
+
+@pytest.fixture
+async def server(start: Start, hub: HubServer) -> AsyncGenerator[Running]:
+    values = {"HF_ENDPOINT": hub.url, "registration": "open"}
+    async with start(**values) as server:
+        yield server
+
+
+@pytest.fixture
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    """An administrator with a text to find."""
+    async with server.account("Ada") as ada:
+        chat = str((await ada.new_chat())["id"])
+        await tell(server, ada, chat, [FACT, "I see.", "A gannet dives."])
+        yield ada
+
+
+async def read_offer(account: Account) -> dict[str, Any]:
+    models: list[dict[str, Any]] = ok(await account.client.get(MODELS))["models"]
+    return models[0]
+
+
+async def begin_fetch(account: Account) -> str:
+    """Fetch the model. Return the path of the job."""
+    job = ok(await account.client.post(f"{MODELS}/fetch", json={"name": SMALL}), 202)
+    return f"{API}/jobs/{job['id']}"
+
+
+async def wait_for_end(account: Account, path: str) -> dict[str, Any]:
+    async def is_over() -> dict[str, Any] | None:
+        job: dict[str, Any] = ok(await account.client.get(path))
+        return job if job["state"] in {"done", "dead"} else None
+
+    job: dict[str, Any] = await until(is_over)
+    return job
+
+
+@pytest.mark.embeddings
+@pytest.mark.every_database
+async def test_a_fetched_model_is_used_without_a_restart_and_texts_move_to_it(
+    server: Running, hub: HubServer, ada: Account
+) -> None:
+    first = await read_offer(ada)
+    assert (first["name"], first["state"], first["job"]) == (SMALL, "on_offer", None)
+    assert (first["languages"], first["licence"], first["size"]) == (["en"], "apache-2.0", 91102069)
+    assert hub.requests == []
+    assert await search(ada, OTHER_WORDS) == []
+
+    path = await begin_fetch(ada)
+    assert await begin_fetch(ada) == path
+    job = await wait_for_end(ada, path)
+    assert (job["error"], job["progress"]["done"]) == (None, job["progress"]["total"])
+    assert (await read_offer(ada))["state"] == "in_use"
+    await settled(server)
+    assert (await search(ada, OTHER_WORDS))[0]["text"] == FACT
+
+    async with server.account("Ben") as ben:
+        chat = str((await ben.new_chat())["id"])
+        await tell(server, ben, chat, [FACT])
+        assert (await search(ben, OTHER_WORDS))[0]["text"] == FACT
+        problem(await ben.client.get(MODELS), 403, "forbidden")
+        problem(await ben.client.post(f"{MODELS}/fetch", json={"name": SMALL}), 403, "forbidden")
+
+
+@pytest.mark.embeddings
+async def test_an_unknown_model_is_not_fetched(hub: HubServer, ada: Account) -> None:
+    for name in ("", "gpt", "../../etc"):
+        asked = await ada.client.post(f"{MODELS}/fetch", json={"name": name})
+        problem(asked, 404, "unknown-embedding-model")
+    assert hub.requests == []
+
+
+@pytest.mark.embeddings
+async def test_a_fetch_is_stopped_and_goes_on_where_it_was(
+    server: Running, hub: HubServer, ada: Account
+) -> None:
+    hub.pace.clear()
+    path = await begin_fetch(ada)
+
+    async def has_begun() -> bool:
+        return bool(ok(await ada.client.get(path))["progress"]["done"])
+
+    await until(has_begun)
+    ok(await ada.client.post(f"{path}/stop"), 202)
+    assert (await wait_for_end(ada, path))["error"] == "stopped"
+    assert server.parts.memory.chosen is None
+
+    again = await begin_fetch(ada)
+    hub.pace.set()
+    assert again != path
+    assert (await wait_for_end(ada, again))["error"] is None
+    asked = [request.path for request in hub.requests if request.method == "GET"]
+    assert sum(each.endswith("/config.json") for each in asked) == 1
+
+
+@pytest.mark.embeddings
+async def test_a_damaged_model_ends_the_job_and_nothing_changes(
+    server: Running, hub: HubServer, ada: Account
+) -> None:
+    hub.altered = {"model.onnx"}
+    assert (await wait_for_end(ada, await begin_fetch(ada)))["error"] == "model-damaged"
+    assert server.parts.memory.embedder is None
+    assert (await search(ada, "astrolabe"))[0]["text"] == FACT
+
+
+@pytest.mark.embeddings
+async def test_a_model_that_another_process_fetched_is_used(
+    server: Running, hub: HubServer, ada: Account, tmp_path: Path
+) -> None:
+    async def ignore(_done: int, _total: int) -> None:
+        pass
+
+    await fetch_model(list_models()[0], tmp_path / "models", ignore, hub=hub.url)
+    chat = str((await ada.new_chat())["id"])
+    await tell(server, ada, chat, ["Rain sets in."])
+
+    assert (await search(ada, OTHER_WORDS))[0]["text"] == FACT

@@ -1,12 +1,13 @@
-"""What changes in the database changes in what is found: messages, branches, lore, links."""
+"""Tests that the search index follows the database."""
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 import pytest
 
-from tests.fakes.openai_server import OpenAIServer, reply
+from tests.fakes.openai_server import OpenAIServer, error, reply
 from tests.support.memory import (
     API,
     link,
@@ -24,6 +25,7 @@ from tests.support.memory import (
     texts_worded,
 )
 from tests.support.server import Account, Running, ok
+from tests.support.statements import record_statements
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +36,7 @@ WALRUSES = "Do old walruses doze on flat rocks, at high tide?"
 
 
 async def check_index(server: Running, account: Account) -> None:
-    """Raise unless the index holds each row of a user's once, and nothing else."""
+    """Check that the index contains each row of a user once, and nothing else."""
     user_id = UUID(account.user["id"])
     points = await points_of(server.parts.memory.collections.current, user_id)
     rows = rows_of(points)
@@ -55,12 +57,12 @@ async def test_lines_replies_and_greetings_are_found_once_they_are_stored(
         ("creaks", "The door creaks open."),
     ):
         assert (await texts_found(ada, words))[0] == text
-    # Its swipe is in the index, and counts once it is active.
+    # The swipe is indexed, but found only while it is active.
     assert "A knock at the window." not in await texts_found(ada, "knock window")
     await check_index(server, ada)
 
 
-async def test_what_continues_a_reply_is_found_with_it(
+async def test_the_continuation_of_a_reply_is_found_with_it(
     ada: Account, chat: str, server: Running, model: OpenAIServer
 ) -> None:
     model.script(reply("The ferryman hums."), reply(" A gannet answers."))
@@ -83,7 +85,7 @@ async def test_an_edit_takes_its_old_words_out_of_search_and_coming_back_brings_
     found = await texts_found(ada, "anvil bellows key")
     assert found[0] == "The key is in the bellows."
     assert "The key is under the anvil." not in found
-    # Nor do its neighbours hold its words any more.
+    # Its neighbours no longer contain its words.
     assert await texts_worded(ada, "anvil") == []
     await check_index(server, ada)
 
@@ -119,7 +121,7 @@ async def test_deleting_takes_the_points_of_all_that_went(
     assert "A copper ladle." not in await texts_found(ada, "copper ladle")
     assert (await texts_found(ada, "pewter"))[0] == "A pewter spoon."
     await check_index(server, ada)
-    # Its neighbours' windows held its words, too.
+    # The windows of its neighbours contained its words, too.
     assert await texts_worded(ada, "ladle") == []
 
 
@@ -222,3 +224,57 @@ async def test_a_book_that_is_not_to_be_found_by_meaning_leaves_the_index_and_ke
     ok(await ada.client.patch(f"{API}/lorebooks/{book}", json={"mode": None}))
     await settled(server)
     assert (await texts_found(ada, "seals bask"))[0] == BASK
+
+
+async def test_a_hundred_lines_left_behind_do_not_hide_the_one_that_counts(
+    server: Running, ada: Account, chat: str
+) -> None:
+    await tell(server, ada, chat, ["A silver key was sold in town.", "Was it?"])
+    path = f"{API}/messages/{(await ada.messages(chat))[-1]['id']}"
+    for number in range(130):
+        text = f"The silver key, the silver key, number {number}."
+        path = f"{API}/messages/{ok(await ada.client.patch(path, json={'text': text}))['id']}"
+    ok(await ada.client.patch(path, json={"text": "Nobody knows."}))
+    await settled(server)
+    found = await texts_found(ada, "silver key", chat_id=chat, sources="message")
+    assert found[0] == "A silver key was sold in town."
+
+
+async def test_the_line_of_a_turn_that_failed_is_remembered(
+    server: Running, ada: Account, chat: str, model: OpenAIServer
+) -> None:
+    for _ in range(3):  # the client repeats some failed requests
+        model.script(error(500, message="broken"))
+    events = await ada.turn(chat, text="The heron sleeps in the bell tower.")
+    model.unscript()
+    assert events[-1].name == "turn.failed"
+    await settled(server)
+    found = await texts_found(ada, "heron tower", chat_id=chat, sources="message")
+    assert found[0] == "The heron sleeps in the bell tower."
+
+
+_TABLES = ("messages", "lore_entries", "chronicle_events", "campaign_items")
+
+
+async def test_search_results_are_loaded_by_id(server: Running, ada: Account, chat: str) -> None:
+    database = server.parts.database
+    if not database.is_sqlite:
+        pytest.skip("PostgreSQL chooses by its statistics, and reads tables of a page whole")
+    await link(ada, chat, await new_book(ada, {"keys": ["oak"], "content": "A heron in the oak."}))
+    with record_statements() as statements:
+        await tell(server, ada, chat, ["A heron sat in the oak.", "Did it sing?"])
+        found = await texts_found(ada, "heron oak")
+        assert {"A heron sat in the oak.", "A heron in the oak."} <= set(found)
+        await take_turn(ada, chat, text="Where is the heron?")
+        await settled(server)
+    asked = [each for each in statements if re.match(r"SELECT\b.*\.id IN \(", each.text, re.DOTALL)]
+    plans: dict[str, str] = {}
+    async with database.read() as session:
+        connection = await session.connection()
+        for statement, values in asked:
+            plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+            for *_, step in plan:
+                if any(f" {table} " in step for table in _TABLES):
+                    plans[statement] = step
+    assert len(plans) >= 3
+    assert [step for step in plans.values() if "(id=?)" not in step] == []

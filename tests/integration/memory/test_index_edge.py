@@ -1,4 +1,4 @@
-"""Qdrant Edge in a folder: what is on the disk, and what becomes of it."""
+"""Tests of Qdrant Edge in a folder: files, engine processes and faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -26,7 +26,7 @@ from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 from scripts.torture.canary import disguises, find_in_folder
 from tests.support.points import DIMENSION, point, query, scope, terms, unit
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -84,13 +84,10 @@ async def test_the_nearest_of_many_are_found_as_exactly_once_they_are_put_in_ord
     )
     await index.aclose()
 
-    index = await open_edge(tmp_path, "tales", size)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", size)) as index:
         found = await index.search(
             [query(vector, scope(OWNER, CHAT), limit=100) for vector in vectors[count:]]
         )
-    finally:
-        await index.aclose()
 
     assert list(tmp_path.rglob("quantized.data"))  # noqa: ASYNC240  nothing waits
     for hits, vector in zip(found, vectors[count:], strict=True):
@@ -103,7 +100,7 @@ async def test_the_nearest_of_many_are_found_as_exactly_once_they_are_put_in_ord
 async def test_a_file_of_the_engine_s_log_may_go_while_it_is_synced(tmp_path: Path) -> None:
     index = await open_edge(tmp_path, "tales", DIMENSION)
     gone = next(tmp_path.rglob("wal")) / "tmp-open-9"  # noqa: ASYNC240  nothing waits
-    gone.symlink_to(tmp_path / "nowhere")  # is listed, and is not there when it is opened
+    gone.symlink_to(tmp_path / "nowhere")  # it is listed, but cannot be opened
     try:
         await index.upsert([point(OWNER, CHAT)])
         assert await index.count(OWNER) == 1
@@ -112,20 +109,17 @@ async def test_a_file_of_the_engine_s_log_may_go_while_it_is_synced(tmp_path: Pa
         await index.aclose()
 
 
-async def test_what_was_stored_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+async def test_stored_points_survive_a_killed_process(tmp_path: Path) -> None:
     writer = start_writer(tmp_path)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    index = await open_edge(tmp_path, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", DIMENSION)) as index:
         assert not index.is_new
         assert await index.count(OWNER) == 99
         [hits] = await index.search([query(unit(1), scope(OWNER, CHAT), limit=200)])
         assert {hit.payload.source_id for hit in hits} == {
             UUID(int=number) for number in range(100) if number != 1
         }
-    finally:
-        await index.aclose()
 
 
 async def test_a_folder_that_another_process_has_open_is_refused_and_left_alone(
@@ -156,20 +150,17 @@ def damage(folder: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["edge_config.json", "segments", "wal"])
-async def test_a_damaged_folder_is_made_anew(tmp_path: Path, what: str) -> None:
+async def test_a_damaged_folder_is_created_again(tmp_path: Path, what: str) -> None:
     await made(tmp_path)
     damage(tmp_path, what)
-    index = await open_edge(tmp_path, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", DIMENSION)) as index:
         assert index.is_new
         assert await index.count() == 0
         await index.upsert([point(OWNER, CHAT)])
         assert await index.count() == 1
-    finally:
-        await index.aclose()
 
 
-async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Path) -> None:
+async def test_a_folder_of_another_dimension_or_format_is_created_again(tmp_path: Path) -> None:
     await made(tmp_path)
     (tmp_path / "tales.0").mkdir()
     index = await open_edge(tmp_path, "tales", DIMENSION * 2)
@@ -178,21 +169,20 @@ async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Pa
     assert not (tmp_path / "tales.0").exists()
 
 
-def engines() -> list[int]:
-    """Processes below this one that an engine works in."""
+def list_engines() -> list[int]:
     children, found = list[int](), list[int]()
     for thread in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # what ends meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             children += map(int, (thread / "children").read_text().split())
     for pid in children:
         with suppress(FileNotFoundError, ProcessLookupError):
-            if b"edge_engine" in command_of(pid):
+            if b"edge_engine" in read_command(pid):
                 found.append(pid)
     return found
 
 
-def command_of(pid: int) -> bytes:
-    """The command line of a process; a dead one has none.
+def read_command(pid: int) -> bytes:
+    """Return the command line of a process, or nothing if it is dead.
 
     A process that was just started has none for a moment, after its parent is told that it runs.
     """
@@ -203,21 +193,17 @@ def command_of(pid: int) -> bytes:
     return command
 
 
-def files_of(pid: int) -> str:
-    """What a process has mapped, libraries among it."""
+def list_mapped_files(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
 async def test_an_engine_does_without_what_only_the_server_needs(tmp_path: Path) -> None:
-    index = await open_edge(tmp_path, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", DIMENSION)) as index:
         await index.upsert([point(OWNER, CHAT)])
         asked = [query(unit(1), scope(OWNER, CHAT)), query(terms({3: 1}), scope(OWNER, CHAT))]
         await index.search(asked)
-        [engine_process] = engines()
-        mapped = files_of(engine_process)
-    finally:
-        await index.aclose()
+        [engine_process] = list_engines()
+        mapped = list_mapped_files(engine_process)
     assert "qdrant_edge" in mapped
     for library in ("numpy", "msgspec", "sqlalchemy"):
         assert library not in mapped
@@ -225,16 +211,16 @@ async def test_an_engine_does_without_what_only_the_server_needs(tmp_path: Path)
 
 async def test_an_index_takes_the_engine_that_was_prepared(tmp_path: Path) -> None:
     await EngineProcess.prepare()
-    [prepared] = engines()
+    [prepared] = list_engines()
     index = await open_edge(tmp_path, "tales", DIMENSION)
-    assert engines() == [prepared]
+    assert list_engines() == [prepared]
     other = await open_edge(tmp_path, "others", DIMENSION)
-    assert len(engines()) == 2
+    assert len(list_engines()) == 2
     await index.aclose()
     await other.aclose()
 
     await EngineProcess.prepare()
-    [killed] = engines()
+    [killed] = list_engines()
     os.kill(killed, signal.SIGKILL)
 
     async def is_gone() -> bool:
@@ -254,8 +240,8 @@ async def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
     asked = [query(unit(1), scope(OWNER, CHAT))]
     try:
         before = await index.search(asked)
-        [engine_process] = engines()
-        os.kill(engine_process, signal.SIGSTOP)  # so that the search is under way
+        [engine_process] = list_engines()
+        os.kill(engine_process, signal.SIGSTOP)  # the search is still running
         search = asyncio.create_task(index.search(asked))
         await asyncio.sleep(0.01)
         os.kill(engine_process, signal.SIGKILL)
@@ -264,32 +250,30 @@ async def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
         index._starts._next_start = 0.0
         found = await asyncio.gather(index.search(asked), index.search(asked))
         assert list(found) == [before] * 2
-        assert len(engines()) == 1
+        assert len(list_engines()) == 1
         assert not index.is_new
     finally:
         await index.aclose()
-    assert engines() == []
+    assert list_engines() == []
 
 
 async def test_an_engine_that_keeps_ending_is_not_started_without_end(tmp_path: Path) -> None:
     await made(tmp_path)
     index = await open_edge(tmp_path, "tales", DIMENSION)
     index._starts._next_start = float("inf")
-    [engine_process] = engines()
+    [engine_process] = list_engines()
     os.kill(engine_process, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
             await index.ping()
-    assert engines() == []
+    assert list_engines() == []
     await index.aclose()
 
 
-async def test_what_is_damaged_while_it_is_served_is_not_made_anew_in_silence(
-    tmp_path: Path,
-) -> None:
+async def test_an_index_damaged_in_use_is_not_replaced_silently(tmp_path: Path) -> None:
     await made(tmp_path)
     index = await open_edge(tmp_path, "tales", DIMENSION)
-    [engine_process] = engines()
+    [engine_process] = list_engines()
     os.kill(engine_process, signal.SIGKILL)
     damage(tmp_path, "edge_config.json")
     with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
@@ -303,7 +287,7 @@ async def test_what_is_damaged_while_it_is_served_is_not_made_anew_in_silence(
     assert index.is_new
 
 
-async def test_who_gives_up_on_a_write_finds_what_was_written(tmp_path: Path) -> None:
+async def test_a_cancelled_write_is_completed(tmp_path: Path) -> None:
     index = await open_edge(tmp_path, "tales", DIMENSION)
     item = point(OWNER, CHAT)
     await index.upsert([item])
@@ -337,21 +321,16 @@ async def test_a_folder_that_cannot_be_used_is_opened_once_it_can(
     monkeypatch.setattr("backend.core.helpers.FIRST_PAUSE_SECONDS", 0.0)
     folder = tmp_path / "index"
     folder.write_text("a file where the folder should be")
-    index = await open_edge(folder, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(folder, "tales", DIMENSION)) as index:
         with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
             await index.ping()
         folder.unlink()
         await index.upsert([point(OWNER, CHAT)])
         assert index.is_new
         assert await index.count(OWNER) == 1
-    finally:
-        await index.aclose()
 
 
-async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(
-    tmp_path: Path,
-) -> None:
+async def test_results_are_the_same_after_an_optimization(tmp_path: Path) -> None:
     random = np.random.default_rng(7)
     vectors = random.standard_normal((12_000, DIMENSION)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -388,11 +367,7 @@ async def test_payloads_of_who_searches_are_read_before_they_are_found(tmp_path:
     await index.upsert([*hers, *his])
     await index.search([query(unit(1), scope(OWNER, CHAT), limit=1)])
     kept = index._payloads
-
-    async def all_hers() -> bool:
-        return len(kept.get(each.id.int for each in hers)) == len(hers)
-
-    await until(all_hers)
+    await until_true(lambda: len(kept.get(each.id.int for each in hers)) == len(hers))
     assert not kept.get(each.id.int for each in his)
 
     changed = replace(hers[7], payload=msgspec.structs.replace(hers[7].payload, words=999))
@@ -417,8 +392,7 @@ async def test_nothing_of_a_user_who_is_deleted_stays_in_memory(tmp_path: Path) 
     await index.aclose()
 
 
-async def stored_tale(folder: Path) -> EdgeIndex:
-    """An index in which a text with `WORD` lies, as it would be indexed."""
+async def make_tale(folder: Path) -> EdgeIndex:
     blinder = Blinder(Sealer(OWNER, {1: bytes(32)}, user_key=os.urandom(32)))
     index = await open_edge(folder, "tales", DIMENSION)
     for number in range(20):
@@ -449,7 +423,7 @@ async def stored_tale(folder: Path) -> EdgeIndex:
 
 
 def without_gaps(folder: Path, copy: Path) -> Path:
-    """The folder's files without the zeros of which the engine's files are mostly made."""
+    """Return the folder's files without zeros, which are most of the engine's files."""
     for path in folder.rglob("*"):
         if path.is_file():
             name = copy / path.relative_to(folder)
@@ -460,19 +434,19 @@ def without_gaps(folder: Path, copy: Path) -> Path:
 
 async def test_a_word_that_was_indexed_is_nowhere_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "index"
-    index = await stored_tale(folder)
+    index = await make_tale(folder)
     stem = next(iter(count_terms(WORD)))
     needles = [*disguises(WORD), *disguises(stem)]
     assert find_in_folder(needles, without_gaps(folder, tmp_path / "open")) == {}
     await index.aclose()
     closed = without_gaps(folder, tmp_path / "closed")
     assert find_in_folder(needles, closed) == {}
-    # What is stored as text is found by this search.
+    # This search finds plain text.
     assert find_in_folder(disguises(str(CHAT)), closed)
 
 
 async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -> None:
-    await (await stored_tale(tmp_path)).aclose()
+    await (await make_tale(tmp_path)).aclose()
     shard = engine.EdgeShard.load(str(tmp_path / f"tales.{FORMAT}"))
     records, following = shard.scroll(engine.ScrollRequest(limit=100, with_payload=True))
     shard.close()
@@ -487,16 +461,13 @@ async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -
         assert {type(value) for value in fields.values()} <= {str, int, bool}
 
 
-async def test_what_is_kept_of_users_who_search_is_bounded(
+async def test_the_cache_of_searching_users_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge, "_MAX_PREFETCHES", 2)
-    index = await open_edge(tmp_path, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", DIMENSION)) as index:
         for owner in (uuid4() for _ in range(5)):
             await index.upsert([point(owner, CHAT)])
             [hits] = await index.search([query(unit(1), scope(owner, CHAT))])
             assert len(hits) == 1
         assert len(index._prefetches) == 2
-    finally:
-        await index.aclose()

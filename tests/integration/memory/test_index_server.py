@@ -1,16 +1,19 @@
-"""The adapter for a Qdrant server, over real HTTP: what leaves, and what failures become."""
+"""Tests of the adapter for a Qdrant server, over real HTTP."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import pytest
 
 from backend.memory.index.protocol import IndexUnavailableError, Scope, ScopePart, VectorIndex
 from tests.fakes.qdrant_server import DIMENSION, QdrantServer, collection_info, failed
-from tests.fakes.scripted_server import Answer
+from tests.fakes.scripted_server import Answer, Request, ScriptedServer
+from tests.support.databases import start_qdrant
 from tests.support.points import (
     connected,
     open_collections,
@@ -36,7 +39,7 @@ async def server() -> AsyncIterator[QdrantServer]:
 
 @pytest.fixture
 async def index(server: QdrantServer) -> AsyncIterator[VectorIndex]:
-    """An index whose collection is there already."""
+    """An index with an existing collection."""
     server.collections[NAME] = collection_info()
     opened = await connected(server_settings(server.url), "tales", DIMENSION)
     server.requests.clear()
@@ -134,9 +137,7 @@ async def test_a_collection_that_does_not_fit_is_refused_and_left_alone(
     assert {each.method for each in server.requests} == {"GET"}
 
 
-async def test_of_two_that_start_at_once_the_slower_takes_the_others_collection(
-    server: QdrantServer,
-) -> None:
+async def test_the_slower_of_two_starts_uses_the_other_s_collection(server: QdrantServer) -> None:
     server.collections[NAME] = collection_info()
     absent = Answer(body={"result": {"exists": False}, "status": "ok", "time": 0.0})
     version = Answer(body={"title": "qdrant", "version": "1.19.3"})
@@ -249,7 +250,7 @@ async def test_queries_leave_in_one_batch_each_with_its_owner_and_corpus(
     }
 
 
-async def test_what_small_copies_find_is_scored_anew(server: QdrantServer) -> None:
+async def test_hits_of_quantized_vectors_are_rescored(server: QdrantServer) -> None:
     server.collections[NAME] = collection_info()
     chosen = server_settings(server.url, qdrant_quantization="binary")
     index = await connected(chosen, "tales", DIMENSION)
@@ -342,3 +343,131 @@ async def test_the_collections_of_a_test_are_deleted_though_it_closed_their_inde
         await open_one("words", None)
         assert server.collections.keys() == {NAME, "talekeeper-words"}
     assert server.collections == {}
+
+
+KEY = "qdrant-key-for-tests"
+OWNER, CHAT = uuid4(), uuid4()
+
+
+@pytest.fixture
+async def lone_server() -> AsyncIterator[QdrantServer]:
+    async with QdrantServer() as running:
+        running.collections[NAME] = collection_info()
+        yield running
+
+
+@pytest.fixture
+async def index_with_key(lone_server: QdrantServer) -> AsyncIterator[VectorIndex]:
+    chosen = server_settings(lone_server.url, qdrant_api_key=KEY)
+    opened = await connected(chosen, "tales", DIMENSION)
+    lone_server.requests.clear()
+    yield opened
+    await opened.aclose()
+
+
+async def test_the_key_goes_with_every_request_and_stands_in_no_error(
+    lone_server: QdrantServer, index_with_key: VectorIndex, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    await index_with_key.upsert([point(OWNER, CHAT)])
+    assert [each.headers["api-key"] for each in lone_server.requests] == [KEY]
+    lone_server.script(failed(401, f"Invalid API key {KEY}"))
+    with pytest.raises(IndexUnavailableError) as caught:
+        await index_with_key.ping()
+    assert KEY not in json.dumps(caught.value.to_problem())
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (failed(401, "Must provide an API key"), "refuses the key"),
+        (failed(403, "Forbidden"), "refuses the key"),
+        (failed(404, "Not found: Collection doesn't exist!"), "missing on the Qdrant server"),
+        (failed(500, "Service internal error"), "failed \\(500\\)"),
+        (failed(503, "Service unavailable"), "failed \\(503\\)"),
+        (Answer(429, {"retry-after": "3"}, {"status": {"error": "slow down"}}), "overloaded"),
+        (Answer(body=b"<html>Welcome</html>"), "does not respond like a Qdrant server"),
+        (Answer(body={"result": "yes"}), "does not respond like a Qdrant server"),
+        (Answer(body={"result": None}), "does not respond like a Qdrant server"),
+    ],
+)
+async def test_a_failure_is_described(
+    lone_server: QdrantServer, index_with_key: VectorIndex, answer: Answer, says: str
+) -> None:
+    lone_server.script(answer)
+    with pytest.raises(IndexUnavailableError, match=says):
+        await index_with_key.count(OWNER)
+    assert await index_with_key.count(OWNER) == 0
+
+
+async def test_an_answer_that_is_too_few_is_a_failure(
+    lone_server: QdrantServer, index_with_key: VectorIndex
+) -> None:
+    lone_server.answers["batch"] = []
+    with pytest.raises(IndexUnavailableError, match="too few results"):
+        await index_with_key.search([query(unit(1), scope(OWNER, CHAT))])
+
+
+async def test_a_point_that_is_none_of_ours_is_a_failure(
+    lone_server: QdrantServer, index_with_key: VectorIndex
+) -> None:
+    foreign = {"id": str(uuid4()), "version": 1, "score": 1.0, "payload": {"text": "a tale"}}
+    lone_server.answers["batch"] = [{"points": [foreign]}]
+    with pytest.raises(IndexUnavailableError, match="an unknown payload"):
+        await index_with_key.search([query(unit(1), scope(OWNER, CHAT))])
+
+
+async def test_a_server_that_is_silent_is_given_up() -> None:
+    hung = asyncio.Event()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await hung.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    chosen = server_settings(url, qdrant_timeout_seconds=1)
+    try:
+        with pytest.raises(IndexUnavailableError, match="did not respond within 1 s"):
+            await connected(chosen, "tales", DIMENSION)
+    finally:
+        hung.set()
+        listener.close()
+
+
+async def test_a_server_that_is_not_there_is_said_to_be_unreachable() -> None:
+    async with QdrantServer() as gone:
+        chosen = server_settings(gone.url, qdrant_protocol="grpc", qdrant_grpc_port=1)
+    with pytest.raises(IndexUnavailableError, match="cannot be reached"):
+        await connected(chosen, "tales", DIMENSION)
+
+
+async def test_http_is_used_if_grpc_does_not_answer(lone_server: QdrantServer) -> None:
+    chosen = server_settings(lone_server.url, qdrant_protocol="grpc", qdrant_grpc_port=1)
+    await (await connected(chosen, "tales", DIMENSION)).aclose()
+    assert lone_server.asked("GET", f"/collections/{NAME}")
+
+
+MESSAGE = "pull access denied for testcontainers/ryuk,\n repository does not exist"
+
+
+class Engine(ScriptedServer):
+    """A container engine that fails to make a container."""
+
+    usual_answer: ClassVar[Answer] = Answer(500, body={"message": MESSAGE})
+
+    def wants_stream(self, request: Request) -> bool:  # noqa: ARG002  # nothing is streamed
+        """Return False, because nothing is streamed."""
+        return False
+
+
+async def test_the_message_of_an_engine_that_starts_no_container_is_the_reason_of_the_skip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Engine() as engine:
+        engine.aside["/version"] = Answer(body={"ApiVersion": "1.47", "Version": "27.0"})
+        monkeypatch.setenv("DOCKER_HOST", engine.url.replace("http:", "tcp:"))
+        with pytest.raises(pytest.skip.Exception, match=r"pull access denied .*, repository does"):
+            await asyncio.to_thread(start_qdrant)

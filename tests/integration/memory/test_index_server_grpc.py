@@ -1,4 +1,4 @@
-"""The adapter for a Qdrant server, over real gRPC."""
+"""Tests of the adapter for a Qdrant server, over real gRPC."""
 
 from __future__ import annotations
 
@@ -40,12 +40,9 @@ async def qdrant(server: tuple[QdrantGrpc, int]) -> QdrantGrpc:
 
 @pytest.fixture
 async def index(server: tuple[QdrantGrpc, int]) -> AsyncIterator[VectorIndex]:
-    # Nothing speaks HTTP at port 1.
+    # There is no HTTP server at port 1.
     chosen = server_settings(
-        "http://127.0.0.1:1",
-        qdrant_protocol="grpc",
-        qdrant_grpc_port=server[1],
-        qdrant_api_key=KEY,
+        "http://127.0.0.1:1", qdrant_protocol="grpc", qdrant_grpc_port=server[1], qdrant_api_key=KEY
     )
     opened = await connected(chosen, "tales", DIMENSION)
     yield opened
@@ -116,7 +113,7 @@ async def test_the_rest_is_asked_and_read(qdrant: QdrantGrpc, index: VectorIndex
         (grpc.StatusCode.INTERNAL, r"failed \(INTERNAL\)"),
     ],
 )
-async def test_a_failure_is_told_in_words(
+async def test_a_failure_is_described(
     qdrant: QdrantGrpc, index: VectorIndex, status: grpc.StatusCode, says: str
 ) -> None:
     qdrant.refuses = status

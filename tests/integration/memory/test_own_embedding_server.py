@@ -1,4 +1,4 @@
-"""An embedding model of an account's own, where the index is a Qdrant server for all processes."""
+"""Tests of an account's own embedding model with an index on a Qdrant server."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ async def qdrant() -> AsyncGenerator[QdrantEngine]:
 
 
 @contextlib.asynccontextmanager
-async def served(
+async def start_with_server(
     url: str, folder: Path, qdrant: QdrantEngine, usual: OpenAIServer | None = None, **more: object
 ) -> AsyncGenerator[Running]:
-    """A Talekeeper whose index is that server; of several they share the database as well."""
+    """Start a Talekeeper with its index on this server. Several share the database."""
     chosen = embedding(usual) if usual else {"embedder": "none"}
     server = {"qdrant_url": qdrant.url, "qdrant_protocol": "http", "qdrant_timeout_seconds": 5}
     async with remembering(url, folder, **chosen, **server, **more) as running:
@@ -70,7 +70,7 @@ async def test_texts_move_to_a_collection_made_on_demand_and_back_and_an_account
 ) -> None:
     async with (
         Moody() as usual,
-        served(database_url, tmp_path, qdrant, usual) as server,
+        start_with_server(database_url, tmp_path, qdrant, usual) as server,
         server.account("Ben") as ben,
         server.account("Ada") as ada,
     ):
@@ -98,11 +98,11 @@ async def test_texts_move_to_a_collection_made_on_demand_and_back_and_an_account
         assert await rows_in(await own_index(server), ada) == stored
     async with (
         Moody() as usual,
-        served(database_url, tmp_path, qdrant, usual) as server,
+        start_with_server(database_url, tmp_path, qdrant, usual) as server,
         server.signed_in("Ada") as ada,
         server.signed_in("Ben") as ben,
     ):
-        # No row says that something of theirs was left there: the server does.
+        # No row mentions the points that are left in the old collection.
         ok(await ada.client.request("DELETE", f"{API}/me", json={"password": PASSWORD}), 204)
         await settled(server)
         assert qdrant.engine.count(PREFIX + OWN).count == 0
@@ -112,15 +112,15 @@ async def test_texts_move_to_a_collection_made_on_demand_and_back_and_an_account
 
 
 class Slow(HoldingServer):
-    """An embedding model that takes its time for stored texts while a test is `thinking`."""
+    """An embedding model that holds requests with stored texts while a test is `thinking`."""
 
     def holds(self, request: Request) -> bool:
-        """Texts of the chat, but neither queries nor the word that tells the dimension."""
+        """True for texts of the chat, but not for queries or the probe of the dimension."""
         return any(word in str(request.body) for word in ("I see.", "A gannet dives."))
 
 
 async def found(account: Account, words: str, text: str) -> list[str]:
-    """What there is to say about a search for a text that has to be found."""
+    """Search for a text, which must be found. Return the notes of the search."""
     answer = ok(await account.client.get(f"{API}/search", params={"q": words}))
     assert text in str(answer["items"])
     said: list[str] = answer["notes"]
@@ -137,8 +137,8 @@ async def test_all_processes_follow_a_choice_and_find_all_the_while_what_there_i
     async with (
         Moody() as usual,
         Slow() as mine,
-        served(postgres_url, tmp_path / "a", qdrant, usual, job_workers=0) as first,
-        served(postgres_url, tmp_path / "b", qdrant, usual) as second,
+        start_with_server(postgres_url, tmp_path / "a", qdrant, usual, job_workers=0) as first,
+        start_with_server(postgres_url, tmp_path / "b", qdrant, usual) as second,
         first.account("Ada") as ada,
         second.signed_in("Ada") as there,
     ):
@@ -152,18 +152,18 @@ async def test_all_processes_follow_a_choice_and_find_all_the_while_what_there_i
             await provide(ada, mine)
             await choose(ada, "mine/words")
             await is_asked.wait()
-            # One by the place that it remembers, the other by that of now.
+            # One process searches the old collection, the other one the new collection.
             assert await found(ada, "astrolabe", FACT) == [MOVING]
             assert await found(there, "astrolabe", FACT) in ([], [MOVING])
             await tell(second, ada, chat, ["A gannet dives."], indexed=False)
-            # It is found by its words where the texts are until they have moved.
+            # Until the texts have moved, it is found by its words in the old collection.
             await until(lambda: is_indexed(ada, "gannet"))
         await settled(second)
         assert (await found(ada, "gannet", "A gannet dives."), await problems(ada)) == ([], [])
         stored = await stored_rows(second, UUID(ada.user["id"]))
         assert await rows_in(await own_index(second), ada) == stored
         assert len(stored - before) == 1
-        # What is told from now on goes to the one collection, and is found at once.
+        # New texts go to one collection, and are found at once.
         await tell(second, ada, chat, ["A puffin lands."])
         assert await found(ada, "puffin", "A puffin lands.") == []
         assert len(await rows_in(current, ada)) == len(stored)
@@ -182,10 +182,10 @@ async def test_vectors_of_the_model_before_that_come_late_are_made_again(
     async with (
         Moody() as other,
         Slow() as mine,
-        served(postgres_url, tmp_path, qdrant) as server,
+        start_with_server(postgres_url, tmp_path, qdrant) as server,
         server.account("Ada") as ada,
     ):
-        other.common = 0.5  # whose vectors are others
+        other.common = 0.5  # other vectors for the same texts
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT, "I see."])
         path = await provide(ada, mine)
@@ -208,7 +208,7 @@ async def test_vectors_of_the_model_before_that_come_late_are_made_again(
 
 
 async def has_arrived(server: Running, account: Account) -> bool:
-    """The texts have moved, and the job that is held up is all that is left."""
+    """True if the texts have moved and only the held job is left."""
     kinds = [job.kind for job in await jobs_left(server)]
     return kinds == [INDEX] and (await status(account))["move"] is None
 
@@ -217,7 +217,7 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
     database_url: str, tmp_path: Path, qdrant: QdrantEngine, mine: Moody
 ) -> None:
     async with (
-        served(database_url, tmp_path, qdrant) as server,
+        start_with_server(database_url, tmp_path, qdrant) as server,
         server.account("Ada") as ada,
         server.account("Ben") as ben,
     ):
@@ -233,18 +233,20 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
     assert (await told(server.parts.settings)).detail.endswith(f"lost: {OWN}")
     asked = len(mine.requests)
     async with (
-        served(database_url, tmp_path, qdrant) as server,
+        start_with_server(database_url, tmp_path, qdrant) as server,
         server.signed_in("Ada") as ada,
     ):
-        await notes_at_last(server, ada)
+        ok(await ada.client.get(f"{API}/me"))  # the request provides the key
+        await settled(server)
+        assert await notes(ada) == []
         assert await rows_in(await own_index(server), ada) == stored
         assert await problems(ada) == []
-        # From the vectors that were kept: nothing but the query is embedded.
+        # The stored vectors are used, so only the query is embedded.
         texts = [str(each.body) for each in mine.requests[asked:]]
         assert not [each for each in texts if "I see." in each]
     qdrant.broken.add(PREFIX + OWN)
     async with (
-        served(database_url, tmp_path, qdrant) as server,
+        start_with_server(database_url, tmp_path, qdrant) as server,
         server.signed_in("Ada") as ada,
         server.signed_in("Ben") as ben,
     ):
@@ -258,10 +260,3 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
         qdrant.broken.clear()
         await until(lambda: is_indexed(ada, "astrolabe"))
         assert (await notes(ada), await problems(ada)) == ([], [])
-
-
-async def notes_at_last(server: Running, account: Account) -> None:
-    """Wait until all is found by meaning again: the key comes with what a user asks."""
-    ok(await account.client.get(f"{API}/me"))
-    await settled(server)
-    assert await notes(account) == []

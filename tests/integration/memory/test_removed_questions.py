@@ -1,8 +1,7 @@
-"""Installations that had questions of messages in the index lose all of them with an upgrade."""
+"""Tests that an upgrade deletes the questions of earlier versions."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -20,7 +19,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.memory.index.protocol import Payload, Point, Sparse, point_id
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API, points_of, remembering, settled, tell, texts_found
+from tests.support.memory import API, Start, points_of, settled, tell, texts_found
 from tests.support.server import Running, ok
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -39,7 +38,7 @@ RUNS = table("enrichment_runs", column("kind", String))
 
 
 async def add_question_point(server: Running, owner_id: UUID, line: Payload) -> None:
-    """Add a point such as earlier versions made."""
+    """Add a point of the kind that earlier versions made."""
     payload = msgspec.structs.replace(line, kind="question")
     point = Point(
         id=point_id("question", line.source_id),
@@ -50,13 +49,13 @@ async def add_question_point(server: Running, owner_id: UUID, line: Payload) -> 
     await server.parts.memory.collections.current.upsert([point])
 
 
-async def stored_bytes(server: Running) -> int:
+async def count_stored_bytes(server: Running) -> int:
     async with server.parts.database.read() as session:
         return await session.scalar(text("SELECT sum(bytes) FROM storage_ledger")) or 0
 
 
 async def store_questions(server: Running, account: Any, chat_id: UUID, message_id: UUID) -> None:
-    """Store what earlier versions stored: questions, their run and job, and the setting."""
+    """Store the rows of earlier versions: questions, their run and job, and the setting."""
     parts, identity = server.parts, await identity_of(server, account)
     sealer, run_id = identity.sealer, uuid4()
     settings = msgspec.json.encode({"memory": {"questions": True, "max_items": 7}})
@@ -88,20 +87,18 @@ async def store_questions(server: Running, account: Any, chat_id: UUID, message_
         await parts.queue.enqueue(session, job)
 
 
-async def test_an_upgrade_leaves_nothing_of_the_questions(
-    database_url: str, tmp_path: Path
-) -> None:
-    async with remembering(database_url, tmp_path) as server, server.account() as ada:
+async def test_an_upgrade_leaves_nothing_of_the_questions(start: Start) -> None:
+    async with start() as server, server.account() as ada:
         chat = (await ada.new_chat())["id"]
         said, _ = await tell(server, ada, chat, [LINE, "Gone!"])
         index = server.parts.memory.collections.current
         points = await points_of(index, said.user_id)
         line = next(each for each in points if (each.kind, each.source_id) == ("message", said.id))
         await add_question_point(server, said.user_id, line)
-        database, before = server.parts.database, await stored_bytes(server)
+        database, before = server.parts.database, await count_stored_bytes(server)
         await migrate.downgrade(database, "2026_11_22")
         await store_questions(server, ada, UUID(chat), said.id)
-        # The point is in nobody's way while it is there.
+        # The old point does not disturb searches.
         assert LINE in await texts_found(ada, "hound", sources="message")
         await migrate.upgrade(database)
         assert LINE in await texts_found(ada, "hound", sources="message")
@@ -112,7 +109,7 @@ async def test_an_upgrade_leaves_nothing_of_the_questions(
             assert (await session.scalars(select(EnrichmentRun.kind))).all() == []
             jobs = select(Job.kind).where(Job.kind.like("enrichment.%"))
             assert (await session.scalars(jobs)).all() == []
-        assert abs(await stored_bytes(server) - before) < 1_000
+        assert abs(await count_stored_bytes(server) - before) < 1_000
         settings = ok(await ada.client.get(f"{API}/chats/{chat}/settings"))
         assert settings["memory"] == {"max_items": 7}
         changed = {"memory": {"max_items": 8}}

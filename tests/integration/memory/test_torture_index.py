@@ -1,4 +1,4 @@
-"""The harness of docs/explanation/reliability.md checks an index on a Qdrant server."""
+"""Tests of the reliability harness with an index on a Qdrant server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.torture.installation import Installation
 from scripts.torture.model import TaggedModel
 from scripts.torture.store_checks import check_index
 from tests.fakes.qdrant_engine import QdrantEngine
-from tests.support.memory import remembering, tell
+from tests.support.memory import Start, tell
 from tests.support.server import Running
 
 pytestmark = pytest.mark.anyio
@@ -31,23 +31,13 @@ async def qdrant() -> AsyncGenerator[QdrantEngine]:
 
 @pytest.fixture
 def on_server(qdrant: QdrantEngine) -> dict[str, str]:
-    """Settings of processes whose index is on the server."""
-    return {
-        "qdrant_url": qdrant.url,
-        "qdrant_protocol": "http",
-        "qdrant_collection_prefix": PREFIX,
-    }
+    return {"qdrant_url": qdrant.url, "qdrant_protocol": "http", "qdrant_collection_prefix": PREFIX}
 
 
 @pytest.fixture
-async def server(
-    database_url: str, tmp_path: Path, on_server: dict[str, str]
-) -> AsyncGenerator[Running]:
-    """A Talekeeper with a chat, whose lines are in the index."""
-    async with (
-        remembering(database_url, tmp_path, embedder="none", **on_server) as running,
-        running.account("Ada") as ada,
-    ):
+async def server(start: Start, on_server: dict[str, str]) -> AsyncGenerator[Running]:
+    """A Talekeeper with an indexed chat."""
+    async with start(embedder="none", **on_server) as running, running.account("Ada") as ada:
         chat = await ada.new_chat()
         await tell(running, ada, str(chat["id"]), LINES)
         yield running
@@ -55,7 +45,7 @@ async def server(
 
 @pytest.fixture
 def made(tmp_path: Path, on_server: dict[str, str]) -> Installation:
-    """The same, as the harness knows it."""
+    """The account and the chat as the harness describes them."""
     return Installation("sqlite", "", tmp_path, TaggedModel("canary"), [], [], on_server, "")
 
 
@@ -63,7 +53,6 @@ async def test_the_check_reads_the_points_on_the_server(
     server: Running, made: Installation, qdrant: QdrantEngine
 ) -> None:
     found, count = await check_index(server.parts.database, made, {})
-
     assert found == []
     (name,) = qdrant.collections
     points = qdrant.engine.count(name).count
@@ -77,9 +66,7 @@ async def test_points_that_are_lost_on_the_server_are_found_though_a_folder_has_
     name = server.parts.memory.collections.current.name
     await (await open_edge(made.index_folder, name, None)).aclose()
     qdrant.lose(PREFIX + name)
-
     found, count = await check_index(server.parts.database, made, {})
-
     assert [each.split(": ")[2] for each in found] == [f"3 are not in {name}, 0 are left in it"]
     assert count["points"] == 0
 
@@ -87,9 +74,7 @@ async def test_points_that_are_lost_on_the_server_are_found_though_a_folder_has_
 async def test_a_check_that_compared_no_row_fails(server: Running, made: Installation) -> None:
     async with server.parts.database.write() as session:
         await session.execute(delete(IndexState))
-
     found, _ = await check_index(server.parts.database, made, {})
-
     assert len(found) == 2
     assert "3 rows" in found[0]
     assert found[0].endswith("are in no collection")

@@ -1,4 +1,4 @@
-"""Worlds of a few facts and entries: what a line asks for is found, and little else comes in."""
+"""Tests of small worlds: relevant facts and entries are found, and few others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["ada", "shared_url"]
 
 pytestmark = pytest.mark.anyio
 
-# Limits were chosen on `tuning`, and once more after a look at `checked`; never on `held_out`.
+# Limits were fitted to `tuning` and `checked`, never to `held_out`.
 WORLDS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "young_worlds.json").read_text(encoding="utf-8")
 )
@@ -50,12 +50,11 @@ BEFORE = {
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """Without an embedding model."""
     async with remembering(shared_url, tmp_path_factory.mktemp("data")) as server:
         yield server
 
 
-async def campaign_of(account: Account, facts: list[str]) -> Table:
+async def make_campaign(account: Account, facts: list[str]) -> Table:
     made = await account.client.post(f"{API}/campaigns", json={"name": "Seagate"})
     table = Table(account, ok(made, 201))
     for fact in facts:
@@ -63,7 +62,7 @@ async def campaign_of(account: Account, facts: list[str]) -> Table:
     return table
 
 
-async def chat_of(table: Table, lines: list[str], server: Running) -> str:
+async def make_chat(table: Table, lines: list[str], server: Running) -> str:
     character = await table.account.new_character()
     chat = await table.account.new_chat(
         character_ids=[character["id"]], campaign_id=table.campaign["id"]
@@ -72,22 +71,22 @@ async def chat_of(table: Table, lines: list[str], server: Running) -> str:
     return str(chat["id"])
 
 
-async def world_of(account: Account, server: Running, world: dict[str, Any]) -> str:
-    """A chat in a world: a campaign's facts, a book of entries without keys, some lines before."""
-    table = await campaign_of(account, [fact["text"] for fact in world["facts"]])
+async def make_world(account: Account, server: Running, world: dict[str, Any]) -> str:
+    """Make a chat with the facts, the entries and the earlier lines of a world."""
+    table = await make_campaign(account, [fact["text"] for fact in world["facts"]])
     entries = [
         {"title": each["title"], "content": each["content"], "vectorized": True}
         for each in world["entries"]
     ]
     book = await new_book(account, *entries)
-    chat = await chat_of(table, world["before"], server)
+    chat = await make_chat(table, world["before"], server)
     await link(account, chat, book)
     await settled(server)
     return chat
 
 
-async def questions_answered(account: Account, chat: str, world: dict[str, Any]) -> list[str]:
-    """The questions whose fact or entry is in the prompt of the turn that asks them."""
+async def find_answered(account: Account, chat: str, world: dict[str, Any]) -> list[str]:
+    """Return the questions with an answer in the prompt of their turn."""
     answered: list[str] = []
     for kind, text in (("facts", "text"), ("entries", "content")):
         for each in world[kind]:
@@ -99,8 +98,8 @@ async def questions_answered(account: Account, chat: str, world: dict[str, Any])
     return answered
 
 
-async def lore_by_words(account: Account, chat: str, lines: list[str]) -> dict[str, list[str]]:
-    """The entries that words bring in, by line."""
+async def find_lore_by_words(account: Account, chat: str, lines: list[str]) -> dict[str, list[str]]:
+    """Return the titles of entries that words activate, by line."""
     found: dict[str, list[str]] = {}
     for line in lines:
         context = await preview(account, chat, line)
@@ -112,34 +111,34 @@ async def lore_by_words(account: Account, chat: str, lines: list[str]) -> dict[s
 
 
 @pytest.mark.parametrize("name", WORLDS)
-async def test_words_find_what_is_asked_for_and_ordinary_words_bring_no_lore_in(
+async def test_words_find_answers_and_ordinary_words_activate_no_lore(
     ada: Account, server: Running, name: str
 ) -> None:
     world = WORLDS[name]
-    chat = await world_of(ada, server, world)
-    assert len(await questions_answered(ada, chat, world)) >= 36
-    assert await lore_by_words(ada, chat, [*world["ordinary"], *world["before"]]) == {}
+    chat = await make_world(ada, server, world)
+    assert len(await find_answered(ada, chat, world)) >= 36
+    assert await find_lore_by_words(ada, chat, [*world["ordinary"], *world["before"]]) == {}
 
 
-async def test_a_model_finds_all_that_is_asked_for(sqlite_url: str, tmp_path: Path) -> None:
+async def test_a_model_finds_all_answers(sqlite_url: str, tmp_path: Path) -> None:
     if not (MODEL_FOLDER / "model.onnx").is_file():
         pytest.skip("there is no embedding model on this machine")
     settings = {"embedder": "local", "embedding_model_path": MODEL_FOLDER}
     world = WORLDS["held_out"]
     async with remembering(sqlite_url, tmp_path, **settings) as server, server.account() as account:
-        chat = await world_of(account, server, world)
+        chat = await make_world(account, server, world)
         asked = [each["asked"] for kind in ("facts", "entries") for each in world[kind]]
-        assert await questions_answered(account, chat, world) == asked
-        assert await lore_by_words(account, chat, [*world["ordinary"], *world["before"]]) == {}
+        assert await find_answered(account, chat, world) == asked
+        assert await find_lore_by_words(account, chat, [*world["ordinary"], *world["before"]]) == {}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
-async def test_the_king_of_a_young_world_is_known_whatever_was_said_before(
+async def test_the_king_of_a_young_world_is_found_after_any_chat(
     ada: Account, server: Running, size: int
 ) -> None:
-    table = await campaign_of(ada, [KING, *OTHERS[: size - 1]])
+    table = await make_campaign(ada, [KING, *OTHERS[: size - 1]])
     for lines in BEFORE.values():
-        chat = await chat_of(table, lines, server)
+        chat = await make_chat(table, lines, server)
         context = await preview(ada, chat, "Who is the king?")
         assert remembered(context, "campaign")[0] == KING
         [reason] = [each["reason"] for each in context["retrieved"] if each["text"] == KING]
@@ -160,17 +159,17 @@ async def test_an_entry_that_is_not_near_enough_says_how_much_it_has(
     [missed] = [each for each in context["near_misses"] if each["kind"] == "lore"]
     assert missed["reasons"][0]["kind"] == "not_near"
     assert 0.5 < missed["reasons"][0]["score"] < 1
-    # A budget that leaves no room does not make it nearer.
+    # A budget without room does not raise the score.
     await set_chat(ada, chat, budgets={"retrieval": 0})
     context = await preview(ada, chat, "Could you pass me the bread, please?")
     assert remembered(context, "lore") == []
 
 
-async def test_without_the_terms_of_what_was_found_a_search_goes_on_with_the_index_s_scores(
+async def test_a_search_without_terms_uses_the_index_s_scores(
     ada: Account, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = await campaign_of(ada, [KING])
-    chat = await chat_of(table, [], server)
+    table = await make_campaign(ada, [KING])
+    chat = await make_chat(table, [], server)
     await settled(server)
     monkeypatch.setattr(EdgeIndex, "term_vectors", unavailable)
     context = await preview(ada, chat, "Who is the king?")

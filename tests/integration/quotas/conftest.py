@@ -1,4 +1,4 @@
-"""A Talekeeper on each database, shared by the tests of a module."""
+"""A server shared by the tests of a module."""
 
 from __future__ import annotations
 

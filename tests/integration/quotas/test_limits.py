@@ -1,4 +1,4 @@
-"""Each quota refuses what is beyond it by name, says when it frees, and changes nothing."""
+"""Tests of quotas: refusals, their details, and unchanged data."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tests.support.chronicling import opt_in
 from tests.support.memory import new_book, new_entry
 from tests.support.models import asking, held_back
 from tests.support.server import Account, Running, ok, problem, running, text_of
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 CARD = (Path(__file__).parents[2] / "fixtures" / "cards" / "syn_v3.charx").read_bytes()
-
 Serve = Callable[..., contextlib.AbstractAsyncContextManager[tuple[Running, Account]]]
 
 
 @pytest.fixture
 def serve(database_url: str, tmp_path: Path) -> Serve:
-    """A Talekeeper with limits of its own, and its first account."""
+    """Start a server with limits, and sign up the first account."""
 
     @contextlib.asynccontextmanager
     async def serving(**settings: Any) -> AsyncGenerator[tuple[Running, Account]]:
@@ -49,8 +49,8 @@ def serve(database_url: str, tmp_path: Path) -> Serve:
     return serving
 
 
-def refused(response: httpx.Response, quota: str) -> dict[str, Any]:
-    """The body of an answer that has to be a quota's problem."""
+def check_refusal(response: httpx.Response, quota: str) -> dict[str, Any]:
+    """Return the body of an answer; fail unless this quota refused the request."""
     if response.status_code == 413:
         body = problem(response, 413, "storage-quota-exceeded")
     else:
@@ -61,7 +61,7 @@ def refused(response: httpx.Response, quota: str) -> dict[str, Any]:
     return body
 
 
-async def stored(server: Running, ada: Account) -> int:
+async def count_bytes(server: Running, ada: Account) -> int:
     async with server.parts.database.read() as session:
         return await count_stored_bytes(session, UUID(ada.user["id"]))
 
@@ -78,7 +78,7 @@ async def test_a_full_account_can_read_export_and_delete_and_not_grow(serve: Ser
         before = await ada.messages(chat)
 
         line = {"text": "Hello? " * 100}
-        body = refused(
+        body = check_refusal(
             await ada.client.post(f"{API}/chats/{chat}/turns", json=line), "stored_bytes"
         )
         assert body["limit"] == 60_000
@@ -92,7 +92,9 @@ async def test_a_full_account_can_read_export_and_delete_and_not_grow(serve: Ser
             ("PATCH", f"messages/{greeting}", {"json": {"text": "y" * 50_000}}),
         ]
         for method, path, options in writes:
-            refused(await ada.client.request(method, f"{API}/{path}", **options), "stored_bytes")
+            check_refusal(
+                await ada.client.request(method, f"{API}/{path}", **options), "stored_bytes"
+            )
 
         ok(await ada.client.get(f"{API}/characters/{character['id']}/export?format=json"))
         ok(await ada.client.get(f"{API}/chats/{chat}/context"))
@@ -119,7 +121,7 @@ async def test_a_reply_that_is_on_its_way_is_stored_beyond_the_limit(serve: Serv
             gate.opened.set()
             heard = [event async for event in events]
         assert heard[-1].name == "turn.completed"
-        assert await stored(server, ada) > 0
+        assert await count_bytes(server, ada) > 0
         assert (await ada.messages(chat))[-1]["text"] == text_of(heard) == "Once upon a time."
 
 
@@ -130,9 +132,9 @@ async def test_chats_are_counted_however_they_are_made(serve: Serve) -> None:
         greeting = (await ada.messages(chat))[0]["id"]
         fork = {"message_id": greeting}
         other = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=fork), 201)["id"]
-        body = refused(await ada.client.post(f"{API}/chats", json={}), "chats")
+        body = check_refusal(await ada.client.post(f"{API}/chats", json={}), "chats")
         assert (body["limit"], body["unit"]) == (2, "chats")
-        refused(await ada.client.post(f"{API}/chats/{chat}/fork", json=fork), "chats")
+        check_refusal(await ada.client.post(f"{API}/chats/{chat}/fork", json=fork), "chats")
         assert len(ok(await ada.client.get(f"{API}/chats"))["items"]) == 2
         assert (await ada.client.delete(f"{API}/chats/{other}")).status_code == 204
         await ada.new_chat()
@@ -156,14 +158,14 @@ async def test_entries_of_all_lorebooks_count_and_a_file_comes_whole_or_not_at_a
             await ada.client.post(f"{API}/lorebooks/import", files=file),
             await ada.client.post(f"{API}/characters", json=card),
         ):
-            refused(response, "lorebook_entries")
+            check_refusal(response, "lorebook_entries")
         assert len(ok(await ada.client.get(f"{API}/lorebooks"))["items"]) == 1
         assert ok(await ada.client.get(f"{API}/characters"))["items"] == []
         for number in range(2):
             await new_entry(ada, book, keys=[f"m{number}"], content="One.")
         entry = {"keys": ["n"], "content": "One too many."}
         path = f"{API}/lorebooks/{book}/entries"
-        refused(await ada.client.post(path, json=entry), "lorebook_entries")
+        check_refusal(await ada.client.post(path, json=entry), "lorebook_entries")
         assert len(ok(await ada.client.get(path))["items"]) == 5
 
 
@@ -171,11 +173,11 @@ async def test_requests_beyond_a_minutes_worth_wait_and_health_and_the_page_do_n
     serve: Serve,
 ) -> None:
     async with serve(max_requests_per_minute_per_user=20) as (server, ada):
-        # Signing up was of nobody yet.
+        # The sign-up does not count for the account.
         answers = [await ada.client.get(f"{API}/me") for _ in range(40)]
         late = [each for each in answers if each.status_code != 200]
         assert 10 <= len(late) <= 20
-        body = refused(late[0], "requests_per_minute")
+        body = check_refusal(late[0], "requests_per_minute")
         assert (body["limit"], body["unit"]) == (20, "requests")
         assert 1 <= body["retry_after"] <= 4
         assert datetime.fromisoformat(body["frees_at"]) > now() - timedelta(seconds=60)
@@ -207,12 +209,12 @@ async def test_turns_and_suggestions_at_once_are_limited(serve: Serve) -> None:
         model.script(held_back(gate), held_back(gate))
         turn = {"text": "Tell me.", "turn_id": str(uuid4())}
         async with turn_under_way(ada, first, **turn) as (_, events):
-            # The same turn, sent again, is found: it takes no place of its own.
+            # The repeated request joins its running turn, and does not count.
             again = asyncio.create_task(ada.turn(first, **turn))
             path, line = f"{API}/chats/{second}", {"text": "And me."}
-            body = refused(await ada.client.post(f"{path}/turns", json=line), "turns")
+            body = check_refusal(await ada.client.post(f"{path}/turns", json=line), "turns")
             assert (body["limit"], body["used"], body["unit"]) == (1, 1, "at once")
-            refused(await ada.client.post(f"{path}/suggestions", json={}), "turns")
+            check_refusal(await ada.client.post(f"{path}/suggestions", json={}), "turns")
             assert await ada.messages(second) == []
             gate.opened.set()
             assert [event async for event in events][-1].name == "turn.completed"
@@ -227,10 +229,7 @@ async def test_streams_at_once_are_limited_and_a_turn_is_not_begun_without_one(
     gate = Gate()
     async with (
         OpenAIServer() as model,
-        serve(max_streams_per_user=2, **asking(model)) as (
-            server,
-            ada,
-        ),
+        serve(max_streams_per_user=2, **asking(model)) as (server, ada),
     ):
         first, second = (await ada.new_chat())["id"], (await ada.new_chat())["id"]
         model.script(held_back(gate), held_back(gate))
@@ -238,14 +237,15 @@ async def test_streams_at_once_are_limited_and_a_turn_is_not_begun_without_one(
             turn_under_way(ada, first, text="Tell me.") as (turn_id, events),
             ada.client.stream("GET", f"{API}/turns/{turn_id}/events"),
         ):
-            refused(await ada.client.get(f"{API}/turns/{turn_id}/events"), "streams")
+            check_refusal(await ada.client.get(f"{API}/turns/{turn_id}/events"), "streams")
             line = {"text": "And me."}
-            refused(await ada.client.post(f"{API}/chats/{second}/turns", json=line), "streams")
+            check_refusal(
+                await ada.client.post(f"{API}/chats/{second}/turns", json=line), "streams"
+            )
             assert await ada.messages(second) == []
             gate.opened.set()
             assert [event async for event in events][-1].name == "turn.completed"
-        while server.parts.quotas.streams.used(UUID(ada.user["id"])):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: not server.parts.quotas.streams.used(UUID(ada.user["id"])))
         assert (await ada.turn(second, **line))[-1].name == "turn.completed"
 
 
@@ -261,9 +261,7 @@ def form(data: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 @pytest.mark.every_database
-async def test_requests_of_one_account_wait_for_each_other_and_for_nobody_else(
-    serve: Serve,
-) -> None:
+async def test_requests_wait_only_for_requests_of_the_same_account(serve: Serve) -> None:
     async with serve(max_requests_at_once_per_user=2) as (server, ada):
         chat = (await ada.new_chat())["id"]
         at_once, user_id = server.parts.quotas.requests_at_once, UUID(ada.user["id"])
@@ -277,13 +275,13 @@ async def test_requests_of_one_account_wait_for_each_other_and_for_nobody_else(
                 assert not any(each.done() for each in searches)
                 assert at_once.used(user_id) == 2
                 ok(await ben.client.get(f"{API}/me"))
-                # What has a limit of its own does not wait.
+                # Turns and uploads have other limits, so they do not wait.
                 assert (await ada.turn(chat, text="Hello."))[-1].name == "turn.completed"
                 ok(await ada.client.post(f"{API}/characters/import", files={"file": CARD}), 201)
             for each in asyncio.as_completed(searches):
                 ok(await each)
                 assert at_once.used(user_id) <= 2
-            while at_once.used(user_id):  # the last answer is on its way
+            while at_once.used(user_id):  # the last answer is being sent
                 await asyncio.sleep(0.01)
 
 
@@ -297,7 +295,7 @@ async def test_a_request_that_waits_too_long_or_behind_too_many_is_refused(
         with server.parts.quotas.requests_at_once.hold(UUID(ada.user["id"])):
             answers = await asyncio.gather(*(ada.client.get(f"{API}/me") for _ in range(3)))
             for each in answers:
-                body = refused(each, "requests_at_once")
+                body = check_refusal(each, "requests_at_once")
                 assert (body["used"], body["limit"]) == (1, 1)
         ok(await ada.client.get(f"{API}/me"))
 
@@ -312,8 +310,7 @@ async def test_one_upload_at_a_time_and_the_next_one_waits_for_it(serve: Serve) 
         slow = asyncio.create_task(
             ada.client.post(path, content=trickle(body[:10], body[10:], let_go), headers=headers)
         )
-        while not uploads.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: uploads.used(user_id))
         others = [
             asyncio.create_task(ada.client.post(path, content=body, headers=headers))
             for _ in range(3)
@@ -346,12 +343,11 @@ async def test_an_upload_that_waits_too_long_is_refused_before_its_body_is_read(
                 headers={**headers, "idempotency-key": "once"},
             )
         )
-        while not uploads.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: uploads.used(user_id))
         late = await ada.client.post(
             path, content=body, headers={**headers, "idempotency-key": "twice"}
         )
-        assert refused(late, "uploads")["limit"] == 1
+        assert check_refusal(late, "uploads")["limit"] == 1
         let_go.set()
         ok(await slow, 201)
         ok(await ada.client.post(path, content=body, headers=headers), 201)
@@ -365,12 +361,12 @@ async def test_an_upload_that_breaks_off_gives_its_place_back(serve: Serve) -> N
         path = f"{API}/characters/import"
         content = trickle(body[:10], body[10:], asyncio.Event())
         slow = asyncio.create_task(ada.client.post(path, content=content, headers=headers))
-        while not quotas.uploads.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: quotas.uploads.used(user_id))
         assert quotas.upload_bytes.used(user_id) > len(CARD)
         slow.cancel()
-        while quotas.uploads.used(user_id) or quotas.upload_bytes.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(
+            lambda: not (quotas.uploads.used(user_id) or quotas.upload_bytes.used(user_id))
+        )
         ok(await ada.client.post(path, content=body, headers=headers), 201)
 
 
@@ -386,10 +382,11 @@ async def test_bytes_of_bodies_at_once_are_limited_before_they_are_read(serve: S
         slow = asyncio.create_task(
             ada.client.post(path, content=trickle(body[:9], body[9:], let_go), headers=announced)
         )
-        while not held.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: held.used(user_id))
         assert held.used(user_id) == len(body)
-        late = refused(await ada.client.post(path, content=body, headers=headers), "upload_bytes")
+        late = check_refusal(
+            await ada.client.post(path, content=body, headers=headers), "upload_bytes"
+        )
         assert (late["used"], late["unit"]) == (len(body), "bytes")
         ok(await ada.client.get(path))
         let_go.set()
@@ -410,7 +407,7 @@ async def test_a_rebuild_is_not_begun_while_too_many_jobs_wait_and_a_reply_still
                     session, NewJob(kind=f"some.kind{number}", user_id=user_id)
                 )
         path, wanted = f"{API}/chronicles/{chronicle}/rebuild", {"chat_id": chat}
-        body = refused(await ada.client.post(path, json=wanted), "queued_jobs")
+        body = check_refusal(await ada.client.post(path, json=wanted), "queued_jobs")
         assert (body["limit"], body["unit"]) == (3, "jobs")
         ok(await ada.client.post(f"{path}?dry_run=true", json=wanted))
         await ada.turn(chat, text="Hello.")
@@ -433,7 +430,7 @@ async def test_when_the_days_tokens_are_spent_turns_wait_for_midnight(serve: Ser
         before = await ada.messages(chat)
         assert text_of(await ada.turn(chat, **first)) == before[1]["text"]
         path = f"{API}/chats/{chat}"
-        body = refused(
+        body = check_refusal(
             await ada.client.post(f"{path}/turns", json={"text": "More."}), "tokens_per_day"
         )
         assert (body["limit"], body["used"], body["unit"]) == (300, spent, "tokens")
@@ -442,14 +439,14 @@ async def test_when_the_days_tokens_are_spent_turns_wait_for_midnight(serve: Ser
             now().date() + timedelta(days=1), datetime.min.time(), tzinfo=UTC
         )
         assert abs((frees_at - midnight).total_seconds()) < 1
-        refused(await ada.client.post(f"{path}/suggestions", json={}), "tokens_per_day")
+        check_refusal(await ada.client.post(f"{path}/suggestions", json={}), "tokens_per_day")
         assert await ada.messages(chat) == before
         ok(await ada.client.get(f"{path}/context"))
-        # It is in the database: another process, or this one after a restart, knows it, too.
+        # The count is in the database, so other processes have it, too.
         async with server.account("Ben") as ben:
             events = await ben.turn((await ben.new_chat())["id"], text="Hello.")
             theirs = {"text": "More.", "turn_id": events[0].data["turn_id"]}
-            refused(await ada.client.post(f"{path}/turns", json=theirs), "tokens_per_day")
+            check_refusal(await ada.client.post(f"{path}/turns", json=theirs), "tokens_per_day")
 
 
 async def test_a_turn_that_is_stopped_is_not_free(serve: Serve) -> None:

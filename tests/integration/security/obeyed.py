@@ -1,4 +1,4 @@
-"""One case of the corpus played out: what stood before the agent ran, and what it left."""
+"""Play a case of the corpus: load the rows before and after a run of the agent."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from tests.support.waiting import until
 
 API = "/api/v1"
 DATABASE = "/.s.PGSQL.5432"
-"""The end of the path of PostgreSQL's own socket."""
+"""The end of the path of PostgreSQL's socket."""
 HARBOUR = "The harbour of Rill froze over in the ninth winter."
-"""What is said where the agent has no business: in another chat, and in another account."""
+"""The text of chats that the agent must not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """Another account, and the ids of what it owns."""
+    """Another account, and the ids of its rows."""
 
     identity: Identity
     ids: dict[str, str]
@@ -52,7 +52,7 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What a case did to the database. `ids` are those of the account that the agent worked for."""
+    """The changes of the database by a case. `ids` belong to the account of the agent."""
 
     server: Running
     account: Account
@@ -68,13 +68,13 @@ class Played:
 
     @property
     def chronicle_id(self) -> UUID:
-        """Where the agent may write."""
+        """The ids of the rows that the agent may write."""
         return UUID(self.ids["own_chronicle"])
 
 
 @dataclass
 class Wire:
-    """Notes where this process connects to, and what it starts, while it is looked at."""
+    """Records connections and child processes of this process while it is active."""
 
     reached: set[str] = field(default_factory=set[str])
     is_looking: bool = False
@@ -94,7 +94,6 @@ class Wire:
 
 
 async def settle_down(server: Running, account: Account) -> Neighbour:
-    """Have an account with a chat, a chronicle and a lorebook of its own."""
     client = account.client
     chat_id = (await account.new_chat(title="The harbour"))["id"]
     (line,) = await seed(server, account, chat_id, [HARBOUR])
@@ -126,7 +125,7 @@ async def play(
     neighbour: Neighbour,
     case: Injection,
 ) -> Played:
-    """A turn of a chat that opted in, with the case's text in its place, and the agent's run."""
+    """Play a turn with the text of the case, and run the agent."""
     ids = {**neighbour.ids, **await open_story(server, account, case, neighbour.ids)}
     identity = await identity_of(server, account)
     sealers = identity.sealer, neighbour.identity.sealer
@@ -169,7 +168,7 @@ async def _are_asked(model: ObedientOpenAI | ObedientGemini) -> int:
 
 
 async def is_over(server: Running, account: Account) -> bool:
-    """Whether the agent has come to an end; an attempt that failed is not repeated."""
+    """True if the agent has finished. A failed attempt is not repeated."""
     mine = Job.user_id == UUID(account.user["id"]), Job.kind.like("enrichment.%")
     async with server.parts.database.read() as session:
         jobs = list(await session.scalars(select(Job).where(*mine)))
@@ -184,7 +183,7 @@ async def is_over(server: Running, account: Account) -> bool:
 async def open_story(
     server: Running, account: Account, case: Injection, others: dict[str, str]
 ) -> dict[str, str]:
-    """Lore and events of the user's own, and a chat that opted in, with the case in its place."""
+    """Make lore, events and a chat with the text of the case."""
     client = account.client
     book_id = await new_book(account, name="The drowned coast")
     entry_id = await new_entry(
@@ -223,7 +222,7 @@ async def open_story(
 async def write_for_another_chronicle(
     server: Running, account: Account, chat_id: str, message_id: UUID
 ) -> str:
-    """An entry of the agent's own in the lorebook of another chronicle; the book's id."""
+    """Write an entry of the agent for another chronicle. Return the id of the book."""
     made = await account.client.post(f"{API}/chronicles", json={"name": "Skarne"})
     identity, parts = await identity_of(server, account), server.parts
     entry = LoreEntry(title="The ferry", keys=["ferry"], content=FOREIGN)
@@ -252,7 +251,6 @@ def _card(place: str, text: str) -> dict[str, Any]:
 
 
 async def undo(played: Played, neighbour: Neighbour) -> Dump:
-    """Take the run back; what the database holds then."""
     path = f"{API}/enrichment/runs/{played.run['id']}/undo"
     undone = ok(await played.account.client.post(path))
     assert undone["kept"] == []
@@ -262,7 +260,7 @@ async def undo(played: Played, neighbour: Neighbour) -> Dump:
     return await dump(played.server.parts.database, sealers)
 
 
-def allowed_addresses(urls: Iterable[str]) -> set[str]:
-    """What `Wire` notes of requests to these servers on loopback."""
+def find_allowed_addresses(urls: Iterable[str]) -> set[str]:
+    """Return the addresses of these servers on loopback, as `Wire` records them."""
     ports = [int(url.split(":")[2].split("/")[0]) for url in urls]
     return {"name 127.0.0.1"} | {str(("127.0.0.1", port)) for port in ports}

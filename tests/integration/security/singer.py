@@ -1,4 +1,4 @@
-"""Somebody who writes one word wherever a text can be written, and plays turns of every ending."""
+"""A player who writes one word in every text field, and plays turns with every ending."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ CALLS: list[list[tuple[str, Any]]] = [
     ],
     [("finish", {})],
 ]
-"""What the agent's model calls, step by step: some of it is refused."""
+"""The tool calls of the agent's model by step. Some are refused."""
 
 
 class Scribe(OpenAIServer):
-    """Replies as it is told to; of its own it keeps the chronicle and the summaries, singing."""
+    """Sends scripted replies. Without a script it writes events and summaries with the canary."""
 
     def usual(self, request: Request) -> Answer:
         body: dict[str, Any] = request.body or {}
@@ -139,11 +139,11 @@ FORGETFUL: dict[str, Any] = {
     "budgets": {"history": 500},
     "summary": {"enabled": True, "interval": 2},
 }
-"""Settings of a chat whose history scrolls out at once, and is summed up."""
+"""Settings of a chat with a small history budget and frequent summaries."""
 
 
 def picture() -> bytes:
-    """A picture whose metadata sing, in the clear and compressed."""
+    """Return a picture with the canary in plain and compressed metadata."""
     about = PngInfo()
     about.add_text("Comment", sing("comment"))
     about.add_itxt("Description", sing("description"), zip=True)
@@ -151,19 +151,17 @@ def picture() -> bytes:
     about.add_text("chara", base64.b64encode(card.encode()).decode())
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "gold").save(file, "PNG", pnginfo=about)
-    # And so does what stands behind the file's end, which no program looks at.
+    # Bytes after the end of the file are ignored by programs.
     return file.getvalue() + sing("tail").encode()
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where passkeys are made for."""
-
     url: str
 
 
 class Player:
-    """Writes the canary everywhere, and keeps what was answered."""
+    """Writes the canary into every field, and checks the answers."""
 
     def __init__(self, account: Account, model: OpenAIServer) -> None:
         self.account = account
@@ -223,7 +221,7 @@ class Player:
         assert refused.status_code == 422
 
     async def use_providers(self) -> None:
-        """A provider of one's own and one for everybody, whose key, headers and body sing."""
+        """Make an own and a shared provider with the canary in key, headers and body."""
         client, path = self.client, f"{API}/providers"
         secrets = {"api_key": f"sk-{WORD}", "extra_headers": {"X-Team": sing("header")}}
         body = {"kind": "openai", "base_url": f"{self.model.url}/", "name": sing("provider")}
@@ -293,7 +291,6 @@ class Player:
         return chat_id
 
     async def keep_campaign(self) -> None:
-        """A campaign whose every text sings."""
         client = self.client
         brief = {"setting": sing("setting"), "hook": sing("hook"), "city": sing("city")}
         body = {"name": sing("campaign"), "time_of_day": sing("time"), "brief": brief}
@@ -312,7 +309,6 @@ class Player:
         )
 
     async def keep_chronicles(self) -> None:
-        """A chat of its own keeps one: the agent and the summary work behind its replies."""
         client = self.client
         body = {"name": sing("chronicle"), "description": sing("description")}
         other = ok(await client.post(f"{API}/chronicles", json=body), 201)["id"]
@@ -347,7 +343,7 @@ class Player:
         }
 
         async def is_at_rest() -> bool:
-            """So that no answer of the script goes to what works behind the replies."""
+            """Wait, so that background jobs do not take scripted answers."""
             jobs = ok(await client.get(f"{API}/jobs"))["items"]
             return {job["state"] for job in jobs} <= {"done"}
 
@@ -405,7 +401,7 @@ class Player:
             problem = ok(turn)["problem"]
             # The first account administers, and reads the provider's own words.
             assert answer.status == 200 or WORD in problem["provider_message"]
-            self.model._answers.clear()
+            self.model.unscript()
 
     async def change_messages(self, chat: str) -> None:
         lines = await self.account.messages(chat)
@@ -420,7 +416,7 @@ class Player:
         assert gone.status_code == 204
 
     async def be_refused(self, chat: str) -> None:
-        """Requests that fail, with the canary wherever a request has room for it."""
+        """Send failing requests with the canary in every part of a request."""
         client = self.client
         for path in (
             f"/{WORD}",
@@ -462,7 +458,7 @@ class Player:
         assert (await client.post(f"{API}/recoveries", json=recovery)).status_code == 401
 
     async def add_second_factors(self) -> None:
-        """A passkey with a name that sings, and an app for an account whose name does."""
+        """Add a passkey and an authenticator app with the canary in the names."""
         site = Site(str(self.client.base_url).rstrip("/"))
         options = await begin_passkey(site, self.account, PASSWORD)
         assert WORD in options["user"]["name"]

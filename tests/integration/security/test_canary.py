@@ -1,8 +1,8 @@
-"""A canary in every field that takes text: it sings to its owner, and is found nowhere else.
+"""Tests that a canary in every text field is readable by its owner only.
 
-Somebody signs up, writes the word wherever a text can be written, plays turns that end in every
-way, and sends what is refused. Then the word is looked for in the database's files and tables, in
-the index, in the log, and in the temporary folder.
+A user writes the word into every text field, plays turns with every ending, and sends requests
+that are refused. Then the tests search for the word in the database's files and tables, in the
+index, in the log, and in the temporary folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def model() -> AsyncGenerator[Scribe]:
 def no_temporary_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """The folder where libraries put temporary files; for Python's own `tempfile` there is none."""
+    """Return the folder of libraries' temporary files. Python's `tempfile` has none."""
     folder = tmp_path_factory.mktemp("temporary")
     for name in ("TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR"):
         monkeypatch.setenv(name, str(folder))
@@ -59,7 +59,7 @@ async def crash(server: Running, account: Account, monkeypatch: pytest.MonkeyPat
 
 
 async def remember(server: Running, account: Account) -> None:
-    """Have everything in the index, and look into it."""
+    """Index everything, and search."""
     await settled(server)
     for kind in ("lore", "message", "event"):
         query = {"q": WORD, "sources": kind}
@@ -75,7 +75,7 @@ def shown(cell: object) -> object:
 
 
 async def dump(database: Database) -> bytes:
-    """Every row of every table, as text."""
+    """Return every row of every table as text."""
     names = (
         "SELECT name FROM sqlite_master WHERE type = 'table'"
         if database.is_sqlite

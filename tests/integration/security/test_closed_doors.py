@@ -1,4 +1,4 @@
-"""Every route is closed unless it is named here, to everyone who is not let in."""
+"""Tests that every route needs sign-in and a scope, except the public routes in this module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PUBLIC = {
     "POST /api/v1/sessions",
     "POST /api/v1/recoveries",
 }
-"""What may be asked without an account."""
+"""Routes without sign-in."""
 
 CHANGES_THE_ACCOUNT = {
     "GET /api/v1/admin/lan",
@@ -72,36 +72,35 @@ CHANGES_THE_ACCOUNT = {
     "DELETE /api/v1/providers/{provider_id}",
     "POST /api/v1/providers/{provider_id}/test",
 }
-"""What takes the scope `manage`. Of the others, `GET` takes `read`, and the rest `chat`."""
+"""Routes with the scope `manage`. Other `GET` routes need `read`, the rest `chat`."""
 
 ONLY_LOOKS = {
     "POST /api/v1/tokens",
     "POST /api/v1/chats/{chat_id}/context",
     "POST /api/v1/lorebooks/{lorebook_id}/test",
 }
-"""What takes `read` though it is no `GET`."""
+"""Routes with the scope `read` and another method than `GET`."""
 
 
-def closed_routes(server: Running) -> list[Route]:
+def find_closed_routes(server: Running) -> list[Route]:
     return [route for route in routes_of(server.app) if str(route) not in PUBLIC]
 
 
 async def ask(client: httpx.AsyncClient, route: Route, **options: Any) -> httpx.Response:
-    """Ask a route about things that do not exist."""
     path = route.filled({name: str(uuid4()) for name in route.parameters})
     return await client.request(route.method, path, **options)
 
 
-async def test_what_is_not_named_as_public_answers_nobody(server: Running) -> None:
+async def test_other_routes_need_sign_in(server: Running) -> None:
     async with server.browser() as nobody:
-        for route in closed_routes(server):
+        for route in find_closed_routes(server):
             answer = await ask(nobody, route)
             body = problem(answer, 401, "unauthenticated")
             assert body["detail"].startswith("Sign in"), route
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_what_is_named_as_public_exists_and_answers_everyone(server: Running) -> None:
+async def test_public_routes_exist_and_need_no_sign_in(server: Running) -> None:
     routes = {str(route): route for route in routes_of(server.app)}
     assert routes.keys() >= PUBLIC
     async with server.browser() as nobody:
@@ -111,12 +110,12 @@ async def test_what_is_named_as_public_exists_and_answers_everyone(server: Runni
 
 async def test_a_key_reaches_as_far_as_its_scope(server: Running, ada: Account) -> None:
     scopes = ["read", "chat", "manage"]
-    assert {str(route) for route in closed_routes(server)} >= CHANGES_THE_ACCOUNT
+    assert {str(route) for route in find_closed_routes(server)} >= CHANGES_THE_ACCOUNT
     for scope in scopes:
         body = {"label": scope, "scope": scope}
         made = ok(await ada.client.post("/api/v1/api-keys", json=body), 201)
         async with server.program(made["token"]) as script:
-            for route in closed_routes(server):
+            for route in find_closed_routes(server):
                 looks = route.method == "GET" or str(route) in ONLY_LOOKS
                 default = "read" if looks else "chat"
                 needed = "manage" if str(route) in CHANGES_THE_ACCOUNT else default

@@ -1,8 +1,7 @@
-"""Orders in the text have no power: a model that obeys them all writes where it may.
+"""Tests that an agent which obeys orders in texts writes only to allowed rows.
 
-For each text of the corpus a chat opts in, a turn is played with the text in its place, and the
-agent runs with a model that does whatever the text says. Then all that the database holds is
-compared with what it held before.
+For each text of the corpus, a chat opts in, a turn is played with the text, and the agent runs
+with a model that obeys the text. Then all rows of the database are compared with those before.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.integration.security.obeyed import (
     Neighbour,
     Played,
     Wire,
-    allowed_addresses,
+    find_allowed_addresses,
     play,
     settle_down,
     undo,
@@ -47,14 +46,13 @@ pytestmark = pytest.mark.anyio
 CASES = load_injections()
 MOST_CALLS = 6
 SEEN = {"used_at", "last_used_at", "last_seen_at"}
-"""Columns that move whoever asks for anything."""
+"""Columns that every request changes."""
 WORK = {
     *("jobs", "index_changes", "index_states", "embeddings", "token_ratios", "key_slots"),
     "token_ledger",
 }
-"""Tables of what works behind the reply: of this account, or of nobody."""
+"""Tables of background work. Their rows belong to this account or to no account."""
 RUNS = {"enrichment_runs", "enrichment_marks"}
-
 _TAG = re.compile(r"<\s*[/!?|]?\s*[^\W\d]|<\|")
 _MACRO = re.compile(r"\{\{|\}\}|<(?:user|char|bot)>", re.IGNORECASE)
 _SECTION = re.compile(r"<\s*/?\s*(?:long_term_memory|lorebook_entries)", re.IGNORECASE)
@@ -103,7 +101,7 @@ def test_the_corpus_is_large_and_of_every_kind() -> None:
         for number, case in enumerate(CASES)
     ],
 )
-async def test_whoever_obeys_writes_where_the_agent_may_and_nowhere_else(
+async def test_an_obedient_agent_writes_only_to_allowed_rows(
     server: Running, model: ObedientOpenAI, neighbour: Neighbour, wire: Wire, case: Injection
 ) -> None:
     await check(server, model, neighbour, wire, case)
@@ -132,7 +130,7 @@ async def check(
     wire: Wire,
     case: Injection,
 ) -> None:
-    """Play a case, and compare all that there is; then take it back, and compare again."""
+    """Play a case, compare all rows, undo the run, and compare again."""
     async with server.account(f"ada-{next(_numbers)}") as ada:
         played = await play(server, model, wire, ada, neighbour, case)
         check_requests(played, [server.url, model.url])
@@ -146,8 +144,8 @@ async def check(
 
 
 def check_requests(played: Played, urls: Sequence[str]) -> None:
-    """Nobody was asked but the model, and not more often than may be."""
-    assert played.reached <= allowed_addresses(urls)
+    """Check that only the model was asked, and not too often."""
+    assert played.reached <= find_allowed_addresses(urls)
     asked = [each for each in played.requests if "embed" not in each.path]
     assert 1 <= len(asked) <= MOST_CALLS
     assert played.steps >= 1, "the model was not given its tools"
@@ -155,7 +153,6 @@ def check_requests(played: Played, urls: Sequence[str]) -> None:
 
 
 def check_writes(played: Played, neighbour: Neighbour) -> None:
-    """What differs is what the agent may write."""
     before, after = (without(each, SEEN) for each in (played.before, played.after))
     other = neighbour.identity.user_id
     assert differences(of_owner(before, other), of_owner(after, other)) == {}
@@ -174,13 +171,13 @@ def check_writes(played: Played, neighbour: Neighbour) -> None:
 
 
 def check_work(change: Change, user_id: UUID) -> None:
-    """Of this account's, or of nobody's."""
+    """Check that rows belong to this account or to no account."""
     rows = [*change.added, *change.removed]
     assert {row.get("user_id") for row in rows} <= {user_id, None}
 
 
 def check_stored(change: Change, user_id: UUID) -> None:
-    """Other accounts store as many bytes as before; their lines may have been folded into one."""
+    """Check the stored bytes of other accounts. Their ledger rows may be folded into one."""
     stored = Counter[UUID]()
     for row in change.added:
         stored[row["user_id"]] += row["bytes"]
@@ -190,7 +187,7 @@ def check_stored(change: Change, user_id: UUID) -> None:
 
 
 def check_run(changes: dict[str, Change], played: Played) -> Row:
-    """One run, and behind what it read one watermark."""
+    """Check that there are one run and one watermark after the messages that it read."""
     runs = changes.pop("enrichment_runs")
     (run,) = runs.added
     assert (runs.removed, runs.changed) == ([], [])
@@ -208,7 +205,7 @@ def check_run(changes: dict[str, Change], played: Played) -> Row:
 
 
 def check_events(change: Change, played: Played, run: Row) -> set[UUID]:
-    """New ones of the agent's in this chronicle; of the user's own at most that they are past."""
+    """Check that new events are the agent's, and that the user's events are at most superseded."""
     assert change.removed == []
     new = {row["id"] for row in change.added}
     for row in change.added:
@@ -230,7 +227,7 @@ def check_events(change: Change, played: Played, run: Row) -> set[UUID]:
 
 
 def check_event_text(event: EventFields) -> None:
-    """Lines of plain text, of a size to be read."""
+    """Check the length and the lines of a text."""
     texts = [event.summary, event.time, event.where, *event.who, *event.keywords]
     assert event.summary.strip()
     assert sum(map(len, texts)) < 6_000
@@ -240,7 +237,7 @@ def check_event_text(event: EventFields) -> None:
 
 
 def check_text(text: str) -> None:
-    """Nothing in it acts: no tag, no macro, nothing that is not seen."""
+    """Check that a text has no tags, macros or invisible characters."""
     assert not _TAG.search(text), text
     assert not _MACRO.search(text), text
     hidden = {unicodedata.category(each) for each in text if each not in "\n\u200c\u200d"}
@@ -248,7 +245,7 @@ def check_text(text: str) -> None:
 
 
 def check_sources(change: Change, played: Played, events: set[UUID]) -> None:
-    """Each event comes from new lines of this chat."""
+    """Check that the sources of each event are new messages of this chat."""
     assert (change.removed, change.changed) == ([], [])
     assert {row["event_id"] for row in change.added} == events
     for row in change.added:
@@ -257,7 +254,7 @@ def check_sources(change: Change, played: Played, events: set[UUID]) -> None:
 
 
 def check_book(change: Change, played: Played) -> UUID | None:
-    """At most the chronicle's own one is made."""
+    """Check that at most the chronicle's own book was created."""
     assert (change.removed, change.changed) == ([], [])
     assert len(change.added) <= 1
     for row in change.added:
@@ -268,7 +265,7 @@ def check_book(change: Change, played: Played) -> UUID | None:
 
 
 def check_entries(change: Change, played: Played, book: UUID | None, run: Row) -> list[Row]:
-    """New ones in that book, that come in by words that are said, and where lore usually stands."""
+    """Check that new entries are in that book, with usual keys and position."""
     assert (change.removed, change.changed) == ([], [])
     for row in change.added:
         assert (row["user_id"], row["lorebook_id"]) == (played.identity.user_id, book)
@@ -292,7 +289,7 @@ def check_entries(change: Change, played: Played, book: UUID | None, run: Row) -
 
 
 async def check_prompt(played: Played) -> None:
-    """What was written stands in prompts as it is, within the section where it belongs.
+    """Check that written texts are unchanged in prompts, inside their section.
 
     They are those of another chat on the same chronicle: it has none of this one's history.
     """
@@ -324,7 +321,6 @@ async def check_prompt(played: Played) -> None:
 
 
 def written_texts(played: Played) -> tuple[list[EventFields], list[LoreEntry]]:
-    """The events and entries that the agent made."""
     new = differences(played.before, played.after)
     events = new.get("chronicle_events", Change()).added
     entries = new.get("lore_entries", Change()).added
@@ -335,7 +331,6 @@ def written_texts(played: Played) -> tuple[list[EventFields], list[LoreEntry]]:
 
 
 async def check_index(played: Played) -> None:
-    """What is found is what was there before."""
     before = of_owner(played.before, played.identity.user_id)
     index = played.server.parts.memory.collections.current
     points = await points_of(index, played.identity.user_id)
@@ -345,7 +340,7 @@ async def check_index(played: Played) -> None:
 
 
 def assert_as_before(played: Played, undone: Mapping[str, Any]) -> None:
-    """Nothing of the run is left, but that it was, and the empty book that it wrote into."""
+    """Check that an undone run leaves only its row and an empty book."""
     volatile, not_compared = SEEN | {"revision", "updated_at"}, WORK | RUNS | {"storage_ledger"}
     left = differences(
         without(played.before, volatile, tables=not_compared),

@@ -1,4 +1,4 @@
-"""What is left in memory of a user who has signed out: nothing that says what they wrote."""
+"""Tests that no text of a user stays in memory after sign-out."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SYLLABLES = ["zq", "uo", "vi", "xan", "ther"]
 
 
 def canary() -> str:
-    """A word of its own, made when it is asked for, so that no constant of a test holds it."""
+    """Build the canary at run time, so that no constant of the test contains it."""
     return "".join(SYLLABLES)
 
 
 class WordEmbedder:
-    """Makes vectors and keeps nothing. The server that tests ask elsewhere keeps its requests."""
+    """Makes vectors without storing requests, unlike the fake server of other tests."""
 
     def __init__(self, spec: EmbedderSpec) -> None:
         self.spec = spec
@@ -47,7 +47,7 @@ class WordEmbedder:
 
 @pytest.fixture(autouse=True)
 def unlogged() -> Generator[None]:
-    """Whatever logs requests in a test's process, and has pytest keep its lines, is silent."""
+    """Disable logging, because pytest would keep the logged requests."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -68,7 +68,7 @@ async def server(
 
 
 def sightings() -> list[str]:
-    """What lies in the memory of this process and holds the canary or its stem, by its kind."""
+    """Return the objects in memory that contain the canary or its stem, by type."""
     gc.collect()
     needle, found = canary()[:-2], list[str]()
     seen: set[int] = set()
@@ -88,7 +88,7 @@ def _has_vars(thing: object) -> bool:
 
 
 async def play(server: Running, account: Account) -> None:
-    """Write, search and play with the word, so that it goes through every cache there is."""
+    """Write, search and play with the word, so that it passes every cache."""
     word = canary()
     client = account.client
     character = await account.new_character(name=word.title(), description=f"{word} " * 60)
@@ -104,9 +104,7 @@ async def play(server: Running, account: Account) -> None:
     await settled(server)
 
 
-async def test_nothing_of_what_a_user_wrote_is_in_memory_after_signing_out(
-    server: Running,
-) -> None:
+async def test_nothing_of_what_a_user_wrote_is_in_memory_after_signing_out(server: Running) -> None:
     async with server.account("Ada") as ada:
         await play(server, ada)
         ok(await ada.client.delete("/api/v1/sessions/current"), 204)
@@ -128,7 +126,7 @@ async def test_vectors_of_queries_go_with_their_user_and_others_stay(server: Run
 
 
 def test_a_stemmer_remembers_no_words() -> None:
-    """They would lie in memory that no look at Python's objects shows."""
+    """The stemmer's memory is not visible as Python objects."""
     terms._local.__dict__.clear()
     terms.get_stemmer("english")("lighthouses")
     (stem,) = terms._local.stemmers.values()

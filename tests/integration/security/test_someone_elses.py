@@ -1,8 +1,7 @@
-"""Someone else's things do not exist: for every route there is, and for every id that it takes."""
+"""Tests that every route and every id hides other accounts' resources."""
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -13,7 +12,6 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from PIL import Image
 from sqlalchemy import select, update
 
 from backend.campaigns.ledger.changes import Operations
@@ -24,6 +22,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.operations.openapi import make_operation_id
 from tests.integration.campaigns.drafting import compact
+from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import identity_of
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
 from tests.support.factors import add_passkey
@@ -38,7 +37,6 @@ pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 TITLE = "The lighthouse"
-
 CHRONICLE = b'{"format": "talekeeper-chronicle", "version": 1, "name": "Mine", "events": []}'
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -71,24 +69,17 @@ BODIES: dict[str, dict[str, Any]] = {
     "removePasskey": {"json": {"password": PASSWORD}},
     "takeTurn": {"json": {"text": "Let me in."}},
 }
-"""What to send where an empty object is not enough to be heard."""
-
-
-def picture() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), "teal").save(file, "PNG")
-    return file.getvalue()
+"""Bodies of routes that refuse an empty object."""
 
 
 @dataclass(frozen=True)
 class Belongings:
-    """One thing of each kind that a route can be asked about, all of one account's."""
+    """One resource of each kind with a route, all owned by one account."""
 
     owner: Account
     ids: dict[str, str]
 
     async def shown(self) -> list[Any]:
-        """What their owner sees of them."""
         paths = (
             "chats/{chat_id}",
             "chats/{chat_id}/settings",
@@ -131,8 +122,8 @@ class Belongings:
         return [answer.content for answer in answers]
 
 
-async def job_of(server: Running, owner: Account) -> str:
-    """A job that is done and still there: its stream ends at once."""
+async def make_job(server: Running, owner: Account) -> str:
+    """Make a finished job. Its stream ends at once."""
     async with server.parts.database.write() as session:
         user_id = UUID(owner.user["id"])
         job_id = await server.parts.queue.enqueue(session, NewJob("example", user_id))
@@ -141,7 +132,7 @@ async def job_of(server: Running, owner: Account) -> str:
 
 
 async def play(owner: Account) -> dict[str, str]:
-    """A campaign with one item of each kind."""
+    """Make a campaign with one item of each kind."""
     client = owner.client
     made = ok(await client.post(f"{API}/campaigns", json={"name": TITLE}), 201)
     path = f"{API}/campaigns/{made['id']}"
@@ -168,10 +159,10 @@ async def play(owner: Account) -> dict[str, str]:
     return {**ids, "scene_id": ids["scenes/item_id"], "change_id": change["id"]}
 
 
-async def proposal_of(
+async def make_proposal(
     server: Running, owner: Account, campaign: dict[str, str], *, line: str
 ) -> str:
-    """What a line may say of one of two people, for the owner to decide."""
+    """Make a proposal that the owner has to decide."""
     people = [UUID(campaign["item_id"])] * 2
     draft = {
         "kind": "entity",
@@ -188,13 +179,14 @@ async def proposal_of(
 
 
 async def fill(server: Running, owner: Account, administrator: Account) -> Belongings:
-    """Give an account one thing of each kind."""
     client = owner.client
     character = await owner.new_character(name="Mara of the Lamp")
     persona = ok(await client.post(f"{API}/personas", json={"name": "Wanderer"}), 201)
     for path in (f"characters/{character['id']}", f"personas/{persona['id']}"):
         headers = {"content-type": "image/png"}
-        put = await client.put(f"{API}/{path}/avatar", content=picture(), headers=headers)
+        put = await client.put(
+            f"{API}/{path}/avatar", content=picture(width=8, height=8), headers=headers
+        )
         assert put.status_code == 204
     preset = ok(await client.post(f"{API}/presets", json={"name": "Lamplight"}), 201)
     chat = await owner.new_chat(
@@ -215,7 +207,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     link = {"state": "linked"}
     ok(await client.put(f"{API}/chats/{chat['id']}/lorebooks/{book}", json=link))
     campaign = await play(owner)
-    proposal_id = await proposal_of(server, owner, campaign, line=reply_id)
+    proposal_id = await make_proposal(server, owner, campaign, line=reply_id)
     _, passkey = await add_passkey(server, owner)
     key = ok(await client.post(f"{API}/api-keys", json={"label": "script"}), 201)["key"]
     (session,) = ok(await client.get(f"{API}/sessions"))["items"]
@@ -248,14 +240,14 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "user_id": owner.user["id"],
             "invitation_id": ok(invited, 201)["id"],
             "address_id": ok(allowed, 201)["id"],
-            "job_id": await job_of(server, owner),
+            "job_id": await make_job(server, owner),
         },
     )
 
 
 @dataclass(frozen=True)
 class Scene:
-    """An administrator, an owner with belongings, and somebody who wants them."""
+    """An administrator, an owner with resources, and another account."""
 
     server: Running
     administrator: Account
@@ -282,7 +274,7 @@ async def stage(shared_url: str, tmp_path_factory: pytest.TempPathFactory) -> As
 
 @pytest.fixture
 async def fresh_stage(server: Running) -> AsyncGenerator[Scene]:
-    """One where the thief has nothing yet."""
+    """A scene without changes by earlier tests."""
     async with scene(server) as stage:
         yield stage
 
@@ -300,7 +292,6 @@ def routes_with_ids(server: Running, *, administration: bool) -> list[Route]:
 async def ask(
     client: httpx.AsyncClient, route: Route, ids: dict[str, str]
 ) -> tuple[int, Any, set[str]]:
-    """All that the answer to a request about these things tells."""
     options: dict[str, Any] = BODIES.get(make_operation_id(route.handler), {})
     if not options and route.method in {"POST", "PATCH", "PUT"}:
         options = {"json": {}}
@@ -348,7 +339,7 @@ async def test_administrators_things_are_closed_to_others_whether_they_exist_or_
 
 
 async def test_the_owner_is_answered_by_the_same_routes(stage: Scene) -> None:
-    """So that the 404 above comes of who asks, and not of how."""
+    """Check that the same requests succeed for the owner."""
     things = stage.things
     for route in routes_with_ids(stage.server, administration=False):
         if route.method == "GET":
@@ -360,7 +351,7 @@ def naming(member: str, thing_id: str) -> dict[str, Any]:
     return {member: [thing_id] if member.endswith("_ids") else thing_id}
 
 
-async def test_ids_in_bodies_are_looked_at_too(stage: Scene) -> None:
+async def test_ids_of_others_in_bodies_are_refused(stage: Scene) -> None:
     client, theirs = stage.thief.client, stage.things.ids
     own = await stage.thief.new_chat(title="Mine")
     invented = str(uuid4())
@@ -385,8 +376,7 @@ async def test_ids_in_bodies_are_looked_at_too(stage: Scene) -> None:
     assert await stage.thief.messages(own["id"]) == []
 
 
-async def test_ids_of_chronicles_in_bodies_are_looked_at_too(stage: Scene) -> None:
-    """Nobody remembers, writes down, sums up or rebuilds what is someone else's."""
+async def test_ids_of_others_chronicles_in_bodies_are_refused(stage: Scene) -> None:
     thief, theirs = stage.thief, stage.things.ids
     client = thief.client
     chat = (await thief.new_chat(title="Mine"))["id"]
@@ -409,37 +399,36 @@ async def test_ids_of_chronicles_in_bodies_are_looked_at_too(stage: Scene) -> No
         ("POST", f"{API}/chronicles/{own}/rebuild", {"chat_id": ID}, "chat_id", None),
     ):
         real, unreal = [
-            await client.request(method, path, json=replaced(body, each))
+            await client.request(method, path, json=replace_id(body, each))
             for each in (theirs[kind], str(uuid4()))
         ]
         wanted = slug or f"{kind.removesuffix('_id')}-not-found"
         status = 422 if slug else 404
         told = problem(real, status, wanted), problem(unreal, status, wanted)
-        assert without_ids(told[0]) == without_ids(told[1]), (path, body)
+        assert drop_ids(told[0]) == drop_ids(told[1]), (path, body)
     assert [each["id"] for each in ok(await client.get(events))["items"]] == [event]
 
 
 ID = "an id"
 
 
-def replaced(body: dict[str, Any], thing_id: str) -> dict[str, Any]:
-    """A body with an id in the place of `ID`."""
+def replace_id(body: dict[str, Any], thing_id: str) -> dict[str, Any]:
     whole: dict[str, Any] = json.loads(json.dumps(body).replace(ID, thing_id))
     return whole
 
 
-def without_ids(told: dict[str, Any]) -> dict[str, Any]:
-    """A problem without the ids that it was asked about, which it may repeat."""
+def drop_ids(told: dict[str, Any]) -> dict[str, Any]:
+    """Return a problem without the ids of the request, which it may repeat."""
     return {name: value for name, value in told.items() if not name.endswith("_id")}
 
 
 async def test_someone_elses_persona_in_the_settings_shows_nothing_of_itself(
     stage: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even where it is stored there, though settings refuse it."""
+    """The persona is stored in the settings, although they normally refuse it."""
 
     async def found(*_: object, **__: object) -> None:
-        """Let any persona pass."""
+        """Accept any persona."""
 
     thief, theirs = stage.thief, stage.things.ids
     prompts: list[tuple[Any, str]] = []
@@ -477,7 +466,7 @@ async def test_someone_elses_ids_in_a_query_find_nothing(stage: Scene) -> None:
         assert ok(answer)["items"] == []
 
 
-async def test_lists_and_searches_show_nobody_elses(fresh_stage: Scene) -> None:
+async def test_lists_and_searches_hide_other_accounts_resources(fresh_stage: Scene) -> None:
     owned = list(fresh_stage.things.ids.values())
     for person in (fresh_stage.thief, fresh_stage.administrator):
         for path in (
@@ -498,7 +487,7 @@ async def test_lists_and_searches_show_nobody_elses(fresh_stage: Scene) -> None:
             assert not [each for each in owned if each in answer.text]
 
 
-async def test_a_search_finds_nothing_of_anybody_else_s(fresh_stage: Scene) -> None:
+async def test_a_search_finds_nothing_of_other_accounts(fresh_stage: Scene) -> None:
     await settled(fresh_stage.server)
     chat_id, search = fresh_stage.things.ids["chat_id"], f"{API}/search"
     for query in ({"q": "lamp"}, {"q": "lamp", "chat_id": chat_id}):

@@ -1,4 +1,4 @@
-"""What several tests of streams need: waiting, following, and a look at every row of a chat."""
+"""Helpers for streams: wait, follow, and check every row of a chat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.models import Chat, Message
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.turns.models import Turn
-from tests.support.server import Account, Event, Running, ok, read_events, text_of
+from tests.support.server import Account, Event, Running, read_events, text_of
 
 TURN = "/api/v1/turns"
 
@@ -26,15 +26,15 @@ TURN = "/api/v1/turns"
 async def turn_under_way(
     ada: Account, chat: str, **body: Any
 ) -> AsyncGenerator[tuple[str, AsyncGenerator[Event]]]:
-    """A turn whose stream is open: its id, and its events from the second one on."""
-    async with ada.client.stream("POST", f"/api/v1/chats/{chat}/turns", json=body) as response:
+    """Begin a turn; yield its id and its later events."""
+    async with ada.stream("POST", f"/chats/{chat}/turns", json=body) as response:
         assert response.status_code == 200, await response.aread()
         async with contextlib.aclosing(read_events(response)) as events:
             yield (await anext(events)).data["turn_id"], events
 
 
 async def take_words(events: AsyncGenerator[Event], count: int) -> list[Event]:
-    """The next events, until the reply has grown by so many words."""
+    """Return the next events, up to this number of words."""
     taken: list[Event] = []
     while len(text_of(taken).split()) < count:
         taken.append(await anext(events))
@@ -42,7 +42,7 @@ async def take_words(events: AsyncGenerator[Event], count: int) -> list[Event]:
 
 
 async def follow(client: httpx.AsyncClient, turn_id: str, *, last_id: int = 0) -> list[Event]:
-    """The events of a turn behind `last_id`, to the end."""
+    """Return the events of a turn after `last_id`."""
     headers = {"Last-Event-ID": str(last_id)} if last_id else {}
     async with client.stream("GET", f"{TURN}/{turn_id}/events", headers=headers) as response:
         assert response.status_code == 200, await response.aread()
@@ -50,11 +50,11 @@ async def follow(client: httpx.AsyncClient, turn_id: str, *, last_id: int = 0) -
 
 
 async def is_over(ada: Account, turn_id: str) -> bool:
-    return bool(ok(await ada.client.get(f"{TURN}/{turn_id}"))["state"] != "running")
+    return bool((await ada.get(f"/turns/{turn_id}"))["state"] != "running")
 
 
 def said(events: list[Event]) -> list[tuple[str, str]]:
-    """What the deltas say, with neighbours of one kind joined."""
+    """Return the kinds and texts of deltas; join neighbours of one kind."""
     runs: list[tuple[str, str]] = []
     for event in events:
         if event.name.endswith(".delta"):
@@ -64,12 +64,12 @@ def said(events: list[Event]) -> list[tuple[str, str]]:
 
 
 def others(events: list[Event]) -> list[tuple[str, Any]]:
-    """The events that are no deltas."""
+    """Return the names and data of all other events."""
     return [(event.name, event.data) for event in events if not event.name.endswith(".delta")]
 
 
 class Outage:
-    """A database that takes no writes while `is_on`, as far as one process can tell."""
+    """A database that refuses the writes of one process while `is_on`."""
 
     def __init__(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_on = False
@@ -90,7 +90,7 @@ class Outage:
         monkeypatch.setattr(database, "write", write_if_up)
 
     async def start(self) -> None:
-        """Take no more writes; what is being written is stored first."""
+        """Refuse writes from now on; wait for those that have begun."""
         self.is_on = True
         while self._under_way:
             await asyncio.sleep(0.01)
@@ -98,21 +98,21 @@ class Outage:
 
 @contextlib.asynccontextmanager
 async def same_browser(ada: Account, server: Running) -> AsyncGenerator[Account]:
-    """The same session at another process, as behind a load balancer."""
+    """Yield the same session at another process, as with a load balancer."""
     async with server.browser() as client:
         client.cookies.update(ada.client.cookies)
         yield Account(client, ada.name, ada.recovery_code, ada.user)
 
 
 async def lapse(database: Database, turn_id: str) -> None:
-    """Let a turn's lease run out."""
+    """Make the lease of a turn expire."""
     async with database.write() as session:
         turn = await session.get_one(Turn, UUID(turn_id))
         turn.lease_until = turn.created_at
 
 
 async def check_tree(database: Database, chat_id: str) -> list[Message]:
-    """Raise unless a chat's rows are a tree as `chats.tree` promises; gives them back."""
+    """Raise unless the rows of a chat are a valid tree; return them."""
     async with database.read() as session:
         chat = await session.get_one(Chat, UUID(chat_id))
         rows = list(await session.scalars(select(Message).where(Message.chat_id == chat.id)))

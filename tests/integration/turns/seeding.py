@@ -1,4 +1,4 @@
-"""Chats with a past that nobody had to wait for: lines written straight into the database."""
+"""Lines that are written directly into the database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COOKIE = "talekeeper_session"
 
 
 async def identity_of(server: Running, ada: Account) -> Identity:
-    """Who the server takes a browser for, with the keys to seal as it does."""
+    """Return the identity of an account, with its keys."""
     identity = await server.parts.sessions.authenticate(ada.client.cookies[COOKIE], "session")
     assert identity is not None
     return identity
@@ -32,9 +32,9 @@ async def seed(
     *,
     hidden: frozenset[int] = frozenset(),
 ) -> list[Message]:
-    """Add lines at the end of a chat, the user's and the character's in turn.
+    """Add lines of the user and the character, in turn, to the end of a chat.
 
-    `hidden` are the places among `texts` of lines that are left out of prompts.
+    `hidden` are indexes of `texts` that prompts leave out.
     """
     identity = await identity_of(server, ada)
     made: list[Message] = []
@@ -63,7 +63,7 @@ async def seed(
 
 
 async def stored_lines(server: Running, chat_id: str) -> list[Message]:
-    """The rows of a chat's active path, from the root down."""
+    """Return the messages of the active path, from the root."""
     query = (
         select(Message)
         .where(Message.chat_id == UUID(chat_id), Message.is_active)

@@ -1,18 +1,21 @@
-"""Budgets over HTTP: whose settings hold, which lines are kept, and what macros leave behind."""
+"""Token budgets and previews: settings, maxima, kept lines, and prompts before they are sent."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from backend.generation.registry import ModelRegistry
+from backend.llm import token_ratios as ratios
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed, stored_lines
-from tests.support.memory import link, new_book
+from tests.support.memory import API, context_of, link, new_book, set_chat, take_turn
 from tests.support.server import Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +27,7 @@ WINDOW, LONGEST_REPLY = 16_384, 1_000
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """With a model whose window is small."""
+    """A server with a model that has a small window."""
     async with OpenAIServer() as vendor:
         openai = vendor.config(context_window=WINDOW, max_output_tokens=LONGEST_REPLY)
         registry = ModelRegistry(demo_tokens_per_second=0, openai=openai, default="demo")
@@ -33,32 +36,21 @@ async def server(
             yield server
 
 
-async def set_chat(ada: Account, chat: str, **body: Any) -> None:
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=body))
-
-
 async def set_account(ada: Account, **body: Any) -> None:
-    ok(await ada.client.patch("/api/v1/me/settings", json=body))
+    await ada.patch("/me/settings", body)
 
 
 async def preview(ada: Account, chat: str, text: str | None = "Well?") -> dict[str, Any]:
     query = {"prompt": "true", **({"text": text} if text else {})}
-    return ok(  # type: ignore[no-any-return]
-        await ada.client.get(f"/api/v1/chats/{chat}/context", params=query)
-    )
+    return await ada.get(f"/chats/{chat}/context", **query)
 
 
 async def turn(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
-    """Take a turn; the context of its reply."""
-    events = await ada.turn(chat, **body)
-    assert events[-1].name == "turn.completed", events[-1]
-    url = f"/api/v1/messages/{events[0].data['reply_id']}/context"
-    return ok(await ada.client.get(url))  # type: ignore[no-any-return]
+    """Take a turn; return the context of its reply."""
+    return await context_of(ada, await take_turn(ada, chat, **body))
 
 
-async def test_the_chat_s_budgets_win_over_the_account_s_and_those_over_the_server_s(
-    ada: Account, chat: str
-) -> None:
+async def test_budgets_come_from_chat_account_and_server(ada: Account, chat: str) -> None:
     assert (await preview(ada, chat))["budgets"] == {
         "total": 200_000,
         "history": 150_000,
@@ -79,9 +71,7 @@ async def test_the_chat_s_budgets_win_over_the_account_s_and_those_over_the_serv
     assert (await preview(ada, chat))["budgets"]["history"] == 20_000
 
 
-async def test_a_prompt_never_takes_more_than_the_model_s_window(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_prompt_fits_the_model_s_window(ada: Account, chat: str, server: Running) -> None:
     await set_chat(ada, chat, model=MODEL_ID)
     await seed(server, ada, chat, ["So it goes on and on. " * 50 for _ in range(100)])
     context = await turn(ada, chat, text="Well?")
@@ -89,14 +79,14 @@ async def test_a_prompt_never_takes_more_than_the_model_s_window(
     assert context["budgets"]["reply_reserve"] == LONGEST_REPLY
     totals = context["totals"]
     assert totals["prompt"] + LONGEST_REPLY + totals["free"] == WINDOW
-    # A quarter is kept for what is retrieved, and nothing was.
+    # A quarter is reserved for retrieved items, and there are none.
     assert context["budgets"]["history"] == (WINDOW - LONGEST_REPLY) * 3 // 4
     assert 0 <= totals["free"] < WINDOW * 3 / 8
     assert context["left_out"][0]["reason"] == "budget"
 
 
 @pytest.mark.parametrize("own", [{}, {"total": WINDOW, "history": WINDOW, "retrieval": WINDOW}])
-async def test_lore_that_is_asked_for_has_room_in_a_small_window(
+async def test_lore_has_room_in_a_small_window(
     ada: Account, chat: str, server: Running, own: dict[str, int]
 ) -> None:
     names = ["bell", "salt", "eel", "fog", "ferry"]
@@ -114,7 +104,7 @@ async def test_lore_that_is_asked_for_has_room_in_a_small_window(
     assert context["totals"]["retrieved"] > 2_500
     assert context["totals"]["history"] > 8_000
     if own:
-        # History gives way to what came in, and to no more than that.
+        # The history shrinks by the size of the lore, and no further.
         given = quiet["totals"]["history"] - context["totals"]["history"]
         assert 1_000 < given < context["totals"]["retrieved"] + 2_000
     else:
@@ -127,11 +117,11 @@ async def test_lore_that_is_asked_for_has_room_in_a_small_window(
 
 
 @pytest.mark.parametrize("budget", [0, 50, 333, 1000, 2500, 100_000])
-async def test_the_longest_run_of_last_lines_that_fits_is_kept_but_for_a_tenth(
+async def test_the_longest_run_of_lines_is_kept(
     ada: Account, chat: str, server: Running, budget: int
 ) -> None:
     await seed(server, ada, chat, [f"{n} " + "la " * (n * 7 % 40) for n in range(80)])
-    await set_chat(ada, chat, budgets={"history": budget})
+    await set_chat(ada, chat, budgets={"history": budget}, memory={"enabled": False})
     context = await preview(ada, chat)
     rows = await stored_lines(server, chat)
     if context["history"] is None:
@@ -148,18 +138,14 @@ async def test_the_longest_run_of_last_lines_that_fits_is_kept_but_for_a_tenth(
     assert sent[-1].startswith("79 ")
 
 
-async def test_a_long_line_is_not_passed_over_for_older_short_ones(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_no_shorter_line_follows_a_gap(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, ["short", "short", "long " * 400, "late", "later"])
     await set_chat(ada, chat, budgets={"history": 300})
     sent = [message["text"] for message in (await preview(ada, chat))["prompt"]]
     assert sent[1:-1] == ["late", "later"]
 
 
-async def test_the_beginning_of_the_prompt_stays_the_same_for_several_turns(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_the_first_line_rarely_changes(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, ["So it goes on and on. " * 5 for _ in range(60)])
     await set_chat(ada, chat, budgets={"history": 1200}, sampling={"max_output_tokens": 10})
     firsts = [
@@ -171,9 +157,7 @@ async def test_the_beginning_of_the_prompt_stays_the_same_for_several_turns(
     assert 1 <= moves <= 8
 
 
-async def test_a_budget_that_the_fixed_part_fills_leaves_no_history(
-    ada: Account, server: Running
-) -> None:
+async def test_a_full_budget_leaves_no_history(ada: Account, server: Running) -> None:
     character = await ada.new_character(description="Tall. " * 800)
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
     await seed(server, ada, chat, ["So it goes. " * 20 for _ in range(10)])
@@ -183,7 +167,7 @@ async def test_a_budget_that_the_fixed_part_fills_leaves_no_history(
     assert (context["history"], context["totals"]["history"]) == (None, 0)
     await set_chat(ada, chat, budgets={"total": fixed + 79})
     body = problem(
-        await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Well?"}),
+        await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "Well?"}),
         422,
         "context-overflow",
     )
@@ -191,9 +175,7 @@ async def test_a_budget_that_the_fixed_part_fills_leaves_no_history(
     assert len(await ada.messages(chat)) == 11
 
 
-async def test_previews_are_the_same_again_and_again_and_the_turn_sends_what_they_show(
-    ada: Account,
-) -> None:
+async def test_previews_are_stable_and_show_the_prompt_of_the_turn(ada: Account) -> None:
     character = await ada.new_character(
         description="{{random::a::b::c::d::e::f}} {{pick::a::b::c::d}} {{roll::1d1000}}",
         personality="{{random::a::b::c::d::e::f}}",
@@ -203,7 +185,8 @@ async def test_previews_are_the_same_again_and_again_and_the_turn_sends_what_the
     shown = [await preview(ada, chat) for _ in range(4)]
     assert shown[0] == shown[1] == shown[2] == shown[3]
     context = await turn(ada, chat, text="Well?")
-    assert context["prompt"] == shown[0]["prompt"]
+    for name in ("prompt", "prompt_hash", "totals"):
+        assert context[name] == shown[0][name]
     reply = (await ada.messages(chat))[-1]["id"]
     for _ in range(3):
         again = await turn(ada, chat, regenerate_of=reply)
@@ -211,9 +194,7 @@ async def test_previews_are_the_same_again_and_again_and_the_turn_sends_what_the
         reply = (await ada.messages(chat))[-1]["id"]
 
 
-async def test_a_pick_stays_for_the_chat_and_a_draw_changes_with_the_message(
-    ada: Account,
-) -> None:
+async def test_a_pick_stays_and_a_draw_changes_with_the_message(ada: Account) -> None:
     numbers = "::".join(map(str, range(200)))
     character = await ada.new_character(
         scenario=f"{{{{pick::{numbers}}}}}", personality=f"{{{{random::{numbers}}}}}"
@@ -229,9 +210,7 @@ async def test_a_pick_stays_for_the_chat_and_a_draw_changes_with_the_message(
     assert len({card["Personality"] for card in cards}) > 1
 
 
-async def test_variables_are_kept_when_a_line_is_stored_and_by_nothing_else(
-    ada: Account, server: Running
-) -> None:
+async def test_variables_are_stored_only_with_a_line(ada: Account, server: Running) -> None:
     character = await ada.new_character(
         description="Asked {{incvar::asked}}, by all {{incglobalvar::asked}}."
     )
@@ -257,8 +236,8 @@ async def test_variables_are_kept_when_a_line_is_stored_and_by_nothing_else(
         await turn(ada, chat, **body)
         assert await asked() == "Asked 2, by all 2."
     await ada.turn(chat, impersonate=True)
-    ok(await ada.client.post(f"/api/v1/chats/{chat}/suggestions"))
-    refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": " "})
+    await ada.post(f"/chats/{chat}/suggestions")
+    refused = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": " "})
     assert refused.status_code == 422
     assert await asked() == "Asked 2, by all 2."
     await turn(ada, chat, text="Two.")
@@ -283,10 +262,222 @@ async def test_macros_in_a_stored_line_stay_as_they_are(ada: Account, chat: str)
     assert shown.endswith("/ {{user}} {{setvar::a::b}} {{random::a::b}} <USER>")
 
 
-async def test_a_preview_without_a_line_shows_the_prompt_without_one(
-    ada: Account, chat: str
-) -> None:
+async def test_a_preview_without_a_line_has_no_user_line(ada: Account, chat: str) -> None:
     context = await preview(ada, chat, text=None)
     assert [item["kind"] for item in context["items"]] == ["system_prompt"]
     assert context["prompt"][-1]["text"] == "The door creaks open."
     assert len(await ada.messages(chat)) == 1
+
+
+ME = "/me/settings"
+
+
+async def preview_budgets(ada: Account, chat: str, **body: Any) -> tuple[int, int]:
+    """Return the total and the reply reserve of a preview."""
+    context = await ada.post(f"/chats/{chat}/context", body)
+    return context["budgets"]["total"], context["budgets"]["reply_reserve"]
+
+
+@pytest.mark.parametrize(("name", "most"), [("total", 50_000), ("reply_reserve", 40_000)])
+async def test_nothing_exceeds_maxima(
+    sqlite_url: str, tmp_path: Path, name: str, most: int
+) -> None:
+    maxima: dict[str, Any] = {"max_budget_total": 50_000, "max_budget_reply_reserve": 40_000}
+    async with running(sqlite_url, tmp_path, **maxima) as server, server.account() as ada:
+        chat = (await ada.new_chat())["id"]
+        own = f"/chats/{chat}/settings"
+        other = {"reply_reserve": 100} if name == "total" else {"total": 50_000}
+        for method, path in (("PATCH", ME), ("PATCH", own), ("POST", own[:-8] + "context")):
+            before = await ada.get(path)
+            budgets = {**other, name: most + 1}
+            answer = await ada.ask(method, path, json={"budgets": budgets})
+            detail = problem(answer, 422, "validation-failed")["detail"]
+            assert f"budgets.{name}" in detail
+            assert f"{most:,}" in detail
+            assert f"TALEKEEPER_MAX_BUDGET_{name.upper()}" in detail
+            assert (await ada.get(path)) == before
+        largest = {"budgets": {"total": 50_000, "reply_reserve": 40_000}}
+        for path in (ME, own):
+            await ada.patch(path, largest)
+        assert await preview_budgets(ada, chat, **largest) == (50_000, 40_000)
+
+
+async def test_settings_above_a_lowered_maximum_are_reduced(
+    database_url: str, tmp_path: Path
+) -> None:
+    large = {"budgets": {"total": 90_000, "reply_reserve": 60_000}}
+    async with running(database_url, tmp_path) as server, server.account() as ada:
+        chat = (await ada.new_chat())["id"]
+        own = f"/chats/{chat}/settings"
+        await ada.patch(ME, large)
+        await ada.patch(own, large)
+        assert await preview_budgets(ada, chat) == (90_000, 60_000)
+    async with (
+        running(database_url, tmp_path, max_budget_total=20_000) as server,
+        server.signed_in("ada") as ada,
+    ):
+        # A reserve of 60,000 would leave nothing, so it is halved.
+        assert await preview_budgets(ada, chat) == (20_000, 10_000)
+        assert (await ada.turn(chat, text="Well?"))[-1].name == "turn.completed"
+        for path in (ME, own):
+            settings = await ada.patch(path, {"system_prompt": "Be brief."})
+            assert settings["budgets"] == large["budgets"]
+            answer = await ada.ask("PATCH", path, json={"budgets": {"total": 89_999}})
+            problem(answer, 422, "validation-failed")
+        await ada.patch(own, {"budgets": {"total": 8_000, "reply_reserve": 900}})
+        assert await preview_budgets(ada, chat) == (8_000, 900)
+    async with (
+        running(database_url, tmp_path, max_budget_reply_reserve=500) as server,
+        server.signed_in("ada") as ada,
+    ):
+        assert await preview_budgets(ada, chat) == (8_000, 500)
+
+
+async def test_a_low_maximum_replaces_the_defaults(sqlite_url: str, tmp_path: Path) -> None:
+    async with (
+        running(sqlite_url, tmp_path, max_budget_total=4_096) as server,
+        server.account() as ada,
+    ):
+        chat = (await ada.new_chat())["id"]
+        assert await preview_budgets(ada, chat) == (4_096, 2_048)
+        assert (await ada.turn(chat, text="Well?"))[-1].name == "turn.completed"
+
+
+async def post_preview(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
+    return await ada.post(f"/chats/{chat}/context", body)
+
+
+async def test_a_preview_accepts_budgets(ada: Account, chat: str, server: Running) -> None:
+    await seed(server, ada, chat, [f"{n} " + "la " * 30 for n in range(60)])
+    await ada.patch(f"/chats/{chat}/settings", {"budgets": {"retrieval": 77}})
+    before = await post_preview(ada, chat, text="Well?")
+    less = await post_preview(ada, chat, text="Well?", budgets={"history": 500, "total": 9_000})
+    assert less["totals"]["history"] <= 500 < before["totals"]["history"]
+    assert (less["budgets"]["history"], less["budgets"]["total"]) == (500, 9_000)
+    assert less["budgets"]["retrieval"] == before["budgets"]["retrieval"] == 77
+    assert less["left_out"][0]["reason"] == "budget"
+    assert await post_preview(ada, chat, text="Well?") == before
+    url = f"/chats/{chat}/context"
+    assert (await ada.get(url, text="Well?")) == before
+
+
+async def test_a_preview_refuses_impossible_budgets(ada: Account, chat: str) -> None:
+    url = f"/chats/{chat}/context"
+    for budgets in ({"total": 5_000, "reply_reserve": 5_000}, {"total": 10}, {"history": -1}):
+        answer = await ada.ask("POST", url, json={"budgets": budgets})
+        problem(answer, 422, "validation-failed")
+    await ada.patch("/me/settings", {"budgets": {"reply_reserve": 3_000}})
+    answer = await ada.ask("POST", url, json={"budgets": {"total": 2_000}})
+    problem(answer, 422, "validation-failed")
+    answer = await ada.ask("POST", url, json={"text": "word " * 3_000, "budgets": {"total": 4_000}})
+    body = problem(answer, 422, "context-overflow")
+    assert body["needed"] > body["available"]
+
+
+async def test_a_draft_longer_than_a_url_is_previewed(ada: Account, chat: str) -> None:
+    draft = "And then the tide came in again. " * 1_000
+    context = await post_preview(ada, chat, text=draft, prompt=True)
+    assert context["prompt"][-1] == {"role": "user", "text": draft}
+    blank = await post_preview(ada, chat, text=" \n ")
+    assert [item["kind"] for item in blank["items"]] == ["system_prompt"]
+    assert blank["prompt"] is None
+    assert len(await ada.messages(chat)) == 1
+
+
+async def test_a_preview_shows_the_difference_to_the_last_prompt(ada: Account, chat: str) -> None:
+    assert (await post_preview(ada, chat, diff="previous"))["difference"] is None
+    first = await take_turn(ada, chat, text="Who is there?")
+    last = await take_turn(ada, chat, text="Come in.")
+    body = {"text": "Sit down.", "diff": "previous", "prompt": True}
+    preview = await post_preview(ada, chat, **body)
+    assert preview["difference"]["previous_message_id"] == last
+    assert [item["text"] for item in preview["difference"]["changed"]] == ["Sit down."]
+    # Everything that was sent, including the line: it is history now.
+    sent = (await context_of(ada, last))["prompt"]
+    assert preview["difference"]["shared_prefix"] == len(sent)
+    now = await context_of(ada, await take_turn(ada, chat, text="Sit down."), diff="previous")
+    assert now["prompt"] == preview["prompt"]
+    for name in ("previous_message_id", "shared_prefix", "shared_tokens", "history_last"):
+        assert now["difference"][name] == preview["difference"][name]
+    await ada.patch(f"/messages/{first}", {"text": "Me."})
+    assert (await post_preview(ada, chat, text="Well?", diff="previous"))["difference"] is None
+
+
+async def test_a_reply_is_compared_with_the_one_above_it(ada: Account, chat: str) -> None:
+    first = await take_turn(ada, chat, text="Who is there?")
+    last = await take_turn(ada, chat, text="Come in.")
+    shown = await context_of(ada, last, diff="previous")
+    again = await take_turn(ada, chat, regenerate_of=last)
+    assert again != last
+    left = await context_of(ada, last, diff="previous")
+    assert left["difference"] == shown["difference"]
+    assert left["difference"]["previous_message_id"] == first
+
+
+async def test_a_context_has_the_usage_that_the_provider_reported(ada: Account, chat: str) -> None:
+    events = await ada.turn(chat, text="Who is there?")
+    turn = await ada.get(f"/turns/{events[0].data['turn_id']}")
+    context = await context_of(ada, events[0].data["reply_id"])
+    assert context["usage"] == turn["usage"]
+    assert context["usage"]["prompt_tokens"] > 0
+    # The id of a client does not contain the time of the turn.
+    low = f"00000000-0000-4000-8000-{uuid4().hex[:12]}"
+    await ada.turn(chat, **{"continue": True, "turn_id": low})
+    went_on = await context_of(ada, events[0].data["reply_id"])
+    assert went_on["usage"]["prompt_tokens"] > context["usage"]["prompt_tokens"]
+    assert (await post_preview(ada, chat))["usage"] is None
+
+
+async def test_a_context_names_the_lorebook_of_an_entry(ada: Account, chat: str) -> None:
+    entry = {"title": "Light", "keys": ["lighthouse"], "content": "It is dark."}
+    book = await new_book(ada, entry)
+    await link(ada, chat, book)
+    context = await post_preview(ada, chat, text="To the lighthouse!")
+    (item,) = context["retrieved"]
+    assert context["containers"] == {item["source_id"]: book}
+    message = await take_turn(ada, chat, text="To the lighthouse!")
+    assert (await context_of(ada, message))["containers"] == {item["source_id"]: book}
+    await ada.delete(f"/lorebooks/{book}")
+    assert (await context_of(ada, message))["containers"] == {}
+
+
+async def test_a_read_only_key_may_preview(ada: Account, chat: str, server: Running) -> None:
+    body = {"label": "reader", "scope": "read"}
+    key = await ada.post("/api-keys", body, 201)
+    async with server.program(key["token"]) as program:
+        ok(await program.post(f"{API}/chats/{chat}/context", json={"text": "Well?"}))
+    async with server.account(f"{ada.name}-eve") as eve:
+        answer = await eve.ask("POST", f"/chats/{chat}/context", json={})
+        problem(answer, 404, "chat-not-found")
+
+
+async def test_previews_have_a_quota(ada: Account, chat: str, server: Running) -> None:
+    book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
+    looks: dict[str, dict[str, Any]] = {
+        f"/chats/{chat}/context": {},
+        f"/lorebooks/{book}/test": {"texts": ["The inn."]},
+        "/tokens": {"texts": ["The inn."]},
+    }
+    with contextlib.ExitStack() as stays:
+        for _ in range(server.parts.settings.max_previews_per_user):
+            stays.enter_context(server.parts.quotas.previews.hold(UUID(ada.user["id"])))
+        for path, body in looks.items():
+            refused = problem(await ada.ask("POST", path, json=body), 429, "quota-exceeded")
+            assert refused["quota"] == "previews"
+    for path, body in looks.items():
+        await ada.post(path, body)
+
+
+async def test_ratios_do_not_change_the_budgets_that_are_shown(
+    ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ratios, "RELOAD_SECONDS", 0.0)
+    budgets = {"total": 14_000, "history": 7_001, "retrieval": 333, "reply_reserve": 1_999}
+    for line in ("/demo long 400", "/demo long 100", "/demo long 250"):
+        await take_turn(ada, chat, text=line)
+    context = await post_preview(ada, chat, budgets=budgets)
+    assert context["ratio"] != 1
+    assert {name: context["budgets"][name] for name in budgets} == budgets
+    totals = context["totals"]
+    assert (totals["total"], totals["reply_reserve"]) == (14_000, 1_999)
+    assert totals["prompt"] + totals["free"] + 1_999 == 14_000

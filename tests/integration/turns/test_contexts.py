@@ -1,4 +1,4 @@
-"""Context records: what a reply's prompt was made of, and the very prompt that was sent."""
+"""Context records: the items of the prompt of a reply, and the prompt as it was sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from backend.generation.registry import ModelRegistry
 from backend.turns.models import ContextText, StoredContextRecord
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed
-from tests.support.server import Account, Event, Running, ok, problem, running
+from tests.support.memory import context_of, set_chat
+from tests.support.server import Account, Running, problem, running
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +26,7 @@ Shown = list[dict[str, str]]
 async def server(
     shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """With a model that keeps what it was sent."""
+    """A server with a model that records its requests."""
     openai = vendor.config(context_window=300_000)
     registry = ModelRegistry(demo_tokens_per_second=0, openai=openai, default=MODEL_ID)
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
@@ -40,17 +41,8 @@ async def told(ada: Account, chat: str) -> str:
     return chat
 
 
-async def context_of(ada: Account, message_id: str, **query: str) -> dict[str, Any]:
-    url = f"/api/v1/messages/{message_id}/context"
-    return ok(await ada.client.get(url, params=query))  # type: ignore[no-any-return]
-
-
-async def settings(ada: Account, chat: str, **body: Any) -> None:
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=body))
-
-
 def sent(vendor: OpenAIServer) -> Shown:
-    """The prompt that arrived last."""
+    """Return the prompt of the last request."""
     messages = vendor.requests[-1].body["messages"]
     return [{"role": each["role"], "text": each["content"]} for each in messages]
 
@@ -58,29 +50,19 @@ def sent(vendor: OpenAIServer) -> Shown:
 async def turn(
     ada: Account, vendor: OpenAIServer, chat: str, **body: Any
 ) -> tuple[str, Shown, dict[str, Any]]:
-    """Take a turn: the reply's id, what was sent, and the record, checked against it."""
+    """Take a turn and compare its record; return the reply's id, prompt and record."""
     events = await ada.turn(chat, **body)
     assert events[-1].name == "turn.completed", events[-1]
     prompt = sent(vendor)
     context = await context_of(ada, events[0].data["reply_id"])
     assert context["prompt"] == prompt
-    assert context["totals"] == ready(events)
+    assert context["totals"] == events[1].data["totals"]
     return events[0].data["reply_id"], prompt, context
 
 
-def ready(events: list[Event]) -> dict[str, int]:
-    totals: dict[str, int] = events[1].data["totals"]
-    return totals
-
-
-async def test_a_plain_prompt_is_shown_as_it_was_sent(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
+async def test_a_prompt_is_shown_as_sent(ada: Account, vendor: OpenAIServer, told: str) -> None:
     _, prompt, context = await turn(ada, vendor, told, text="Sit down.")
-    assert [message["role"] for message in prompt] == [
-        "system",
-        *["assistant", "user"] * 4,
-    ]
+    assert [message["role"] for message in prompt] == ["system", *["assistant", "user"] * 4]
     assert prompt[-1]["text"] == "Sit down."
     history = context["history"]
     assert (history["first"], history["last"], history["count"]) == (0, 6, 7)
@@ -90,12 +72,10 @@ async def test_a_plain_prompt_is_shown_as_it_was_sent(
     assert [item["kind"] for item in context["items"]] == ["system_prompt", "user_line"]
 
 
-async def test_hidden_lines_are_left_out_and_named(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
+async def test_hidden_lines_are_named(ada: Account, vendor: OpenAIServer, told: str) -> None:
     lines = await ada.messages(told)
     for line in (lines[0], lines[3], lines[4], lines[6]):
-        ok(await ada.client.patch(f"/api/v1/messages/{line['id']}", json={"hidden": True}))
+        await ada.patch(f"/messages/{line['id']}", {"hidden": True})
     _, prompt, context = await turn(ada, vendor, told, text="Sit down.")
     assert [message["text"] for message in prompt[1:]] == [
         lines[1]["text"],
@@ -107,7 +87,9 @@ async def test_hidden_lines_are_left_out_and_named(
     assert context["history"]["hidden"] == [3, 4]
 
 
-async def test_a_group_s_prompt_is_shown_with_its_names(ada: Account, vendor: OpenAIServer) -> None:
+async def test_the_prompt_of_a_group_is_shown_with_names(
+    ada: Account, vendor: OpenAIServer
+) -> None:
     members = [(await ada.new_character(name=name))["id"] for name in ("Mara", "Bo: the Smith")]
     chat = (await ada.new_chat(character_ids=members))["id"]
     await turn(ada, vendor, chat, text="Who speaks?", speaker=members[1])
@@ -123,9 +105,7 @@ async def test_a_group_s_prompt_is_shown_with_its_names(ada: Account, vendor: Op
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 50])
-async def test_what_stands_at_a_depth_is_shown_where_it_stood(
-    ada: Account, vendor: OpenAIServer, depth: int
-) -> None:
+async def test_a_depth_is_shown_as_sent(ada: Account, vendor: OpenAIServer, depth: int) -> None:
     character = await ada.new_character(
         extensions={
             "depth_prompt": {"prompt": "{{char}} limps.", "depth": depth, "role": "system"}
@@ -133,7 +113,7 @@ async def test_what_stands_at_a_depth_is_shown_where_it_stood(
         post_history_instructions="Be brief.",
     )
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
-    await settings(ada, chat, authors_note={"text": "It rains.", "depth": depth, "role": "user"})
+    await set_chat(ada, chat, authors_note={"text": "It rains.", "depth": depth, "role": "user"})
     await ada.turn(chat, text="One.")
     _, prompt, _ = await turn(ada, vendor, chat, text="Two.")
     texts = [message["text"] for message in prompt[1:]]
@@ -145,9 +125,7 @@ async def test_what_stands_at_a_depth_is_shown_where_it_stood(
     await turn(ada, vendor, chat, text="Three.")
 
 
-async def test_a_continued_reply_is_shown_as_far_as_it_went_then(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
+async def test_a_continued_reply_is_shown(ada: Account, vendor: OpenAIServer, told: str) -> None:
     before = (await ada.messages(told))[-1]["text"]
     reply_id, prompt, _ = await turn(ada, vendor, told, **{"continue": True})
     assert prompt[-2]["text"] == before
@@ -157,10 +135,8 @@ async def test_a_continued_reply_is_shown_as_far_as_it_went_then(
     assert prompt[-2]["text"] != before
 
 
-async def test_regenerating_sends_what_was_sent_before(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
-    await settings(
+async def test_a_swipe_sends_the_same_prompt(ada: Account, vendor: OpenAIServer, told: str) -> None:
+    await set_chat(
         ada, told, authors_note={"text": "{{random::a::b::c}}{{pick::a::b::c}}{{roll::d20}}"}
     )
     first, prompt, context = await turn(ada, vendor, told, text="Sit down.")
@@ -170,9 +146,7 @@ async def test_regenerating_sends_what_was_sent_before(
     assert await context_of(ada, first) == context
 
 
-async def test_an_opening_and_a_line_unasked_have_records_too(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_openings_have_records_too(ada: Account, vendor: OpenAIServer) -> None:
     character = await ada.new_character(first_mes="")
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
     opening, _, context = await turn(ada, vendor, chat)
@@ -181,17 +155,15 @@ async def test_an_opening_and_a_line_unasked_have_records_too(
     await turn(ada, vendor, chat, regenerate_of=opening)
 
 
-async def test_memory_may_stand_before_the_history(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
-    book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Coast"}), 201)["id"]
+async def test_memory_can_precede_history(ada: Account, vendor: OpenAIServer, told: str) -> None:
+    book = (await ada.post("/lorebooks", {"name": "Coast"}, 201))["id"]
     entry = {"title": "Inn", "keys": ["inn"], "content": "It burned down."}
-    ok(await ada.client.post(f"/api/v1/lorebooks/{book}/entries", json=entry), 201)
+    await ada.post(f"/lorebooks/{book}/entries", entry, 201)
     link = {"state": "linked"}
-    ok(await ada.client.put(f"/api/v1/chats/{told}/lorebooks/{book}", json=link))
+    await ada.put(f"/chats/{told}/lorebooks/{book}", link)
     places: dict[str, bool] = {}
     for placement in ("before_history", "after_history"):
-        await settings(ada, told, memory_placement=placement)
+        await set_chat(ada, told, memory_placement=placement)
         _, prompt, _ = await turn(ada, vendor, told, text="To the inn.")
         texts = [message["text"] for message in prompt]
         memory = next(at for at, text in enumerate(texts) if "burned down" in text)
@@ -199,55 +171,50 @@ async def test_memory_may_stand_before_the_history(
     assert places == {"before_history": True, "after_history": False}
 
 
-async def test_whatever_changes_later_the_prompt_is_shown_as_it_was_sent(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_later_changes_do_not_alter_a_prompt(ada: Account, vendor: OpenAIServer) -> None:
     character = await ada.new_character(
         description="{{char}} keeps the inn.", mes_example="<START>\n{{char}}: Hm."
     )
-    persona = ok(
-        await ada.client.post("/api/v1/personas", json={"name": "Cap", "description": "Tall."}),
-        201,
-    )
+    persona = await ada.post("/personas", {"name": "Cap", "description": "Tall."}, 201)
     chat = (await ada.new_chat(character_ids=[character["id"]], persona_id=persona["id"]))["id"]
-    await settings(ada, chat, authors_note={"text": "It rains."}, system_prompt="{{original}} Go.")
+    await set_chat(ada, chat, authors_note={"text": "It rains."}, system_prompt="{{original}} Go.")
     shown: dict[str, Shown] = {}
     for line in ("One.", "Two.", "Three."):
         reply_id, prompt, _ = await turn(ada, vendor, chat, text=line)
         shown[reply_id] = prompt
     lines = await ada.messages(chat)
     change = {"name": "Nora", "description": "Gone.", "mes_example": ""}
-    ok(await ada.client.patch(f"/api/v1/characters/{character['id']}", json=change))
-    ok(await ada.client.patch(f"/api/v1/personas/{persona['id']}", json={"name": "Lieutenant"}))
-    await settings(ada, chat, authors_note=None, system_prompt=None, names=True)
+    await ada.patch(f"/characters/{character['id']}", change)
+    await ada.patch(f"/personas/{persona['id']}", {"name": "Lieutenant"})
+    await set_chat(ada, chat, authors_note=None, system_prompt=None, names=True)
     for shown_line in lines[:4]:
-        url = f"/api/v1/messages/{shown_line['id']}"
-        ok(await ada.client.patch(url, json={"hidden": True}))
-    ok(await ada.client.patch(f"/api/v1/messages/{lines[1]['id']}", json={"text": "Else."}))
-    ok(await ada.client.post(f"/api/v1/messages/{lines[1]['id']}/activate"))
+        url = f"/messages/{shown_line['id']}"
+        await ada.patch(url, {"hidden": True})
+    await ada.patch(f"/messages/{lines[1]['id']}", {"text": "Else."})
+    await ada.post(f"/messages/{lines[1]['id']}/activate")
     await turn(ada, vendor, chat, **{"continue": True})
     await turn(ada, vendor, chat, text="Four.")
     del shown[lines[-1]["id"]]  # it went on, and has a record of that
     for reply_id, prompt in shown.items():
         assert (await context_of(ada, reply_id))["prompt"] == prompt
-    ok(await ada.client.delete(f"/api/v1/characters/{character['id']}"), 204)
-    ok(await ada.client.delete(f"/api/v1/personas/{persona['id']}"), 204)
+    await ada.delete(f"/characters/{character['id']}")
+    await ada.delete(f"/personas/{persona['id']}")
     for reply_id, prompt in shown.items():
         assert (await context_of(ada, reply_id))["prompt"] == prompt
 
 
 @pytest.mark.every_database
-async def test_a_prompt_that_had_to_be_cut_in_the_middle_is_shown_with_its_gap(
+async def test_the_gap_of_a_truncated_prompt_is_shown(
     ada: Account, vendor: OpenAIServer, chat: str, server: Running
 ) -> None:
-    """The safety net: the counts in the database say a third of the truth."""
+    """If stored counts are too low, the prompt is cut before it is sent."""
     await seed(server, ada, chat, [f"Line {n}. " + "So it goes. " * 30 for n in range(60)])
     lower = {"tokens": Message.tokens / 3, "path_tokens": Message.path_tokens / 3}
     async with server.parts.database.write() as session:
         await session.execute(update(Message).where(Message.chat_id == UUID(chat)).values(lower))
-    # Counted with names, what will be sent is counted anew.
+    # With names, all lines are counted again.
     budgets = {"total": 5000, "reply_reserve": 500, "min_tail_messages": 4}
-    await settings(ada, chat, names=True, budgets=budgets)
+    await set_chat(ada, chat, names=True, budgets=budgets)
     reply_id, prompt, context = await turn(ada, vendor, chat, text="And then?")
     history = context["history"]
     assert history["omitted_first"] == history["first"] + 1
@@ -264,7 +231,7 @@ async def test_a_prompt_that_had_to_be_cut_in_the_middle_is_shown_with_its_gap(
 
 
 @pytest.mark.every_database
-async def test_the_record_of_a_full_window_is_small_and_its_prompt_exact(
+async def test_the_record_of_a_full_window_is_small(
     ada: Account, vendor: OpenAIServer, chat: str, server: Running
 ) -> None:
     text = "The rain had not stopped since the morning, and nobody spoke of leaving. " * 10
@@ -286,9 +253,7 @@ async def test_the_record_of_a_full_window_is_small_and_its_prompt_exact(
     assert len(row.sealed_record) < 64 * 1024
 
 
-async def test_a_text_that_many_prompts_share_is_kept_once(
-    ada: Account, told: str, server: Running
-) -> None:
+async def test_a_shared_text_is_stored_once(ada: Account, told: str, server: Running) -> None:
     async with server.parts.database.read() as session:
         texts = await session.scalar(select(func.count()).where(ContextText.chat_id == UUID(told)))
         records = await session.scalar(
@@ -298,12 +263,10 @@ async def test_a_text_that_many_prompts_share_is_kept_once(
 
 
 @pytest.mark.every_database
-async def test_the_difference_says_what_came_what_went_and_what_stayed(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
-    await settings(ada, told, authors_note={"text": "It rains.", "depth": 1})
+async def test_the_difference_is_itemised(ada: Account, vendor: OpenAIServer, told: str) -> None:
+    await set_chat(ada, told, authors_note={"text": "It rains.", "depth": 1})
     first, prompt, _ = await turn(ada, vendor, told, text="One.")
-    await settings(ada, told, authors_note=None, post_history_instructions="Be brief.")
+    await set_chat(ada, told, authors_note=None, post_history_instructions="Be brief.")
     second, prompt_after, _ = await turn(ada, vendor, told, text="Two.")
     difference = (await context_of(ada, second, diff="previous"))["difference"]
     assert difference["previous_message_id"] == first
@@ -322,26 +285,20 @@ async def test_the_difference_says_what_came_what_went_and_what_stayed(
     assert first_reply["difference"] is None
 
 
-async def test_what_no_model_wrote_has_no_context(ada: Account, told: str) -> None:
+async def test_lines_without_a_model_have_no_context(ada: Account, told: str) -> None:
     greeting, line, *_, reply = await ada.messages(told)
-    edited = ok(await ada.client.patch(f"/api/v1/messages/{reply['id']}", json={"text": "Mine."}))
-    fork = ok(
-        await ada.client.post(f"/api/v1/chats/{told}/fork", json={"message_id": reply["id"]}), 201
-    )
+    edited = await ada.patch(f"/messages/{reply['id']}", {"text": "Mine."})
+    fork = await ada.post(f"/chats/{told}/fork", {"message_id": reply["id"]}, 201)
     for message_id in (greeting["id"], line["id"], edited["id"], fork["leaf_id"]):
-        answer = await ada.client.get(f"/api/v1/messages/{message_id}/context")
+        answer = await ada.ask("GET", f"/messages/{message_id}/context")
         problem(answer, 404, "context-not-found")
-    answer = await ada.client.get(f"/api/v1/messages/{uuid4()}/context")
+    answer = await ada.ask("GET", f"/messages/{uuid4()}/context")
     problem(answer, 404, "message-not-found")
-    answer = await ada.client.get(
-        f"/api/v1/messages/{reply['id']}/context", params={"diff": "next"}
-    )
+    answer = await ada.ask("GET", f"/messages/{reply['id']}/context", params={"diff": "next"})
     problem(answer, 422, "validation-failed")
 
 
-async def test_impersonating_and_suggesting_leave_no_record(
-    ada: Account, told: str, server: Running
-) -> None:
+async def test_impersonation_leaves_no_record(ada: Account, told: str, server: Running) -> None:
     async with server.parts.database.read() as session:
         query = select(func.count()).where(StoredContextRecord.chat_id == UUID(told))
         before = await session.scalar(query)

@@ -1,4 +1,4 @@
-"""An evening of play: whatever the player does between, the state is the fold of what counts."""
+"""A long session: the state always is the fold of the changes that count."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sqlalchemy import select
 from backend.generation.registry import ModelRegistry
 from backend.turns.models import Turn, TurnState
 from tests.fakes.game_master import GeminiGameMaster, OpenAIGameMaster
-from tests.integration.turns.following import TURN, check_tree, follow
+from tests.integration.turns.following import check_tree, follow
 from tests.integration.turns.playing import Game, new_game
 from tests.integration.turns.seeding import identity_of
-from tests.support.server import Account, Event, Running, ok, running
+from tests.support.server import Account, Event, Running, running
 from tests.support.stored import check_fold
 from tests.support.thorough import THOROUGH
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 TURNS = 30 if THOROUGH else 15
-"""Turns of an evening at least. It goes on until all has happened that is looked for."""
+"""Minimum turns. The session continues until all moods and deeds have occurred."""
 
 LONGEST = 150
 MOODS = {"scene", "action", "aftermath", "downtime"}
@@ -38,7 +38,7 @@ Master = OpenAIGameMaster | GeminiGameMaster
 
 
 MASTERS: dict[str, type[Master]] = {"postgresql": OpenAIGameMaster, "sqlite": GeminiGameMaster}
-"""Which wire format is spoken beside which database; a thorough run has all pairs."""
+"""Wire formats by database. A thorough run has all pairs."""
 
 
 @pytest.fixture(scope="module", params=list(MASTERS.values()) if THOROUGH else [None])
@@ -73,13 +73,15 @@ class Evening:
         """Turns in which the player chose."""
 
     async def play(self, **body: Any) -> None:
-        """Take a turn and choose whatever it asks for, or give it up."""
+        """Take a turn; make the choices that it asks for, or stop it."""
         heard = await self.game.account.turn(self.game.chat, **body)
         turn_id = heard[0].data["turn_id"]
         while heard[-1].name == "turn.awaiting_choice":
             await self.check()
             if self.dice.random() < 0.15:
-                assert (await self.game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+                assert (
+                    await self.game.account.ask("POST", f"/turns/{turn_id}/stop")
+                ).status_code == 202
                 heard += await follow(self.game.client, turn_id, last_id=heard[-1].id)
                 self.done["stopped"] += 1
                 break
@@ -102,41 +104,42 @@ class Evening:
         """Swipe, edit, go back, or delete."""
         path = await self.game.account.messages(self.game.chat)
         message = self.dice.choice(path[-4:])
-        url = f"/api/v1/messages/{message['id']}"
+        url = f"/messages/{message['id']}"
         match self.dice.choice(["swipe", "edit", "activate", "delete", "undo"]):
             case "swipe" if path[-1]["role"] == "assistant":
                 await self.play(regenerate_of=path[-1]["id"])
                 self.done["swiped"] += 1
             case "edit":
-                ok(await self.game.client.patch(url, json={"text": f"{self.dice.random()}"}))
+                await self.game.account.patch(url, {"text": f"{self.dice.random()}"})
                 self.done["edited"] += 1
             case "activate":
                 for each in reversed(path[-12:]):
-                    url = f"/api/v1/messages/{each['id']}/siblings"
-                    others = ok(await self.game.client.get(url))["items"]
+                    url = f"/messages/{each['id']}/siblings"
+                    others = (await self.game.account.get(url))["items"]
                     if len(others) > 1:
                         other = self.dice.choice(others)["id"]
-                        ok(await self.game.client.post(f"/api/v1/messages/{other}/activate"))
+                        await self.game.account.post(f"/messages/{other}/activate")
                         self.done["activated"] += 1
                         break
             case "delete" if len(path) > 6:
-                ok(await self.game.client.delete(url))
+                await self.game.account.delete(url, 200)
                 self.done["deleted"] += 1
             case "undo":
                 changes = [each for each in await self.game.changes() if each["counts"]]
                 if changes:
-                    await self.game.client.post(
-                        f"{self.game.path}/changes/{self.dice.choice(changes[:5])['id']}/undo"
+                    await self.game.account.ask(
+                        "POST",
+                        f"{self.game.path}/changes/{self.dice.choice(changes[:5])['id']}/undo",
                     )
                     self.done["undone"] += 1
             case _:
                 pass
 
     async def rest(self) -> None:
-        """A turn of downtime, unless something is under way."""
+        """Take a turn of downtime unless another action is open."""
         path = f"{self.game.path}/downtime"
         body = {"activity": "recovery", "target": "Jake"}
-        begun = await self.game.client.post(path, json=body)
+        begun = await self.game.account.ask("POST", path, json=body)
         if begun.status_code == 409:
             return
         assert begun.is_success, begun.text
@@ -145,11 +148,11 @@ class Evening:
         await self.check()
         await self.play(text="I rest.")
         await self.check()
-        ok(await self.game.client.delete(path), 204)
+        await self.game.account.delete(path)
         self.done["rested"] += 1
 
     async def check(self) -> None:
-        """The stored state of every item is the fold of the changes that count."""
+        """Raise unless the state of every item is the fold of its changes."""
         counting = await check_fold(self.server, self.identity, self.game.campaign["id"])
         async with self.server.parts.database.read() as session:
             turns = {
@@ -159,7 +162,7 @@ class Evening:
                 )
             }
         for change, _ in counting:
-            # What was stopped, failed, or waits has written what was so at a choice.
+            # Stopped, failed and waiting turns have only written at a choice.
             if change.turn_id is not None and change.actor == "tool":
                 assert turns[change.turn_id] == "completed" or change.turn_id in self.chosen
         assert set(turns.values()) <= set(get_args(TurnState))
@@ -167,7 +170,7 @@ class Evening:
 
 
 def without_splits(events: list[Event]) -> list[Any]:
-    """Events as a client that comes late gets them: deltas in one piece, none that was dropped."""
+    """Return events as a late client receives them: joined deltas, without dropped text."""
     joined: list[Any] = []
     for each in events:
         if each.name == "text.reset":
@@ -190,7 +193,7 @@ async def test_an_evening_through_all_moods(
     master.dice.seed(seed)
     evening = Evening(game, server, await identity_of(server, ada), seed)
     for number in range(LONGEST):
-        # The server rolls dice of its own, so that no two evenings are the same.
+        # The server rolls dice itself, so two sessions are never the same.
         if number >= TURNS and evening.moods >= MOODS and evening.done.keys() >= DEEDS:
             break
         master.failing = 0.5 if number % 5 == 4 else 0.0

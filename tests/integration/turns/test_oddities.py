@@ -1,4 +1,4 @@
-"""Oddities of servers, end to end: what is streamed is what is stored, and the record says how."""
+"""Oddities of model servers, end to end: stored replies equal streamed ones."""
 
 from __future__ import annotations
 
@@ -21,27 +21,17 @@ from tests.fakes.oddities.tool_calls import CALLS, HARDER
 from tests.fakes.oddities.wire_formats import FORMATS
 from tests.integration.turns.following import follow
 from tests.integration.turns.playing import new_game
-from tests.support.server import Account, Event, Running, ok, running
+from tests.support.server import Account, Event, Running, running
 from tests.support.thorough import THOROUGH
 
 pytestmark = pytest.mark.anyio
 
-ALL = (
-    *CHARACTERS,
-    *ENDS,
-    *FAULTS,
-    *ERRORS,
-    *THOUGHTS,
-    *SETTINGS,
-    *TEMPLATES,
-    *LABELS,
-    *CALLS,
-)
+ALL = (*CHARACTERS, *ENDS, *FAULTS, *ERRORS, *THOUGHTS, *SETTINGS, *TEMPLATES, *LABELS, *CALLS)
 STRICT = [row for row in TEMPLATES if not row.continues]
 
 
 def rows(*tables: Iterable[Oddity]) -> pytest.MarkDecorator:
-    """Each row in one of its formats."""
+    """Parametrise a test with rows, each in one of its formats."""
     found = [row for table in tables for row in table]
     return pytest.mark.parametrize("row", found, ids=[f"{r.formats[0]}-{r.name}" for r in found])
 
@@ -52,10 +42,10 @@ def samples(*tables: Iterable[Oddity]) -> list[Oddity]:
     The tests of the adapters read every row in every format.
     """
     found = [row for table in tables for row in table]
-    return found if THOROUGH else list({kind_of(row): row for row in reversed(found)}.values())
+    return found if THOROUGH else list({classify(row): row for row in reversed(found)}.values())
 
 
-def kind_of(row: Oddity) -> object:
+def classify(row: Oddity) -> object:
     result = row.result
     said = bool(result.text), bool(result.thinking), [name for name, _ in result.calls]
     return str((row.formats[0], result.error, result.finish, said, result.shape, result.left_out))
@@ -84,9 +74,9 @@ async def server(
 
 
 async def choose(ada: Account, chat: str, row: Oddity, **settings: Any) -> None:
-    """Let a chat ask the model of a row, with its settings."""
+    """Set the model of a row and its settings for a chat."""
     body = {"model": f"{row.formats[0]}/{row.name}", "sampling": row.sampling, **settings}
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=body))
+    await ada.patch(f"/chats/{chat}/settings", body)
 
 
 def heard(events: Iterable[Event]) -> tuple[str, str]:
@@ -116,7 +106,7 @@ async def check(ada: Account, chat: str, events: list[Event], result: Result) ->
     if text.strip() or not result.error:
         assert (last["role"], last["text"].rstrip(), last["thinking"] or "") == ("assistant", *said)
         assert heard(again) == (text, thinking)
-        record = ok(await ada.client.get(f"/api/v1/messages/{last['id']}/context"))
+        record = await ada.get(f"/messages/{last['id']}/context")
         assert record.get("shape", "lenient") == result.shape
         assert record.get("unsent_settings", []) == list(result.left_out)
     else:
@@ -132,7 +122,7 @@ async def test_a_reply_is_stored_as_it_was_streamed(ada: Account, chat: str, row
 
 
 @rows(samples(STRICT))
-async def test_strict_templates_get_what_they_want(
+async def test_strict_templates_are_obeyed(
     ada: Account, row: Oddity, vendors: Mapping[str, OddServer]
 ) -> None:
     entry = {"title": "Inn", "constant": True, "content": "It rains.", "position": "at_depth"}
@@ -151,9 +141,9 @@ async def test_strict_templates_get_what_they_want(
 
 
 @rows(LABELS)
-async def test_labels_of_speakers_are_not_part_of_a_reply(ada: Account, row: Oddity) -> None:
+async def test_labels_of_speakers_are_removed(ada: Account, row: Oddity) -> None:
     members = [(await ada.new_character(name=name))["id"] for name in ("Mags", "Alda")]
-    persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Tester"}), 201)
+    persona = await ada.post("/personas", {"name": "Tester"}, 201)
     chat = (await ada.new_chat(character_ids=members, persona_id=persona["id"]))["id"]
     await choose(ada, chat, row)
 
@@ -163,7 +153,7 @@ async def test_labels_of_speakers_are_not_part_of_a_reply(ada: Account, row: Odd
 
 
 @rows(samples(CALLS))
-async def test_calls_are_carried_out(ada: Account, row: Oddity) -> None:
+async def test_tool_calls_are_executed(ada: Account, row: Oddity) -> None:
     game = await new_game(ada, rules="dnd")
     await game.add("entities", kind="pc", name="Anna", attributes={"hp": 20, "hp_max": 20})
     await choose(ada, game.chat, row)

@@ -1,4 +1,4 @@
-"""A server that answers one request at a time: who waits for whom, and what users are told."""
+"""A model server with one slot: priorities of requests, and the waits that users see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from backend.jobs.models import Job
 from tests.fakes.one_slot_server import OneSlotServer, is_background, never_ending
 from tests.fakes.openai_server import DONE, MODEL, MODEL_ID, chunk, reply, stream
 from tests.fakes.scripted_server import Gate
-from tests.integration.turns.following import TURN, follow, turn_under_way
+from tests.integration.turns.following import follow, turn_under_way
 from tests.integration.turns.seeding import seed
 from tests.support.chronicling import last_run, opt_in
 from tests.support.models import held_back
@@ -26,12 +26,10 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio]
 
-API = "/api/v1"
-
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What yielded to a turn is tried again at once, not after seconds."""
+    """Retry interrupted work at once instead of after seconds."""
     monkeypatch.setattr(pipeline, "_RETRY_SECONDS", 0.1)
 
 
@@ -45,6 +43,19 @@ async def model(request: pytest.FixtureRequest) -> AsyncGenerator[OneSlotServer]
 async def one_slot() -> AsyncGenerator[OneSlotServer]:
     async with OneSlotServer() as model:
         yield model
+
+
+@pytest.fixture
+async def server(
+    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+) -> AsyncGenerator[Running]:
+    async with running(sqlite_url, tmp_path, **settings(one_slot)) as server:
+        yield server
+
+
+@pytest.fixture
+async def chat(ada: Account) -> str:
+    return str((await ada.new_chat())["id"])
 
 
 def settings(model: OneSlotServer, **more: Any) -> dict[str, Any]:
@@ -62,7 +73,7 @@ def settings(model: OneSlotServer, **more: Any) -> dict[str, Any]:
 async def playing(
     url: str, folder: Path, model: OneSlotServer, **more: Any
 ) -> AsyncGenerator[tuple[Running, Account, str]]:
-    """A Talekeeper on this model, an account, and a chat of its own."""
+    """Yield a server with this model, an account and a chat."""
     async with (
         running(url, folder, **settings(model, **more)) as server,
         server.account("Ada") as ada,
@@ -71,13 +82,21 @@ async def playing(
 
 
 async def is_asked(model: OneSlotServer, *, turns: int = 0, background: int = 0) -> None:
-    """Wait until so many requests for replies, and for work beside them, were begun."""
+    """Wait until this many requests of turns and background work have begun."""
 
     async def are_begun() -> bool:
         beside = sum(map(is_background, model.begun))
         return beside >= background and len(model.begun) - beside >= turns
 
     await until(are_begun)
+
+
+async def occupy(model: OneSlotServer, ada: Account, chat: str) -> None:
+    """Take a turn and wait until the agent has sent a request about it."""
+    await opt_in(ada, chat)
+    model.background.append(never_ending())
+    await ada.turn(chat, text="Is anyone there?")
+    await is_asked(model, background=1)
 
 
 async def jobs(server: Running) -> list[Job]:
@@ -91,14 +110,11 @@ def occupations(events: list[Event]) -> list[str | None]:
 
 
 @pytest.mark.every_database
-async def test_a_turn_cuts_off_the_agent_which_does_its_work_later(
+async def test_a_turn_interrupts_the_agent_which_resumes(
     database_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with playing(database_url, tmp_path, one_slot) as (server, ada, chat):
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
+        await occupy(one_slot, ada, chat)
         events = await ada.turn(chat, text="Hello?")
         assert text_of(events) == "The rain has stopped."
         assert occupations(events) == ["chronicle", None]
@@ -110,9 +126,7 @@ async def test_a_turn_cuts_off_the_agent_which_does_its_work_later(
         assert one_slot.most == 1
 
 
-async def test_a_server_that_notices_late_is_free_at_its_next_token(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_a_slow_server_is_free_at_its_next_token(sqlite_url: str, tmp_path: Path) -> None:
     endless = stream(*[chunk(content="{")] * 2_000)
     async with (
         OneSlotServer("between chunks", seconds=0.05) as model,
@@ -127,71 +141,67 @@ async def test_a_server_that_notices_late_is_free_at_its_next_token(
         assert list(map(is_background, model.dropped)) == [True]
 
 
-async def test_being_cut_off_is_no_failed_attempt(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, monkeypatch: pytest.MonkeyPatch
+async def test_an_interruption_is_no_failed_attempt(
+    ada: Account,
+    chat: str,
+    server: Running,
+    one_slot: OneSlotServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pipeline, "_RETRY_SECONDS", 60.0)
-    async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
-        await ada.turn(chat, text="Hello?")
+    await occupy(one_slot, ada, chat)
+    await ada.turn(chat, text="Hello?")
 
-        async def is_put_off() -> bool:
-            return [job.state for job in await jobs(server)] == ["queued"]
+    async def is_put_off() -> bool:
+        return [job.state for job in await jobs(server)] == ["queued"]
 
-        await until(is_put_off)
-        (job,) = await jobs(server)
-        assert (job.attempts, job.error) == (0, None)
-        overview = ok(await ada.client.get(f"{API}/chats/{chat}/enrichment"))
-        assert overview["items"] == []
+    await until(is_put_off)
+    (job,) = await jobs(server)
+    assert (job.attempts, job.error) == (0, None)
+    overview = await ada.get(f"/chats/{chat}/enrichment")
+    assert overview["items"] == []
 
 
-async def test_what_a_run_took_before_it_was_cut_off_is_counted(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+async def test_interrupted_runs_are_counted(
+    ada: Account, chat: str, one_slot: OneSlotServer
 ) -> None:
     matters = reply('{"why": "A door.", "significant": true, "kinds": ["event"]}')
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        await opt_in(ada, chat)
-        one_slot.background += [matters, never_ending()]
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=2)
-        await ada.turn(chat, text="Hello?")
-        await last_run(ada, chat)
-        overview = ok(await ada.client.get(f"{API}/chats/{chat}/enrichment"))
-        cut = overview["items"][-1]
-        assert (cut["state"], cut["error"]) == ("failed", "interrupted-by-turn")
-        assert (cut["calls"], cut["prompt_tokens"]) == (1, 12)
+    await opt_in(ada, chat)
+    one_slot.background += [matters, never_ending()]
+    await ada.turn(chat, text="Is anyone there?")
+    await is_asked(one_slot, background=2)
+    await ada.turn(chat, text="Hello?")
+    await last_run(ada, chat)
+    overview = await ada.get(f"/chats/{chat}/enrichment")
+    cut = overview["items"][-1]
+    assert (cut["state"], cut["error"]) == ("failed", "interrupted-by-turn")
+    assert (cut["calls"], cut["prompt_tokens"]) == (1, 12)
 
 
-async def test_a_turn_cuts_off_a_summary(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+async def test_a_turn_interrupts_a_summary(
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
-    async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
-        path = f"{API}/chats/{chat}/settings"
-        body = {"summary": {"enabled": True}, "budgets": {"history": 400}}
-        ok(await ada.client.patch(path, json=body))
-        one_slot.background.append(never_ending())
-        line = "The clock in the hall went on and on, and nobody minded it any more."
-        await seed(server, ada, chat, [f"{number}: {line}" for number in range(30)])
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
-        events = await ada.turn(chat, text="Hello?")
-        assert occupations(events) == ["summary", None]
-        assert list(map(is_background, one_slot.dropped)) == [True]
+    path = f"/chats/{chat}/settings"
+    body = {"summary": {"enabled": True}, "budgets": {"history": 400}}
+    await ada.patch(path, body)
+    one_slot.background.append(never_ending())
+    line = "The clock in the hall went on and on, and nobody minded it any more."
+    await seed(server, ada, chat, [f"{number}: {line}" for number in range(30)])
+    await ada.turn(chat, text="Is anyone there?")
+    await is_asked(one_slot, background=1)
+    events = await ada.turn(chat, text="Hello?")
+    assert occupations(events) == ["summary", None]
+    assert list(map(is_background, one_slot.dropped)) == [True]
 
-        async def is_summed_up() -> bool:
-            answer = await ada.client.get(f"{API}/chats/{chat}/summary")
-            return answer.status_code == 200
+    async def is_summed_up() -> bool:
+        answer = await ada.ask("GET", f"/chats/{chat}/summary")
+        return answer.status_code == 200
 
-        await until(is_summed_up)
-        assert one_slot.most == 1
+    await until(is_summed_up)
+    assert one_slot.most == 1
 
 
-async def test_turns_of_two_users_have_the_model_one_after_the_other(
-    sqlite_url: str, tmp_path: Path, model: OneSlotServer
-) -> None:
+async def test_two_users_take_turns(sqlite_url: str, tmp_path: Path, model: OneSlotServer) -> None:
     gate = Gate()
     model.script(held_back(gate), reply("Ben's."))
     async with (
@@ -207,7 +217,7 @@ async def test_turns_of_two_users_have_the_model_one_after_the_other(
                 pass
             assert event.data == {"work": "turn"}
             await is_asked(model, turns=1)
-            view = ok(await ben.client.get(f"{TURN}/{second_id}"))
+            view = await ben.get(f"/turns/{second_id}")
             assert view["state"] == "running"
             gate.opened.set()
             assert text_of([event async for event in first]) == "Once upon a time."
@@ -218,78 +228,62 @@ async def test_turns_of_two_users_have_the_model_one_after_the_other(
         assert model.most == 1
 
 
-async def test_a_turn_that_waits_can_be_stopped_and_costs_nothing(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+async def test_a_waiting_turn_can_be_stopped(
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
     gate = Gate()
     one_slot.script(held_back(gate))
-    async with (
-        playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat),
-        server.account("Ben") as ben,
-    ):
+    async with server.account("Ben") as ben:
         other = (await ben.new_chat())["id"]
         async with turn_under_way(ada, chat, text="Tell me.") as (_, first):
             async with turn_under_way(ben, other, text="And me.") as (turn_id, second):
                 while (await anext(second)).name != "model.busy":
                     pass
-                ok(await ben.client.post(f"{TURN}/{turn_id}/stop"), 202)
+                await ben.post(f"/turns/{turn_id}/stop", status=202)
                 rest = [event async for event in second]
             assert rest[-1].data["state"] == "stopped"
             gate.opened.set()
             assert [event async for event in first][-1].data["state"] == "completed"
         assert len(one_slot.begun) == 1
-        items = ok(await ben.client.get(f"{API}/me/usage"))["items"]
+        items = (await ben.get("/me/usage"))["items"]
         assert [each["used"] for each in items if each["quota"] == "tokens_per_day"] == [0]
 
 
-async def test_switching_the_chronicle_off_ends_the_job_that_writes_it(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+async def test_switching_the_chronicle_off_ends_its_job(
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
-    async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
-        path = f"{API}/chats/{chat}/settings"
-        ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
-        await one_slot.hung_up.wait()
-        (job,) = await jobs(server)
-        assert (job.state, job.error) == ("done", "chronicle-not-enabled")
-        assert sum(map(is_background, one_slot.requests)) == 1
+    await occupy(one_slot, ada, chat)
+    path = f"/chats/{chat}/settings"
+    await ada.patch(path, {"chronicle_enabled": False})
+    await one_slot.hung_up.wait()
+    (job,) = await jobs(server)
+    assert (job.state, job.error) == ("done", "chronicle-not-enabled")
+    assert sum(map(is_background, one_slot.requests)) == 1
 
 
-async def test_work_is_stopped_in_activity_and_its_request_hung_up(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+async def test_stopped_work_is_cancelled(
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
-    async with (
-        playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat),
-        server.account("Ben") as ben,
-    ):
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
-        running_jobs = await ada.client.get(f"{API}/jobs", params={"state": "running"})
-        (job,) = (each for each in ok(running_jobs)["items"] if each["kind"] == TURN_JOB)
-        problem(await ben.client.post(f"{API}/jobs/{job['id']}/stop"), 404, "job-not-found")
-        stopped = ok(await ada.client.post(f"{API}/jobs/{job['id']}/stop"), 202)
+    async with server.account("Ben") as ben:
+        await occupy(one_slot, ada, chat)
+        running_jobs = await ada.get("/jobs", state="running")
+        (job,) = (each for each in running_jobs["items"] if each["kind"] == TURN_JOB)
+        problem(await ben.ask("POST", f"/jobs/{job['id']}/stop"), 404, "job-not-found")
+        stopped = await ada.post(f"/jobs/{job['id']}/stop", status=202)
         assert (stopped["state"], stopped["error"]) == ("done", "stopped")
         await one_slot.hung_up.wait()
         assert one_slot.dropped == [each for each in one_slot.requests if is_background(each)]
 
 
 @pytest.mark.parametrize("more", [{"openai_server": "vllm"}, {"openai_concurrency": 0}])
-async def test_a_server_without_a_limit_is_asked_at_the_same_time(
+async def test_a_server_without_a_limit_is_shared(
     sqlite_url: str, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     async with (
         OneSlotServer(slots=2) as model,
         playing(sqlite_url, tmp_path, model, **more) as (_, ada, chat),
     ):
-        await opt_in(ada, chat)
-        model.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(model, background=1)
+        await occupy(model, ada, chat)
         events = await ada.turn(chat, text="Hello?")
         assert occupations(events) == []
         assert model.dropped == []
@@ -297,9 +291,7 @@ async def test_a_server_without_a_limit_is_asked_at_the_same_time(
         assert all(request.path != "/slots" for request in model.requests)
 
 
-async def test_the_number_of_slots_is_learned_from_the_server(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_the_number_of_slots_is_learned(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         OneSlotServer(slots=2) as model,
         playing(sqlite_url, tmp_path, model) as (server, ada, chat),
@@ -322,17 +314,14 @@ async def test_the_number_of_slots_is_learned_from_the_server(
         assert asked.count("/slots") == 1
 
 
-async def test_suggestions_yield_to_another_users_turn_and_come_after_it(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+async def test_suggestions_wait_for_another_user_s_turn(
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
     lines = '{"lines": ["I go.", "I stay."]}'
     one_slot.background += [never_ending(), reply(lines)]
-    async with (
-        playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat),
-        server.account("Ben") as ben,
-    ):
+    async with server.account("Ben") as ben:
         asked = asyncio.create_task(
-            ada.client.post(f"{API}/chats/{chat}/suggestions", json={"count": 2})
+            ada.ask("POST", f"/chats/{chat}/suggestions", json={"count": 2})
         )
         await is_asked(one_slot, background=1)
         events = await ben.turn((await ben.new_chat())["id"], text="Hello?")
@@ -341,16 +330,15 @@ async def test_suggestions_yield_to_another_users_turn_and_come_after_it(
         assert list(map(is_background, one_slot.begun)) == [True, False, True]
 
 
-async def test_suggestions_that_the_chat_has_left_behind_are_given_up(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+async def test_outdated_suggestions_are_cancelled(
+    ada: Account, chat: str, one_slot: OneSlotServer
 ) -> None:
     one_slot.background.append(never_ending())
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        asked = asyncio.create_task(ada.client.post(f"{API}/chats/{chat}/suggestions"))
-        await is_asked(one_slot, background=1)
-        await ada.turn(chat, text="Hello?")
-        problem(await asked, 409, "chat-changed")
-        assert sum(map(is_background, one_slot.begun)) == 1
+    asked = asyncio.create_task(ada.ask("POST", f"/chats/{chat}/suggestions"))
+    await is_asked(one_slot, background=1)
+    await ada.turn(chat, text="Hello?")
+    problem(await asked, 409, "chat-changed")
+    assert sum(map(is_background, one_slot.begun)) == 1
 
 
 @pytest.mark.parametrize(
@@ -360,14 +348,13 @@ async def test_suggestions_that_the_chat_has_left_behind_are_given_up(
         ('{"lines": ["I go.\\n\\nI stay.", "I wait."]}', ["I wait."]),
     ],
 )
-async def test_suggestions_that_are_json_or_empty_are_dropped_and_counted(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, said: str, shown: list[str]
+async def test_invalid_suggestions_are_dropped_and_counted(
+    ada: Account, chat: str, one_slot: OneSlotServer, said: str, shown: list[str]
 ) -> None:
     one_slot.background.append(reply(said))
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        found = ok(await ada.client.post(f"{API}/chats/{chat}/suggestions", json={"count": 4}))
-        assert found["items"] == shown
-        assert found["dropped"] == said.count('", "') + 1 - len(shown)
+    found = await ada.post(f"/chats/{chat}/suggestions", {"count": 4})
+    assert found["items"] == shown
+    assert found["dropped"] == said.count('", "') + 1 - len(shown)
 
 
 @pytest.mark.parametrize(
@@ -377,41 +364,36 @@ async def test_suggestions_that_are_json_or_empty_are_dropped_and_counted(
         ('{"lines": ["", "\\n"]}', "model-empty-reply", "suggested nothing"),
     ],
 )
-async def test_suggestions_of_which_nothing_is_left_are_an_error_that_says_what_to_do(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, said: str, slug: str, words: str
+async def test_no_valid_suggestion_is_an_error_with_advice(
+    ada: Account, chat: str, one_slot: OneSlotServer, said: str, slug: str, words: str
 ) -> None:
     one_slot.background.append(reply(said))
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        body = problem(await ada.client.post(f"{API}/chats/{chat}/suggestions"), 502, slug)
-        assert words in body["detail"]
-        assert "task_models.suggestions" in body["detail"]
+    body = problem(await ada.ask("POST", f"/chats/{chat}/suggestions"), 502, slug)
+    assert words in body["detail"]
+    assert "task_models.suggestions" in body["detail"]
 
 
-async def test_work_beside_replies_has_an_output_limit_of_its_own(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+async def test_background_work_has_an_output_limit(
+    ada: Account, chat: str, one_slot: OneSlotServer
 ) -> None:
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        await opt_in(ada, chat)
-        await ada.turn(chat, text="Is anyone there?")
-        await last_run(ada, chat)
-        limits = {is_background(each): each.body["max_tokens"] for each in one_slot.begun}
-        assert limits == {False: 8_192, True: 1_024 + 4_096}
+    await opt_in(ada, chat)
+    await ada.turn(chat, text="Is anyone there?")
+    await last_run(ada, chat)
+    limits = {is_background(each): each.body["max_tokens"] for each in one_slot.begun}
+    assert limits == {False: 8_192, True: 1_024 + 4_096}
 
 
-async def test_a_summary_that_a_turn_needs_first_is_written_on_the_turn_s_place(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+async def test_a_needed_summary_uses_the_slot_of_its_turn(
+    ada: Account, server: Running, one_slot: OneSlotServer
 ) -> None:
     tick = "The clock in the hall went on and on, and nobody minded it, for it rained. " * 3
-    async with (
-        playing(sqlite_url, tmp_path, one_slot) as (server, ada, _),
-        server.account("Ben") as ben,
-    ):
+    async with server.account("Ben") as ben:
         body = {"name": "Seagate", "settings": {"tools": False}}
-        campaign = ok(await ada.client.post(f"{API}/campaigns", json=body), 201)
+        campaign = await ada.post("/campaigns", body, 201)
         chat = (await ada.new_chat(campaign_id=campaign["id"]))["id"]
         other = (await ben.new_chat())["id"]
-        path = f"{API}/chats/{chat}/settings"
-        ok(await ada.client.patch(path, json={"budgets": {"history": 300}}))
+        path = f"/chats/{chat}/settings"
+        await ada.patch(path, {"budgets": {"history": 300}})
         gate = Gate()
         one_slot.background.append(stream(chunk(content="A summary."), gate, chunk("stop"), DONE))
         turns = asyncio.create_task(_tell(ada, chat, [f"Round {n}. {tick}" for n in range(8)]))
@@ -428,12 +410,12 @@ async def test_a_summary_that_a_turn_needs_first_is_written_on_the_turn_s_place(
 
 
 async def _tell(account: Account, chat: str, lines: list[str]) -> list[str]:
-    """Take turns one after the other; what was replied."""
+    """Take turns one after the other; return the replies."""
     return [text_of(await account.turn(chat, text=line)) for line in lines]
 
 
 @pytest.mark.postgres
-async def test_two_processes_share_the_slot_and_each_tells_what_a_turn_waits_for(
+async def test_two_processes_share_the_slot(
     postgres_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with (
@@ -441,10 +423,7 @@ async def test_two_processes_share_the_slot_and_each_tells_what_a_turn_waits_for
         running(postgres_url, tmp_path / "other", **settings(one_slot)) as there,
     ):
         # The other process does the jobs.
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
+        await occupy(one_slot, ada, chat)
         gate = Gate()
         one_slot.script(held_back(gate), reply("Mine."))
         second_chat = (await ada.new_chat())["id"]
@@ -458,7 +437,7 @@ async def test_two_processes_share_the_slot_and_each_tells_what_a_turn_waits_for
             assert event.name == "model.busy"
 
             async def is_told_elsewhere() -> bool:
-                view = ok(await ada.client.get(f"{TURN}/{turn_id}"))
+                view = await ada.get(f"/turns/{turn_id}")
                 return bool(view["waits_for"] == "turn")
 
             await until(is_told_elsewhere)

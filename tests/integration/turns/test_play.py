@@ -1,4 +1,4 @@
-"""Played turns: tools within a reply, what they change, and what is told of it."""
+"""Played turns: tools within a reply, their changes, and the events about them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ import asyncio
 import pytest
 
 from tests.fakes.game_master import ENGAGE, OUTCOMES
-from tests.fakes.openai_server import (
-    OpenAIServer,
-    called,
-    chunk,
-    error,
-    reply,
-    stream,
-    tool_call,
-)
+from tests.fakes.openai_server import OpenAIServer, called, chunk, error, reply, stream, tool_call
 from tests.fakes.scripted_server import Break, Gate, Silence
-from tests.integration.turns.following import (
-    TURN,
-    check_tree,
-    follow,
-    take_words,
-    turn_under_way,
-)
+from tests.integration.turns.following import check_tree, follow, take_words, turn_under_way
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
-from tests.support.server import Account, Running, ok, problem, text_of
+from tests.support.server import Account, Running, problem, text_of
 from tests.support.shared import asking_server as server
 
 __all__ = ["server"]
@@ -40,9 +26,7 @@ async def game(ada: Account, vendor: OpenAIServer) -> Game:
     return await new_game(ada)
 
 
-async def test_tools_within_a_reply_change_the_campaign_with_it(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_tools_change_the_campaign_with_the_reply(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(
         called(("advance_time", {"days": 2}), text="You sleep."),
         called(FINISH, text="The rain has stopped."),
@@ -76,13 +60,11 @@ async def test_tools_within_a_reply_change_the_campaign_with_it(
     assert "finish_turn" in tools
 
 
-async def test_who_arrives_is_told_who_is_there_and_may_deal_with_them(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_arriving_players_see_who_is_present(ada: Account, vendor: OpenAIServer) -> None:
     vendor.requests.clear()
     game = await new_game(ada, rules="dnd")
-    # Compressing the scene that ends would ask the model, too.
-    ok(await ada.client.patch(game.path, json={"settings": {"summaries": False}}))
+    # The compression of a closed scene would be another request.
+    await ada.patch(game.path, {"settings": {"summaries": False}})
     shop = await game.add("entities", kind="location", name="The Salty Sigil")
     hills = await game.add(
         "entities", kind="location", name="Sunfall Hills", description="Wind and thistles."
@@ -127,7 +109,7 @@ async def test_who_arrives_is_told_who_is_there_and_may_deal_with_them(
     guided = next(str(each["content"]) for each in second if "EXPLORING" in str(each["content"]))
     assert "The players are now at: Sunfall Hills" in guided
     assert "- Holt: a name" in guided
-    # What was called before the fight is forgotten: the guidance says where they are.
+    # Calls before the fight are dropped, so the guidance names the place.
     fight = next(str(each["content"]) for each in third if "A FIGHT" in str(each["content"]))
     assert "The players are now at: Sunfall Hills" in fight
     assert "- Holt: a name" in fight
@@ -140,13 +122,11 @@ async def test_who_arrives_is_told_who_is_there_and_may_deal_with_them(
     assert (state["scene"]["location_id"], state["scene"]["beats"]) == (hills["id"], 0)
 
 
-async def test_the_record_says_which_tools_were_called_and_how(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_the_record_names_the_tools_of_a_reply(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(called(("advance_time", {"days": 2})), called(FINISH, text="It rains."))
     await game.say("I rest.")
-    answer = (await game.account.messages(game.chat))[-1]
-    context = ok(await game.client.get(f"/api/v1/messages/{answer['id']}/context"))
+    answer = await game.last()
+    context = await game.account.get(f"/messages/{answer['id']}/context")
     assert context["tools"] == ["advance_time", "finish_turn"]
     assert context["tool_support"] == "native"
     assert [each["kind"] for each in context["items"]][-3:] == ["mood", "state", "user_line"]
@@ -154,9 +134,7 @@ async def test_the_record_says_which_tools_were_called_and_how(
     assert [each["text"] for each in context["prompt"]] == [each["content"] for each in again]
 
 
-async def test_what_continues_or_impersonates_has_no_tools(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_continuing_and_impersonating_have_no_tools(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(called(FINISH, text="It rains."))
     await game.say()
     for body in ({"continue": True}, {"impersonate": True}):
@@ -165,25 +143,21 @@ async def test_what_continues_or_impersonates_has_no_tools(
         assert not vendor.requests[-1].body.get("tools")
 
 
-async def test_a_swipe_takes_back_what_the_reply_changed_and_plays_from_the_state_before_it(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_a_swipe_undoes_the_changes_of_a_reply(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(called(("advance_time", {"days": 2}), FINISH, text="Days pass."))
     await game.say()
-    first = (await game.account.messages(game.chat))[-1]["id"]
+    first = (await game.last())["id"]
     vendor.script(called(("advance_time", {"days": 5}), FINISH, text="A week passes."))
     [changed] = named(await game.account.turn(game.chat, regenerate_of=first), "state.changed")
     assert changed["changes"]
     assert (await game.state())["day"] == 6
-    ok(await game.client.post(f"/api/v1/messages/{first}/activate"))
+    await game.account.post(f"/messages/{first}/activate")
     assert (await game.state())["day"] == 3
-    ok(await game.client.delete(f"/api/v1/messages/{first}"))
+    await game.account.delete(f"/messages/{first}", 200)
     assert (await game.state())["day"] == 6
 
 
-async def test_text_after_the_end_is_dropped_and_the_model_hung_up_on(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_text_after_the_end_is_dropped(game: Game, vendor: OpenAIServer) -> None:
     vendor.hung_up.clear()
     begun = tool_call("finish_turn", "{}", call_id="c", index=0)
     vendor.script(
@@ -199,13 +173,12 @@ async def test_text_after_the_end_is_dropped_and_the_model_hung_up_on(
     assert events[-1].name == "turn.completed"
     assert text_of(events) == "The end."
     await asyncio.wait_for(vendor.hung_up.wait(), 5)
-    assert (await game.account.messages(game.chat))[-1]["text"] == "The end."
+    assert (await game.last())["text"] == "The end."
 
 
-async def test_a_hundred_calls_are_cut_at_twelve(game: Game, vendor: OpenAIServer) -> None:
+async def test_a_turn_has_at_most_twelve_calls(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(
-        called(*[("advance_time", {"days": 1})] * 100, text="Days pass."),
-        reply("You are older."),
+        called(*[("advance_time", {"days": 1})] * 100, text="Days pass."), reply("You are older.")
     )
     events = await game.say()
     assert events[-1].name == "turn.completed"
@@ -216,7 +189,7 @@ async def test_a_hundred_calls_are_cut_at_twelve(game: Game, vendor: OpenAIServe
 
 
 @pytest.mark.parametrize("broken", ["error", "break"])
-async def test_a_model_that_breaks_off_leaves_the_campaign_as_it_was(
+async def test_a_failed_model_changes_nothing(
     game: Game, vendor: OpenAIServer, broken: str
 ) -> None:
     changes = await game.changes()
@@ -228,13 +201,11 @@ async def test_a_model_that_breaks_off_leaves_the_campaign_as_it_was(
     assert events[-1].name == "turn.failed"
     assert "state.changed" not in names(events)
     assert ((await game.state())["day"], await game.changes()) == (1, changes)
-    kept = (await game.account.messages(game.chat))[-1]
+    kept = await game.last()
     assert (kept["status"], kept["text"]) == ("failed", text_of(events))
 
 
-async def test_stopping_while_the_model_speaks_leaves_the_campaign_as_it_was(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_stopping_the_model_changes_nothing(game: Game, vendor: OpenAIServer) -> None:
     gate = Gate()
     vendor.script(
         called(("advance_time", {"days": 2}), text="You sleep."),
@@ -242,11 +213,11 @@ async def test_stopping_while_the_model_speaks_leaves_the_campaign_as_it_was(
     )
     async with turn_under_way(game.account, game.chat, text="I rest.") as (turn_id, events):
         heard = await take_words(events, 4)
-        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        await game.stop(turn_id)
         heard += [event async for event in events]
     assert heard[-1].data["state"] == "stopped"
     assert (await game.state())["day"] == 1
-    kept = (await game.account.messages(game.chat))[-1]
+    kept = await game.last()
     assert (kept["status"], kept["text"]) == ("interrupted", "You sleep.\n\nAnd dream")
     gate.opened.set()
 
@@ -260,7 +231,7 @@ class TestMoods:
         await game.add("clocks", name="Alarm", segments=4)
         return game
 
-    async def test_a_break_drops_what_was_said_and_goes_on_in_the_other_mood(
+    async def test_a_break_restarts_the_reply_in_the_other_mood(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         vendor.script(
@@ -269,7 +240,7 @@ class TestMoods:
         )
         events = await game.say("I pick the lock of the counting house.")
         turn_id = events[0].data["turn_id"]
-        # Who listens late does not hear what was dropped.
+        # Late followers do not receive dropped text.
         assert [name for name in names(events)[2:] if name != "text.delta"] == [
             "text.reset", "tool.used", "mood.changed", "tool.used", "turn.awaiting_choice"
         ]  # fmt: skip
@@ -277,7 +248,7 @@ class TestMoods:
         assert (mood["mood"], mood["position"], mood["effect"]) == ("action", "risky", "standard")
         told = await follow(game.client, turn_id)
         assert (text_of(told), told[-1]) == ("Click.", events[-1])
-        assert (await game.account.messages(game.chat))[-1]["text"] == "Click."
+        assert (await game.last())["text"] == "Click."
         one, other = (each.body for each in vendor.requests)
         assert "Position: risky" in str(other["messages"])
         assert "Position: risky" not in str(one["messages"])
@@ -288,24 +259,21 @@ class TestMoods:
         worst = events[-1].data["options"][-1]
         tier = worst["detail"].partition(":")[0]
         vendor.script(
-            called(("resolve", {"tier": tier}), text="It"),
-            called(FINISH, text="The deed is done."),
+            called(("resolve", {"tier": tier}), text="It"), called(FINISH, text="The deed is done.")
         )
         rest = await game.choose(turn_id, worst["id"])
         assert rest[-1].name == "turn.completed"
-        answer = (await game.account.messages(game.chat))[-1]
+        answer = await game.last()
         assert answer["text"] == "The deed is done."
         told = await follow(game.client, turn_id, last_id=events[-1].id)
         assert names(told)[:2] == ["turn.choice_made", "text.reset"]
         assert (text_of(told), told[-1]) == ("The deed is done.", rest[-1])
         [changed] = named(rest, "state.changed")
         assert {"world"} <= {each["target"]["kind"] for each in changed["changes"]}
-        ok(await game.client.delete(f"/api/v1/messages/{answer['id']}"))
+        await game.account.delete(f"/messages/{answer['id']}", 200)
         assert not any(each["counts"] for each in await game.changes() if each["actor"] == "tool")
 
-    async def test_after_three_breaks_the_turn_can_only_end(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_three_breaks_end_the_moods(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(
             called(("engage", ENGAGE), text="One."),
             called(("resolve", {"tier": "withdrawn"}), text="Two."),
@@ -322,10 +290,10 @@ class TestMoods:
         assert offered[-1] == ["finish_turn"]
         assert len(named(events, "text.reset")) == 3
         assert events[-1].name == "turn.completed"
-        assert (await game.account.messages(game.chat))[-1]["text"] == "Four."
+        assert (await game.last())["text"] == "Four."
 
 
-async def test_a_question_suspends_the_turn_and_a_choice_goes_on_with_it(
+async def test_a_question_waits_for_a_choice(
     game: Game, vendor: OpenAIServer, server: Running
 ) -> None:
     vendor.script(called(("advance_time", {"days": 1}), QUESTION, text="A fork in the road."))
@@ -338,7 +306,7 @@ async def test_a_question_suspends_the_turn_and_a_choice_goes_on_with_it(
     assert (waiting["state"], waiting["waiting"]) == ("waiting", events[-1].data)
     assert (await game.state())["day"] == 1
     assert await follow(game.client, turn_id) == events
-    refused = await game.client.post(f"/api/v1/chats/{game.chat}/turns", json={"text": "Well?"})
+    refused = await game.account.ask("POST", f"/chats/{game.chat}/turns", json={"text": "Well?"})
     told = problem(refused, 409, "turn-waiting")
     assert (told["turn_id"], told["waiting"]) == (turn_id, events[-1].data)
 

@@ -1,4 +1,4 @@
-"""Regex scripts in a chat: what is stored, what the model gets, what is shown."""
+"""Regex scripts in a chat: effects on stored lines, prompts and views."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.server import Account, Event, Running, ok, problem, read_even
 
 pytestmark = pytest.mark.anyio
 
-SCRIPTS = "/api/v1/me/regex-scripts"
+SCRIPTS = "/me/regex-scripts"
 
 
 def script(find: str, replace: str, **more: Any) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def script(find: str, replace: str, **more: Any) -> dict[str, Any]:
 
 
 async def set_scripts(account: Account, *scripts: dict[str, Any]) -> None:
-    ok(await account.client.put(SCRIPTS, json={"scripts": list(scripts)}))
+    await account.put(SCRIPTS, {"scripts": list(scripts)})
 
 
 @pytest.fixture(autouse=True)
@@ -27,35 +27,35 @@ async def no_scripts(ada: Account) -> None:
 
 
 async def sent(account: Account, chat: str, text: str) -> list[dict[str, Any]]:
-    """The messages of the prompt that a line would make."""
+    """Return the messages of the prompt for a line."""
     body = {"text": text, "prompt": True}
-    context = ok(await account.client.post(f"/api/v1/chats/{chat}/context", json=body))
+    context = await account.post(f"/chats/{chat}/context", body)
     return list(context["prompt"])
 
 
 async def heard(account: Account, turn: str, *, after: int) -> list[Event]:
-    """A turn's events behind one of them."""
+    """Return the events of a turn after one of them."""
     headers = {"Last-Event-ID": str(after)}
-    path = f"/api/v1/turns/{turn}/events"
-    async with account.client.stream("GET", path, headers=headers) as answer:
+    path = f"/turns/{turn}/events"
+    async with account.stream("GET", path, headers=headers) as answer:
         return [event async for event in read_events(answer)]
 
 
-async def test_scripts_are_kept_in_their_order_and_by_their_revision(ada: Account) -> None:
-    first = await ada.client.get(SCRIPTS)
+async def test_scripts_keep_their_order_and_revision(ada: Account) -> None:
+    first = await ada.ask("GET", SCRIPTS)
     listed = [script("/a/", "b", scriptName="One", minDepth=2), script("/c/", "d", id="x")]
 
-    answer = await ada.client.put(
-        SCRIPTS, json={"scripts": listed}, headers={"If-Match": first.headers["etag"]}
+    answer = await ada.ask(
+        "PUT", SCRIPTS, json={"scripts": listed}, headers={"If-Match": first.headers["etag"]}
     )
 
-    assert ok(answer)["scripts"] == ok(await ada.client.get(SCRIPTS))["scripts"]
+    assert ok(answer)["scripts"] == (await ada.get(SCRIPTS))["scripts"]
     assert [each["findRegex"] for each in answer.json()["scripts"]] == ["/a/", "/c/"]
-    stale = await ada.client.put(
-        SCRIPTS, json={"scripts": []}, headers={"If-Match": first.headers["etag"]}
+    stale = await ada.ask(
+        "PUT", SCRIPTS, json={"scripts": []}, headers={"If-Match": first.headers["etag"]}
     )
     problem(stale, 412, "revision-mismatch")
-    assert len(ok(await ada.client.get(SCRIPTS))["scripts"]) == 2
+    assert len((await ada.get(SCRIPTS))["scripts"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -67,32 +67,26 @@ async def test_scripts_are_kept_in_their_order_and_by_their_revision(ada: Accoun
         [script("/a/", "b" * 20_000)] * 40,
     ],
 )
-async def test_what_is_too_much_is_refused_and_changes_nothing(
-    ada: Account, scripts: list[dict[str, Any]]
-) -> None:
+async def test_too_many_scripts_are_refused(ada: Account, scripts: list[dict[str, Any]]) -> None:
     await set_scripts(ada, script("/kept/", ""))
 
-    problem(await ada.client.put(SCRIPTS, json={"scripts": scripts}), 422, "validation-failed")
+    problem(await ada.ask("PUT", SCRIPTS, json={"scripts": scripts}), 422, "validation-failed")
 
-    (kept,) = ok(await ada.client.get(SCRIPTS))["scripts"]
+    (kept,) = (await ada.get(SCRIPTS))["scripts"]
     assert kept["findRegex"] == "/kept/"
 
 
-async def test_nobody_else_s_scripts_run(server: Running, ada: Account, chat: str) -> None:
+async def test_scripts_of_other_users_do_not_run(server: Running, ada: Account, chat: str) -> None:
     async with server.account("eve") as eve:
         await set_scripts(eve, script("/./g", "E"))
-        assert ok(await ada.client.get(SCRIPTS))["scripts"] == []
+        assert (await ada.get(SCRIPTS))["scripts"] == []
         await ada.turn(chat, text="Quiet words.")
         assert (await ada.messages(chat))[-2]["text"] == "Quiet words."
 
 
-async def test_a_line_and_its_reply_are_stored_as_scripts_leave_them(
-    ada: Account, chat: str
-) -> None:
+async def test_scripts_change_stored_lines_and_replies(ada: Account, chat: str) -> None:
     await set_scripts(
-        ada,
-        script("/teh/g", "the", placement=[1]),
-        script("/^/", "{{char}} says: ", placement=[2]),
+        ada, script("/teh/g", "the", placement=[1]), script("/^/", "{{char}} says: ", placement=[2])
     )
 
     events = await ada.turn(chat, text="Find teh key.")
@@ -100,19 +94,17 @@ async def test_a_line_and_its_reply_are_stored_as_scripts_leave_them(
     line, reply = (await ada.messages(chat))[-2:]
     assert line["text"] == "Find the key."
     assert reply["text"].endswith(f" says: {text_of(events)}")
-    # Whoever comes later, or back, gets what is stored.
+    # Late and returning clients receive the stored text.
     turn = events[0].data["turn_id"]
     assert text_of(await heard(ada, turn, after=0)) == reply["text"]
     assert [event.name for event in await heard(ada, turn, after=events[-2].id)][-1] == (
         "turn.completed"
     )
-    view = ok(await ada.client.get(f"/api/v1/turns/{turn}"))
+    view = await ada.get(f"/turns/{turn}")
     assert view["reply"]["text"] == reply["text"]
 
 
-async def test_a_reply_of_which_scripts_leave_nothing_stays_as_it_is(
-    ada: Account, chat: str
-) -> None:
+async def test_a_reply_that_scripts_empty_stays_unchanged(ada: Account, chat: str) -> None:
     await set_scripts(ada, script("/.*/gs", "", placement=[2]))
 
     events = await ada.turn(chat, text="Hello.")
@@ -120,17 +112,17 @@ async def test_a_reply_of_which_scripts_leave_nothing_stays_as_it_is(
     assert (await ada.messages(chat))[-1]["text"] == text_of(events)
 
 
-async def test_a_line_of_which_scripts_leave_nothing_is_refused(ada: Account, chat: str) -> None:
+async def test_a_line_that_scripts_empty_is_refused(ada: Account, chat: str) -> None:
     await set_scripts(ada, script("/.*/gs", "", placement=[1]))
     before = await ada.messages(chat)
 
-    answer = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Hello."})
+    answer = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "Hello."})
 
     assert problem(answer, 422, "message-empty")["detail"].startswith("The macros or your regex")
     assert await ada.messages(chat) == before
 
 
-async def test_what_the_model_gets_is_changed_by_depth_and_counted(ada: Account, chat: str) -> None:
+async def test_scripts_change_prompts_by_depth(ada: Account, chat: str) -> None:
     await ada.turn(chat, text="The first <b>line</b>.")
     plain = await sent(ada, chat, "The <i>last</i> line.")
     await set_scripts(ada, script("/<[^>]{1,20}>/g", "", promptOnly=True, minDepth=1))
@@ -145,7 +137,7 @@ async def test_what_the_model_gets_is_changed_by_depth_and_counted(ada: Account,
     assert (await ada.messages(chat))[-1]["shown"] is None
 
 
-async def test_what_is_shown_is_changed_and_stays_what_it_is(ada: Account, chat: str) -> None:
+async def test_scripts_change_the_view_alone(ada: Account, chat: str) -> None:
     await ada.turn(chat, text="A (whispered) word.")
     await set_scripts(
         ada,
@@ -158,23 +150,23 @@ async def test_what_is_shown_is_changed_and_stays_what_it_is(ada: Account, chat:
     assert (line["text"], line["shown"]) == ("A (whispered) word.", "A *soft* word.")
     greeting = (await ada.messages(chat))[0]
     assert greeting["shown"] == f"{greeting['author']}: {greeting['text']}"
-    single = ok(await ada.client.get(f"/api/v1/messages/{line['id']}"))
+    single = await ada.get(f"/messages/{line['id']}")
     assert single["shown"] == "A *soft* word."
     assert "A (whispered) word." in [each["text"] for each in await sent(ada, chat, "Go on.")]
 
 
-async def test_an_edit_is_changed_by_scripts_that_say_so(ada: Account, chat: str) -> None:
+async def test_scripts_can_run_on_edits(ada: Account, chat: str) -> None:
     await ada.turn(chat, text="Hello.")
     line = (await ada.messages(chat))[-2]
-    path = f"/api/v1/messages/{line['id']}"
+    path = f"/messages/{line['id']}"
     await set_scripts(ada, script("/cat/g", "dog"), script("/red/g", "blue", runOnEdit=True))
 
-    edited = ok(await ada.client.patch(path, json={"text": "A red cat."}))
+    edited = await ada.patch(path, {"text": "A red cat."})
 
     assert edited["text"] == "A blue cat."
 
 
-async def test_greetings_are_changed_as_replies_are(ada: Account) -> None:
+async def test_scripts_change_greetings(ada: Account) -> None:
     await set_scripts(ada, script("/sea/g", "ocean"), script("/^Gone$/", ""))
     character = await ada.new_character(first_mes="The sea.", alternate_greetings=["Gone"])
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
@@ -182,37 +174,31 @@ async def test_greetings_are_changed_as_replies_are(ada: Account) -> None:
     (greeting,) = await ada.messages(chat)
 
     assert greeting["text"] == "The ocean."
-    swipes = ok(await ada.client.get(f"/api/v1/messages/{greeting['id']}/siblings"))["items"]
+    swipes = (await ada.get(f"/messages/{greeting['id']}/siblings"))["items"]
     assert [swipe["text"] for swipe in swipes] == ["The ocean.", "Gone"]
 
 
-async def test_lore_is_changed_for_the_model_alone(ada: Account, chat: str) -> None:
-    book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Coast"}), 201)
-    path = f"/api/v1/lorebooks/{book['id']}"
+async def test_scripts_change_lore_only_in_prompts(ada: Account, chat: str) -> None:
+    book = await ada.post("/lorebooks", {"name": "Coast"}, 201)
+    path = f"/lorebooks/{book['id']}"
     entry = {"title": "Reef", "keys": ["reef"], "content": "Sharp [note] rocks."}
-    ok(await ada.client.post(f"{path}/entries", json=entry), 201)
-    ok(
-        await ada.client.put(
-            f"/api/v1/chats/{chat}/lorebooks/{book['id']}", json={"state": "linked"}
-        )
-    )
+    await ada.post(f"{path}/entries", entry, 201)
+    await ada.put(f"/chats/{chat}/lorebooks/{book['id']}", {"state": "linked"})
     await set_scripts(ada, script("/\\[note\\] /", "", promptOnly=True, placement=[5]))
 
     texts = "\n".join(message["text"] for message in await sent(ada, chat, "To the reef!"))
 
     assert "Sharp rocks." in texts
-    (kept,) = ok(await ada.client.get(f"{path}/entries"))["items"]
+    (kept,) = (await ada.get(f"{path}/entries"))["items"]
     assert kept["content"] == "Sharp [note] rocks."
 
 
-async def test_a_card_s_scripts_run_once_they_are_allowed_and_anew_once_changed(
-    ada: Account,
-) -> None:
+async def test_scripts_of_a_card_need_permission_after_each_change(ada: Account) -> None:
     scripts = [script("/sea/g", "ocean", markdownOnly=True)]
     character = await ada.new_character(
         first_mes="The sea is calm.", extensions={"regex_scripts": scripts}
     )
-    path = f"/api/v1/characters/{character['id']}"
+    path = f"/characters/{character['id']}"
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
 
     async def shown() -> str | None:
@@ -221,15 +207,15 @@ async def test_a_card_s_scripts_run_once_they_are_allowed_and_anew_once_changed(
 
     assert character["scripts_allowed"] is None
     assert await shown() is None
-    ok(await ada.client.put(f"{path}/regex-scripts", json={"allowed": True}), 204)
+    await ada.put(f"{path}/regex-scripts", {"allowed": True}, 204)
     assert await shown() == "The ocean is calm."
-    ok(await ada.client.patch(path, json={"scenario": "A storm."}))
+    await ada.patch(path, {"scenario": "A storm."})
     assert await shown() == "The ocean is calm."
     scripts[0]["replaceString"] = "lake"
-    changed = await ada.client.patch(path, json={"extensions": {"regex_scripts": scripts}})
-    assert ok(changed)["scripts_allowed"] is None
+    changed = await ada.patch(path, {"extensions": {"regex_scripts": scripts}})
+    assert changed["scripts_allowed"] is None
     assert await shown() is None
-    ok(await ada.client.put(f"{path}/regex-scripts", json={"allowed": False}), 204)
+    await ada.put(f"{path}/regex-scripts", {"allowed": False}, 204)
     assert await shown() is None
 
 
@@ -243,7 +229,7 @@ async def test_a_script_is_tried_on_a_text(ada: Account) -> None:
         "text": "Stop! Now!",
     }
 
-    tested = ok(await ada.client.post(f"{SCRIPTS}/test", json=body))
+    tested = await ada.post(f"{SCRIPTS}/test", body)
 
     assert tested["text"] == "**Stop** **Now**"
     assert [(step["name"], step["state"], step["matches"]) for step in tested["steps"]] == [
@@ -253,9 +239,9 @@ async def test_a_script_is_tried_on_a_text(ada: Account) -> None:
     ]
 
 
-async def test_the_record_says_which_script_did_not_run(ada: Account, chat: str) -> None:
+async def test_the_record_names_scripts_that_did_not_run(ada: Account, chat: str) -> None:
     await set_scripts(ada, script("/(/", "", scriptName="Broken", promptOnly=True))
 
-    context = ok(await ada.client.post(f"/api/v1/chats/{chat}/context", json={"text": "Hi."}))
+    context = await ada.post(f"/chats/{chat}/context", {"text": "Hi."})
 
     assert any('"Broken"' in note for note in context["notes"])

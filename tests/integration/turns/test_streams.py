@@ -1,4 +1,4 @@
-"""Streams under stress: many at once, slow readers, and a chat that changes beneath them."""
+"""Streams under stress: many at once, slow readers, and chats that change meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from backend.turns.run import registry as runs
 from backend.turns.run.store import TurnStore
 from backend.turns.run.turn_run import TurnRun
 from tests.integration.turns.following import (
-    TURN,
     Outage,
     check_tree,
     follow,
@@ -33,16 +32,7 @@ from tests.integration.turns.following import (
 )
 from tests.integration.turns.seeding import identity_of
 from tests.support.logs import caught_logs
-from tests.support.server import (
-    Account,
-    Event,
-    Running,
-    ok,
-    problem,
-    read_events,
-    running,
-    text_of,
-)
+from tests.support.server import Account, Event, Running, problem, read_events, running, text_of
 from tests.support.thorough import rounds
 from tests.support.waiting import until
 
@@ -53,7 +43,7 @@ pytestmark = pytest.mark.anyio
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """At a pace at which things can happen in the middle of a reply."""
+    """A server with a slow model, so that tests can act during a reply."""
     folder = tmp_path_factory.mktemp("data")
     async with running(shared_url, folder, demo_tokens_per_second=100) as server:
         yield server
@@ -61,12 +51,12 @@ async def server(
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store what was said five times a second, so that tests need not wait for it."""
+    """Store replies five times a second, so that tests do not wait."""
     monkeypatch.setattr(runs, "STORE_SECONDS", 0.2)
 
 
 async def stop(ada: Account, turn_id: str) -> None:
-    assert (await ada.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+    assert (await ada.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
 
 
 async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> list[Event]:
@@ -76,14 +66,12 @@ async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> l
 
 
 @pytest.mark.every_database
-async def test_of_many_turns_at_once_each_gets_its_own_reply(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_concurrent_turns_get_their_own_replies(database_url: str, tmp_path: Path) -> None:
     many = rounds(24, 100)
     settings: dict[str, Any] = {"demo_tokens_per_second": 200, "max_turns_per_user": many}
     async with running(database_url, tmp_path, **settings) as server, server.account() as ada:
         brief = {"sampling": {"max_output_tokens": 30}}
-        ok(await ada.client.patch("/api/v1/me/settings", json=brief))
+        await ada.patch("/me/settings", brief)
         chats = [(await ada.new_chat())["id"] for _ in range(many)]
         lines = [f"My number is {number}, and no other." for number in range(many)]
         heard = await asyncio.gather(
@@ -98,7 +86,7 @@ async def test_of_many_turns_at_once_each_gets_its_own_reply(
 
 
 @pytest.mark.every_database
-async def test_a_client_that_reads_late_gets_it_all_once(ada: Account) -> None:
+async def test_a_late_client_receives_everything_once(ada: Account) -> None:
     chat = (await ada.new_chat())["id"]
     async with turn_under_way(ada, chat, text="/demo long 100") as (turn_id, events):
         await until(lambda: is_over(ada, turn_id))
@@ -110,19 +98,17 @@ async def test_a_client_that_reads_late_gets_it_all_once(ada: Account) -> None:
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("command", ["", "think", "long 3", "fail", "fail-midway", "silent", "cut"])
-async def test_the_stored_events_of_a_turn_are_those_that_were_streamed(
-    ada: Account, chat: str, command: str
-) -> None:
+async def test_stored_events_equal_streamed_events(ada: Account, chat: str, command: str) -> None:
     live = await ada.turn(chat, text=f"/demo {command}" if command else "Hm.")
     stored = await follow(ada.client, live[0].data["turn_id"])
     assert said(stored) == said(live)
     expected = others(live)
-    if not said(live):  # the place that was kept for a reply is given up
+    if not said(live):  # the reserved reply was deleted
         expected[0][1]["reply_id"] = None
     assert others(stored) == expected
 
 
-async def test_a_stopped_turn_keeps_what_was_said_and_can_go_on(ada: Account, chat: str) -> None:
+async def test_a_stopped_turn_keeps_its_text_and_can_continue(ada: Account, chat: str) -> None:
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         heard = await take_words(events, 5)
         heard += await finish(ada, turn_id, events)
@@ -139,21 +125,19 @@ async def test_a_stopped_turn_keeps_what_was_said_and_can_go_on(ada: Account, ch
     assert said(await follow(ada.client, turn_id)) == said(more)
 
 
-async def test_stopping_twice_or_too_late_changes_nothing(ada: Account, chat: str) -> None:
+async def test_a_repeated_or_late_stop_changes_nothing(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="/demo long 2")
-    before = ok(await ada.client.get(f"{TURN}/{events[0].data['turn_id']}"))
+    before = await ada.get(f"/turns/{events[0].data['turn_id']}")
     assert before["state"] == "completed"
     for _ in range(2):
         await stop(ada, before["id"])
-    assert ok(await ada.client.get(f"{TURN}/{before['id']}")) == before
+    assert (await ada.get(f"/turns/{before['id']}")) == before
 
 
-async def test_a_turn_whose_reply_was_deleted_can_still_be_looked_at(
-    ada: Account, chat: str
-) -> None:
+async def test_a_turn_outlives_its_reply(ada: Account, chat: str) -> None:
     live = await ada.turn(chat, text="/demo long 3")
-    ok(await ada.client.delete(f"/api/v1/messages/{live[0].data['reply_id']}"))
-    turn = ok(await ada.client.get(f"{TURN}/{live[0].data['turn_id']}"))
+    await ada.delete(f"/messages/{live[0].data['reply_id']}", 200)
+    turn = await ada.get(f"/turns/{live[0].data['turn_id']}")
     assert (turn["state"], turn["reply"]) == ("completed", None)
     for event in live:
         rest = await follow(ada.client, turn["id"], last_id=event.id)
@@ -163,17 +147,17 @@ async def test_a_turn_whose_reply_was_deleted_can_still_be_looked_at(
 
 
 @pytest.mark.parametrize("last_id", ["abc", "-1", "1.5", "²", "9" * 5000])
-async def test_a_last_event_id_that_is_none_is_refused(
-    ada: Account, chat: str, last_id: str
-) -> None:
+async def test_an_invalid_last_event_id_is_refused(ada: Account, chat: str, last_id: str) -> None:
     live = await ada.turn(chat, text="/demo long 1")
-    answer = await ada.client.get(
-        f"{TURN}/{live[0].data['turn_id']}/events", headers={b"Last-Event-ID": last_id.encode()}
+    answer = await ada.ask(
+        "GET",
+        f"/turns/{live[0].data['turn_id']}/events",
+        headers={b"Last-Event-ID": last_id.encode()},
     )
     problem(answer, 400, "bad-request")
 
 
-async def test_behind_the_last_event_there_is_nothing(ada: Account, chat: str) -> None:
+async def test_no_event_follows_the_last_one(ada: Account, chat: str) -> None:
     live = await ada.turn(chat, text="/demo long 1")
     turn_id = live[0].data["turn_id"]
     for last_id in (live[-1].id, live[-1].id + 10**12):
@@ -181,20 +165,18 @@ async def test_behind_the_last_event_there_is_nothing(ada: Account, chat: str) -
 
 
 @pytest.mark.every_database
-async def test_while_a_reply_is_written_it_is_not_edited_deleted_or_copied(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_streaming_reply_is_locked(ada: Account, chat: str, server: Running) -> None:
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         heard = await take_words(events, 2)
         greeting, line, reply = await ada.messages(chat)
         assert (reply["status"], reply["id"]) == ("streaming", reply["id"])
-        url = f"/api/v1/messages/{reply['id']}"
+        url = f"/messages/{reply['id']}"
         refused: list[httpx.Response] = [
-            await ada.client.patch(url, json={"text": "Mine."}),
-            await ada.client.delete(url),
-            await ada.client.delete(f"/api/v1/messages/{line['id']}"),
-            await ada.client.delete(f"/api/v1/messages/{greeting['id']}"),
-            await ada.client.post(f"/api/v1/chats/{chat}/fork", json={"message_id": reply["id"]}),
+            await ada.ask("PATCH", url, json={"text": "Mine."}),
+            await ada.ask("DELETE", url),
+            await ada.ask("DELETE", f"/messages/{line['id']}"),
+            await ada.ask("DELETE", f"/messages/{greeting['id']}"),
+            await ada.ask("POST", f"/chats/{chat}/fork", json={"message_id": reply["id"]}),
         ]
         for answer in refused:
             problem(answer, 409, "message-busy")
@@ -204,57 +186,49 @@ async def test_while_a_reply_is_written_it_is_not_edited_deleted_or_copied(
 
 
 @pytest.mark.every_database
-async def test_the_path_may_move_while_a_reply_is_written_elsewhere(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_the_path_can_change_meanwhile(ada: Account, chat: str, server: Running) -> None:
     (greeting,) = await ada.messages(chat)
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         heard = await take_words(events, 2)
         line = (await ada.messages(chat))[1]
         hide = {"hidden": True}
-        ok(await ada.client.patch(f"/api/v1/messages/{greeting['id']}", json=hide))
-        edited = ok(
-            await ada.client.patch(f"/api/v1/messages/{line['id']}", json={"text": "Else."})
-        )
+        await ada.patch(f"/messages/{greeting['id']}", hide)
+        edited = await ada.patch(f"/messages/{line['id']}", {"text": "Else."})
         assert [each["id"] for each in await ada.messages(chat)] == [greeting["id"], edited["id"]]
         heard += await finish(ada, turn_id, events)
     assert heard[-2].name == "message.saved"
-    ok(await ada.client.post(f"/api/v1/messages/{line['id']}/activate"))
+    await ada.post(f"/messages/{line['id']}/activate")
     reply = (await ada.messages(chat))[-1]
     assert (reply["id"], reply["text"]) == (heard[-2].data["message_id"], text_of(heard))
     await check_tree(server.parts.database, chat)
 
 
 @pytest.mark.every_database
-async def test_a_reply_that_is_hidden_while_it_is_written_stays_out_of_the_sums(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_hidden_reply_is_not_counted(ada: Account, chat: str, server: Running) -> None:
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         await take_words(events, 2)
         reply = (await ada.messages(chat))[-1]
-        ok(await ada.client.patch(f"/api/v1/messages/{reply['id']}", json={"hidden": True}))
-        await until(lambda: stored_text(ada, reply["id"]))
+        await ada.patch(f"/messages/{reply['id']}", {"hidden": True})
+        await until(lambda: read_text(ada, reply["id"]))
         await check_tree(server.parts.database, chat)
         await finish(ada, turn_id, events)
     await check_tree(server.parts.database, chat)
 
 
-async def stored_text(ada: Account, message_id: str) -> str:
-    text: str = ok(await ada.client.get(f"/api/v1/messages/{message_id}"))["text"]
+async def read_text(ada: Account, message_id: str) -> str:
+    text: str = (await ada.get(f"/messages/{message_id}"))["text"]
     return text
 
 
 @pytest.mark.every_database
-async def test_what_is_stored_of_a_reply_under_way_is_counted(
-    ada: Account, chat: str, server: Running
-) -> None:
-    """A crash leaves it like this, and nobody can count it then."""
+async def test_partial_replies_are_counted(ada: Account, chat: str, server: Running) -> None:
+    """After a crash, partial replies are never counted again."""
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         await take_words(events, 1)
         reply_id = (await ada.messages(chat))[-1]["id"]
 
         async def second_store() -> bool:
-            return len((await stored_text(ada, reply_id)).split()) > 70
+            return len((await read_text(ada, reply_id)).split()) > 70
 
         await until(second_store)
         rows = await check_tree(server.parts.database, chat)
@@ -268,12 +242,10 @@ async def test_what_is_stored_of_a_reply_under_way_is_counted(
 
 
 @pytest.mark.every_database
-async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_deleting_a_chat_ends_its_turn(ada: Account, chat: str, server: Running) -> None:
     async with turn_under_way(ada, chat, text="/demo long 5000") as (_, events):
         await take_words(events, 2)
-        assert (await ada.client.delete(f"/api/v1/chats/{chat}")).status_code == 204
+        assert (await ada.ask("DELETE", f"/chats/{chat}")).status_code == 204
         rest = [event async for event in events]
     assert (rest[-1].name, rest[-1].data["state"]) == ("turn.completed", "stopped")
     assert "message.saved" not in {event.name for event in rest}
@@ -284,7 +256,7 @@ async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
             assert await session.scalar(query) == 0
 
 
-async def test_replies_are_stored_a_few_at_a_time_and_past_any_that_hang(
+async def test_a_few_replies_are_stored_at_once_without_blocking(
     ada: Account, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = server.parts.turns.runs
@@ -322,7 +294,7 @@ async def test_replies_are_stored_a_few_at_a_time_and_past_any_that_hang(
 
 
 @pytest.mark.every_database
-async def test_a_reply_is_stored_once_the_database_answers_again(
+async def test_a_reply_is_stored_after_a_database_outage(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "RETRY_SECONDS", (0.05,) * 100)
@@ -336,11 +308,11 @@ async def test_a_reply_is_stored_once_the_database_answers_again(
                 await anext(events)
         run = server.parts.turns.runs.get(UUID(turn_id))
         assert run is not None
-        run.stop()  # too late: all was said
+        run.stop()  # too late: the reply is complete
     outage.is_on = False
     reply = await until(lambda: complete_reply(ada, chat))
     assert len(reply["text"].split()) == 60
-    assert ok(await ada.client.get(f"{TURN}/{turn_id}"))["state"] == "completed"
+    assert (await ada.get(f"/turns/{turn_id}"))["state"] == "completed"
 
 
 async def complete_reply(ada: Account, chat: str) -> dict[str, Any] | None:
@@ -349,7 +321,7 @@ async def complete_reply(ada: Account, chat: str) -> dict[str, Any] | None:
 
 
 @pytest.mark.every_database
-async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep(
+async def test_a_reply_that_cannot_be_stored_is_recovered(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "RETRY_SECONDS", (0.01,))
@@ -361,7 +333,7 @@ async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep
         outage.is_on = False
     assert heard[-1].name == "turn.failed"
     assert heard[-1].data["type"] == "urn:talekeeper:problem:database-unavailable"
-    refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "And now?"})
+    refused = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "And now?"})
     problem(refused, 409, "turn-in-progress")
     await lapse(server.parts.database, turn_id)
     await server.parts.turns.recover()
@@ -375,9 +347,7 @@ async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep
 
 
 @pytest.mark.postgres
-async def test_connections_that_break_in_the_middle_of_a_reply_lose_nothing(
-    postgres_url: str, tmp_path: Path
-) -> None:
+async def test_broken_connections_lose_nothing(postgres_url: str, tmp_path: Path) -> None:
     async with (
         running(postgres_url, tmp_path, demo_tokens_per_second=100) as server,
         server.account() as ada,
@@ -400,14 +370,12 @@ async def test_connections_that_break_in_the_middle_of_a_reply_lose_nothing(
         assert (reply["status"], len(reply["text"].split())) == ("complete", 60)
 
 
-async def test_silence_is_filled_with_comments(
+async def test_silence_has_comments(
     ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.05)
     monkeypatch.setattr(streaming, "BEAT_SECONDS", 0.02)
-    async with ada.client.stream(
-        "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo slow"}
-    ) as response:
+    async with ada.stream("POST", f"/chats/{chat}/turns", json={"text": "/demo slow"}) as response:
         lines: list[str] = []
         async for line in response.aiter_lines():
             lines.append(line)
@@ -418,9 +386,9 @@ async def test_silence_is_filled_with_comments(
 
 
 @pytest.mark.every_database
-async def test_the_stream_is_marked_so_that_no_proxy_holds_it_back(ada: Account, chat: str) -> None:
-    async with ada.client.stream(
-        "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo long 1"}
+async def test_the_stream_has_headers_against_buffering(ada: Account, chat: str) -> None:
+    async with ada.stream(
+        "POST", f"/chats/{chat}/turns", json={"text": "/demo long 1"}
     ) as response:
         headers = response.headers
         events = [event async for event in read_events(response)]
@@ -431,16 +399,16 @@ async def test_the_stream_is_marked_so_that_no_proxy_holds_it_back(ada: Account,
 
 
 @pytest.mark.every_database
-async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other_in_a_ring(
+async def test_tree_changes_and_reply_stores_never_deadlock(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On PostgreSQL a ring of locks would end with an error for one of them."""
+    """On PostgreSQL a deadlock would be an error of one of them."""
     monkeypatch.setattr(runs, "STORE_SECONDS", 0.01)
     (greeting,) = await ada.messages(chat)
 
     async def change(number: int) -> None:
         body: dict[str, Any] = {"hidden": number % 2 == 0}
-        ok(await ada.client.patch(f"/api/v1/messages/{greeting['id']}", json=body))
+        await ada.patch(f"/messages/{greeting['id']}", body)
 
     for _ in range(2):
         async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
@@ -449,7 +417,7 @@ async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other
         await check_tree(server.parts.database, chat)
 
 
-async def test_a_turn_whose_progress_cannot_be_stored_is_named_in_the_log(
+async def test_progress_that_cannot_be_stored_is_logged(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: Any) -> set[UUID]:

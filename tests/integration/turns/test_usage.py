@@ -1,4 +1,4 @@
-"""What a chat took of its models: `GET /chats/{id}/usage`."""
+"""Usage and cost of a chat: `GET /chats/{id}/usage`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,13 @@ from tests.fakes.openai_server import (
     usage_chunk,
 )
 from tests.fakes.scripted_server import Gate
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, problem, running
+from tests.support.shared import vendor as model
 from tests.support.waiting import until
 
+__all__ = ["model"]
+
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +40,21 @@ async def server(
 ) -> AsyncGenerator[Running]:
     told = {MODEL_ID: ListedModel(name=MODEL_ID, price=Price(input=2, output=8, cached_input=0.5))}
     registry = ModelRegistry(
-        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, told=told
+        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, figures=told
     )
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
         yield server
 
 
-async def usage_of(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
-    found: dict[str, Any] = ok(await ada.client.get(f"/api/v1/chats/{chat}/usage", params=query))
-    return found
+async def read_usage(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
+    return await ada.get(f"/chats/{chat}/usage", **query)
 
 
 async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
     server: Running, ada: Account, model: OpenAIServer
 ) -> None:
     chat = str((await ada.new_chat())["id"])
-    assert await usage_of(ada, chat) == {
+    assert await read_usage(ada, chat) == {
         **dict.fromkeys(("turns", "runs", "prompt_tokens", "cached_tokens"), 0),
         **dict.fromkeys(("unreported", "completion_tokens", "thinking_tokens"), 0),
         "cost": None,
@@ -86,7 +82,7 @@ async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
         )
         session.add(run)
 
-    seen = await usage_of(ada, chat)
+    seen = await read_usage(ada, chat)
 
     gone, small, known = seen["by_model"]
     assert (gone["model"], gone["runs"], gone["turns"]) == ("gone/long-ago", 1, 0)
@@ -99,67 +95,63 @@ async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
     assert seen["cost"] == known["cost"]
     assert (seen["prompt_tokens"], seen["cached_tokens"]) == (2290, 600)
     assert (seen["completion_tokens"], seen["thinking_tokens"]) == (159, 40)
-    one = await usage_of(ada, chat, reply_id=first)
+    one = await read_usage(ada, chat, reply_id=first)
     assert (one["turns"], one["runs"], one["prompt_tokens"]) == (1, 0, 1000)
     assert one["cost"]["amount"] == pytest.approx((2 * 400 + 0.5 * 600 + 8 * 100) / 1e6)
 
 
-async def test_a_reply_that_nobody_counted_is_told_as_that_and_not_as_nothing(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_a_reply_without_usage_is_unreported(ada: Account, model: OpenAIServer) -> None:
     chat = str((await ada.new_chat())["id"])
     model.script(stream(chunk(content="Yes."), chunk("stop"), DONE))
     reply_id = (await ada.turn(chat, text="Is it so?"))[0].data["reply_id"]
     for query in ({}, {"reply_id": reply_id}):
-        seen = await usage_of(ada, chat, **query)
+        seen = await read_usage(ada, chat, **query)
         assert (seen["turns"], seen["unreported"], seen["prompt_tokens"]) == (0, 1, 0)
     model.script(reply("No.", used=usage(100, 10)))
     await ada.turn(chat, regenerate_of=reply_id)
-    seen = await usage_of(ada, chat)
+    seen = await read_usage(ada, chat)
     assert (seen["turns"], seen["unreported"], seen["prompt_tokens"]) == (1, 1, 100)
 
 
-async def test_nobody_else_sees_it(server: Running, ada: Account) -> None:
+async def test_usage_is_private(server: Running, ada: Account) -> None:
     chat = str((await ada.new_chat())["id"])
     async with server.account() as bob:
-        path = f"/api/v1/chats/{chat}/usage"
-        problem(await bob.client.get(path), 404, "chat-not-found")
+        path = f"/chats/{chat}/usage"
+        problem(await bob.ask("GET", path), 404, "chat-not-found")
         own = str((await bob.new_chat())["id"])
-        assert (await usage_of(bob, own, reply_id=str(new_id())))["turns"] == 0
+        assert (await read_usage(bob, own, reply_id=str(new_id())))["turns"] == 0
 
 
-async def test_suggestions_cost_what_they_took_and_leave_the_agent_its_day(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_suggestions_have_costs_but_no_quota(ada: Account, model: OpenAIServer) -> None:
     chat = str((await ada.new_chat())["id"])
-    path = f"/api/v1/chats/{chat}"
+    path = f"/chats/{chat}"
     model.script(reply('{"lines": ["I run."]}', used=usage(900, 30)))
-    assert ok(await ada.client.post(f"{path}/suggestions", json={}))["items"] == ["I run."]
-    seen = await usage_of(ada, chat)
+    assert (await ada.post(f"{path}/suggestions", {}))["items"] == ["I run."]
+    seen = await read_usage(ada, chat)
     assert (seen["turns"], seen["runs"], seen["prompt_tokens"]) == (0, 1, 900)
     assert seen["cost"]["amount"] == pytest.approx((900 * 2 + 30 * 8) / 1_000_000)
-    work = ok(await ada.client.get(f"{path}/enrichment"))
+    work = await ada.get(f"{path}/enrichment")
     (run,) = work["items"]
     assert (work["tokens_today"], run["kind"], run["can_undo"]) == (0, "suggestions", False)
-    undone = await ada.client.post(f"/api/v1/enrichment/runs/{run['id']}/undo")
+    undone = await ada.ask("POST", f"/enrichment/runs/{run['id']}/undo")
     problem(undone, 409, "nothing-to-undo")
 
 
-async def test_suggestions_are_paid_for_if_the_chat_is_deleted_while_the_model_works(
+async def test_suggestions_of_a_deleted_chat_are_paid_for(
     ada: Account, model: OpenAIServer
 ) -> None:
     chat, gate = str((await ada.new_chat())["id"]), Gate()
     lines = chunk(content='{"lines": ["I run."]}')
     model.script(stream(lines, gate, usage_chunk(usage(900, 30)), DONE))
     before = len(model.requests)
-    asked = asyncio.create_task(ada.client.post(f"/api/v1/chats/{chat}/suggestions", json={}))
+    asked = asyncio.create_task(ada.ask("POST", f"/chats/{chat}/suggestions", json={}))
 
     async def is_asked() -> bool:
         return len(model.requests) > before
 
     await until(is_asked)
-    ok(await ada.client.delete(f"/api/v1/chats/{chat}"), 204)
+    await ada.delete(f"/chats/{chat}")
     gate.opened.set()
     problem(await asked, 404, "chat-not-found")
-    items = ok(await ada.client.get("/api/v1/me/usage"))["items"]
+    items = (await ada.get("/me/usage"))["items"]
     assert [each["used"] for each in items if each["quota"] == "tokens_per_day"] == [930]

@@ -1,10 +1,9 @@
-"""Turns that wait for their player: what may be done meanwhile, and how they go on, once."""
+"""Turns that wait for their player: other requests meanwhile, and choices."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from datetime import datetime
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -17,11 +16,14 @@ from backend.generation.registry import ModelRegistry
 from backend.turns.models import TURN_PLAY, Turn
 from backend.turns.run.resume import read_suspended
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error
-from tests.integration.turns.following import TURN, check_tree, follow, is_over, same_browser
+from tests.integration.turns.following import check_tree, follow, is_over, same_browser
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Account, Running, ok, problem, running, text_of
+from tests.support.shared import asking_server as server
 from tests.support.waiting import until
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
@@ -32,32 +34,21 @@ def registry(vendor: OpenAIServer) -> ModelRegistry:
     return ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
 
 
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    folder = tmp_path_factory.mktemp("data")
-    async with running(shared_url, folder, registry=registry(vendor)) as server:
-        yield server
-
-
 @pytest.fixture
 async def game(ada: Account, vendor: OpenAIServer) -> Game:
     vendor.requests.clear()
     return await new_game(ada)
 
 
-async def row_of(server: Running, turn_id: str) -> Turn:
+async def load_turn(server: Running, turn_id: str) -> Turn:
     async with server.parts.database.read() as session:
         return await session.get_one(Turn, UUID(turn_id))
 
 
 class TestMeanwhile:
-    async def test_no_other_turn_begins_and_the_refusal_says_what_is_waited_for(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_refuses_other_turns(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
-        answer = (await game.account.messages(game.chat))[-1]
+        answer = await game.last()
         for body in (
             {"text": "Well?"},
             {"regenerate_of": answer["id"]},
@@ -65,31 +56,29 @@ class TestMeanwhile:
             {"impersonate": True},
             {"text": "Well?", "turn_id": str(uuid4())},
         ):
-            sent = await game.client.post(f"/api/v1/chats/{game.chat}/turns", json=body)
+            sent = await game.account.ask("POST", f"/chats/{game.chat}/turns", json=body)
             told = problem(sent, 409, "turn-waiting")
             assert told["turn_id"] == turn_id
             assert told["waiting"]["prompt"] == "Which way?"
         assert len(vendor.requests) == 1
         assert len(await game.account.messages(game.chat)) == 2
-        waiting = ok(
-            await game.client.get(f"/api/v1/chats/{game.chat}/turns", params={"state": "waiting"})
-        )
+        waiting = await game.account.get(f"/chats/{game.chat}/turns", state="waiting")
         assert [each["id"] for each in waiting["items"]] == [turn_id]
-        preview = ok(await game.client.get(f"/api/v1/chats/{game.chat}/context?text=Well"))
+        preview = await game.account.get(f"/chats/{game.chat}/context?text=Well")
         assert "A fork." not in str(preview)
 
-    async def test_its_reply_is_kept_as_one_that_is_being_written(
-        self, game: Game, vendor: OpenAIServer, server: Running
-    ) -> None:
+    async def test_locks_its_reply(self, game: Game, vendor: OpenAIServer, server: Running) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         [line, answer] = await game.account.messages(game.chat)
-        messages = "/api/v1/messages"
+        messages = "/messages"
         for refused in (
-            await game.client.patch(f"{messages}/{answer['id']}", json={"text": "No fork."}),
-            await game.client.delete(f"{messages}/{answer['id']}"),
-            await game.client.delete(f"{messages}/{line['id']}"),
-            await game.client.post(
-                f"/api/v1/chats/{game.chat}/fork", json={"message_id": answer["id"]}
+            await game.account.ask(
+                "PATCH", f"{messages}/{answer['id']}", json={"text": "No fork."}
+            ),
+            await game.account.ask("DELETE", f"{messages}/{answer['id']}"),
+            await game.account.ask("DELETE", f"{messages}/{line['id']}"),
+            await game.account.ask(
+                "POST", f"/chats/{game.chat}/fork", json={"message_id": answer["id"]}
             ),
         ):
             problem(refused, 409, "message-busy")
@@ -98,45 +87,41 @@ class TestMeanwhile:
         await game.choose(turn_id, "1.1")
         assert (await game.turn(turn_id))["state"] == "completed"
 
-    async def test_on_another_branch_it_waits_until_its_own_is_active_again(
+    async def test_waits_for_its_branch(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         [line, answer] = await game.account.messages(game.chat)
-        messages = "/api/v1/messages"
-        ok(await game.client.patch(f"{messages}/{line['id']}", json={"text": "I stay."}))
+        messages = "/messages"
+        await game.account.patch(f"{messages}/{line['id']}", {"text": "I stay."})
         await game.refused(turn_id, "1.0", 409, "chat-changed")
-        sent = await game.client.post(f"/api/v1/chats/{game.chat}/turns", json={"text": "Well?"})
+        sent = await game.account.ask("POST", f"/chats/{game.chat}/turns", json={"text": "Well?"})
         problem(sent, 409, "turn-waiting")
-        ok(await game.client.post(f"{messages}/{answer['id']}/activate"))
+        await game.account.post(f"{messages}/{answer['id']}/activate")
         vendor.script(called(DAYS, FINISH, text="You go."))
         assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.completed"
         assert (await game.state())["day"] == 2
         await check_tree(server.parts.database, game.chat)
 
-    async def test_a_chat_that_left_its_campaign_can_only_give_the_turn_up(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_needs_its_campaign(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor)
-        chat = f"/api/v1/chats/{game.chat}"
-        ok(await game.client.patch(chat, json={"campaign_id": None}))
+        chat = f"/chats/{game.chat}"
+        await game.account.patch(chat, {"campaign_id": None})
         await game.refused(turn_id, "1.0", 409, "conflict")
         assert (await game.turn(turn_id))["state"] == "waiting"
-        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        await game.stop(turn_id)
         assert (await game.say("And now?"))[-1].name == "turn.completed"
 
-    async def test_deleting_the_chat_leaves_nothing_of_it(
+    async def test_goes_with_its_chat(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
-        assert (await game.client.delete(f"/api/v1/chats/{game.chat}")).status_code == 204
+        assert (await game.account.ask("DELETE", f"/chats/{game.chat}")).status_code == 204
         await game.refused(turn_id, "1.0", 404, "turn-not-found")
         async with server.parts.database.read() as session:
             assert await session.get(Turn, UUID(turn_id)) is None
 
-    async def test_nothing_of_it_can_be_read_in_the_database(
-        self, game: Game, vendor: OpenAIServer, server: Running
-    ) -> None:
+    async def test_it_is_sealed(self, game: Game, vendor: OpenAIServer, server: Running) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         async with server.parts.database.read() as session:
             row = (
@@ -155,41 +140,37 @@ class TestMeanwhile:
 
 
 class TestStopping:
-    async def test_gives_the_turn_up_with_the_campaign_as_it_was(
-        self, game: Game, vendor: OpenAIServer, server: Running
-    ) -> None:
+    async def test_changes_nothing(self, game: Game, vendor: OpenAIServer, server: Running) -> None:
         vendor.script(called(DAYS, QUESTION, text="You walk on."))
         events = await game.say()
         turn_id = events[0].data["turn_id"]
         changes = await game.changes()
-        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        await game.stop(turn_id)
         assert (await game.turn(turn_id))["state"] == "stopped"
         assert (await game.turn(turn_id))["waiting"] is None
         assert ((await game.state())["day"], await game.changes()) == (1, changes)
-        kept = (await game.account.messages(game.chat))[-1]
+        kept = await game.last()
         assert (kept["text"], kept["status"]) == ("You walk on.", "interrupted")
         rest = await follow(game.client, turn_id, last_id=events[-1].id)
         assert names(rest) == ["usage", "message.saved", "turn.completed"]
         await game.refused(turn_id, "1.0", 409, "turn-not-waiting")
-        row = await row_of(server, turn_id)
+        row = await load_turn(server, turn_id)
         assert row.sealed_play is None
         await check_tree(server.parts.database, game.chat)
         assert (await game.say("And now?"))[-1].name == "turn.completed"
 
-    async def test_leaves_no_reply_where_nothing_was_said(
+    async def test_leaves_no_empty_reply(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await game.wait_for_choice(vendor)
-        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        await game.stop(turn_id)
         assert [each["role"] for each in await game.account.messages(game.chat)] == ["user"]
         assert (await game.turn(turn_id))["reply_id"] is None
         await check_tree(server.parts.database, game.chat)
 
 
 class TestChoosing:
-    async def test_an_option_that_there_is_not_changes_nothing(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_refuses_unknown_options(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor)
         for option in ("1.2", "2.0", "0.0", "left", "1.0 "):
             await game.refused(turn_id, option, 422, "validation-failed")
@@ -198,9 +179,7 @@ class TestChoosing:
         assert len(vendor.requests) == 1
         assert (await game.turn(turn_id))["state"] == "waiting"
 
-    async def test_a_second_wait_has_other_options_and_the_first_choice_is_only_told(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_a_second_wait_has_new_options(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         vendor.script(called(QUESTION, text="Another one."))
         second = await game.choose(turn_id, "1.0")
@@ -214,13 +193,9 @@ class TestChoosing:
         vendor.script(called(FINISH, text="Home."))
         third = await game.choose(turn_id, "2.1")
         assert await game.choose(turn_id, "1.0") == [*second, *third]
-        assert (await game.account.messages(game.chat))[-1]["text"] == (
-            "A fork.\n\nAnother one.\n\nHome."
-        )
+        assert (await game.last())["text"] == ("A fork.\n\nAnother one.\n\nHome.")
 
-    async def test_sent_often_and_at_once_it_is_made_once(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_repeated_choices_count_once(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(called(DAYS, QUESTION))
         turn_id = (await game.say())[0].data["turn_id"]
         vendor.script(called(DAYS, FINISH, text="You go."))
@@ -230,15 +205,13 @@ class TestChoosing:
         assert len(vendor.requests) == 2
         assert (await game.state())["day"] == 3
 
-    async def test_of_two_options_at_once_one_is_made(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_one_of_two_choices_wins(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor)
-        path = f"{TURN}/{turn_id}/choice"
+        path = f"/turns/{turn_id}/choice"
         json = {"Accept": "application/json"}
         answers = await asyncio.gather(
             *(
-                game.client.post(path, json={"option": f"1.{number % 2}"}, headers=json)
+                game.account.ask("POST", path, json={"option": f"1.{number % 2}"}, headers=json)
                 for number in range(6)
             )
         )
@@ -247,7 +220,7 @@ class TestChoosing:
         assert {ok(each)["state"] for each in answers if each.status_code == 200} == {"completed"}
         assert len(vendor.requests) == 2
 
-    async def test_goes_on_in_another_session_after_a_restart(
+    async def test_continues_in_another_session_after_a_restart(
         self, shared_url: str, vendor: OpenAIServer, tmp_path: Path
     ) -> None:
         name = f"ada-{uuid4().hex[:8]}"
@@ -259,7 +232,7 @@ class TestChoosing:
             vendor.script(called(DAYS, QUESTION, text="A fork."))
             events = await game.say()
             turn_id = events[0].data["turn_id"]
-            assert (await ada.client.delete("/api/v1/sessions/current")).status_code == 204
+            assert (await ada.ask("DELETE", "/sessions/current")).status_code == 204
         async with (
             running(shared_url, tmp_path, registry=registry(vendor)) as other,
             other.signed_in(name) as back,
@@ -280,7 +253,7 @@ class TestChoosing:
                 *events[len(events) // 2 + 1 :], *rest
             ]  # fmt: skip
 
-    async def test_goes_on_with_what_an_earlier_version_has_stored(
+    async def test_continues_a_turn_of_an_earlier_version(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         vendor.script(called(DAYS, QUESTION, text="A fork."))
@@ -298,13 +271,11 @@ class TestChoosing:
         assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.completed"
         assert (await game.state())["day"] == 2
 
-    async def test_what_the_user_changed_meanwhile_stays(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_changes_of_the_user_are_kept(self, game: Game, vendor: OpenAIServer) -> None:
         clock = await game.add("clocks", name="Alarm", segments=4)
         vendor.script(called(DAYS, ("tick_clock", {"clock": "Alarm"}), QUESTION, text="Steps."))
         turn_id = (await game.say())[0].data["turn_id"]
-        gone = await game.client.delete(f"{game.path}/clocks/{clock['id']}")
+        gone = await game.account.ask("DELETE", f"{game.path}/clocks/{clock['id']}")
         assert gone.status_code == 204
         vendor.script(called(FINISH, text="You go."))
         events = await game.choose(turn_id, "1.0")
@@ -313,9 +284,7 @@ class TestChoosing:
         assert changed["left_out"] == 1
         assert (await game.state())["day"] == 2
 
-    async def test_a_model_that_fails_then_leaves_what_the_choice_has_stored(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_a_failed_model_keeps_changes(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(called(DAYS, QUESTION, text="Steps."))
         turn_id = (await game.say())[0].data["turn_id"]
         vendor.script(error(401, message="no"))
@@ -324,12 +293,12 @@ class TestChoosing:
         [changed] = named(events, "state.changed")
         assert len(changed["changes"]) == 1
         assert (await game.state())["day"] == 2
-        kept = (await game.account.messages(game.chat))[-1]
+        kept = await game.last()
         assert (kept["text"], kept["status"]) == ("Steps.", "failed")
 
 
 @pytest.mark.postgres
-async def test_two_processes_that_get_the_choice_at_once_make_it_once(
+async def test_concurrent_choices_in_two_processes_count_once(
     postgres_url: str, vendor: OpenAIServer, tmp_path: Path
 ) -> None:
     async with (
@@ -356,6 +325,6 @@ async def test_two_processes_that_get_the_choice_at_once_make_it_once(
             assert {text_of(each).strip() for each in told} == {"You go."}
             assert (await game.state())["day"] == day
         turn_id = await game.wait_for_choice(vendor)
-        assert (await there.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await there.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         await until(lambda: is_over(ada, turn_id))
         await game.refused(turn_id, "1.0", 409, "turn-not-waiting")

@@ -1,9 +1,9 @@
-"""Turns with a model whose window is smaller than was assumed: they learn it, and go on."""
+"""Turns with a model that has a smaller window than assumed: they learn it and continue."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.fakes.window_server import Overflow, WindowServer
 from tests.integration.turns.following import check_tree, follow, others
 from tests.integration.turns.playing import new_game
 from tests.integration.turns.seeding import seed
-from tests.support.server import Account, Event, Running, ok, problem, running, text_of
+from tests.support.server import Account, Event, Running, problem, running, text_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -27,33 +27,44 @@ LINE = (
 WINDOW = 4_096
 
 
-@asynccontextmanager
-async def talekeeper(
-    url: str, folder: Path, vendor: WindowServer, **config: Any
-) -> AsyncGenerator[tuple[Running, Account]]:
-    registry = ModelRegistry(
-        demo_tokens_per_second=0, openai=vendor.config(**config), default=MODEL_ID
-    )
-    async with running(url, folder, registry=registry) as server, server.account("ada") as ada:
-        yield server, ada
+Play = tuple[WindowServer, Running, Account]
+PlayIn = Callable[..., AbstractAsyncContextManager[Play]]
+
+
+@pytest.fixture
+def play_in(sqlite_url: str, tmp_path: Path) -> PlayIn:
+    """Start a model server with a window, a server that uses it, and an account."""
+
+    @asynccontextmanager
+    async def play(model: WindowServer | int, **config: Any) -> AsyncGenerator[Play]:
+        async with WindowServer(model) if isinstance(model, int) else model as vendor:
+            openai = vendor.config(**config)
+            registry = ModelRegistry(demo_tokens_per_second=0, openai=openai, default=MODEL_ID)
+            async with (
+                running(sqlite_url, tmp_path, registry=registry) as server,
+                server.account("ada") as ada,
+            ):
+                yield vendor, server, ada
+
+    return play
 
 
 async def long_chat(server: Running, ada: Account, *, lines: int = 120) -> str:
-    """A chat with a greeting whose history has some 10,000 tokens."""
+    """Create a chat with a history of about 10,000 tokens."""
     character = await ada.new_character()
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
     await seed(server, ada, chat, [f"{number}. {LINE}" for number in range(lines)])
     return chat
 
 
-async def context_of(ada: Account, events: list[Event]) -> dict[str, Any]:
-    """The context of the reply that a turn wrote."""
-    url = f"/api/v1/messages/{events[0].data['reply_id']}/context"
-    return ok(await ada.client.get(url))  # type: ignore[no-any-return]
+async def read_context(ada: Account, events: list[Event]) -> dict[str, Any]:
+    """Return the context of the reply of a turn."""
+    url = f"/messages/{events[0].data['reply_id']}/context"
+    return await ada.get(url)
 
 
-async def model_of(ada: Account, model_id: str = MODEL_ID) -> dict[str, Any]:
-    models = ok(await ada.client.get("/api/v1/models"))["items"]
+async def read_model(ada: Account, model_id: str = MODEL_ID) -> dict[str, Any]:
+    models = (await ada.get("/models"))["items"]
     return next(each for each in models if each["id"] == model_id)
 
 
@@ -62,88 +73,76 @@ def ready(events: list[Event]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("overflow", ["llama-cpp", "llama-cpp-python", "vllm", "empty-stream"])
-async def test_a_refused_prompt_is_built_again_in_the_window_that_the_refusal_names(
-    sqlite_url: str, tmp_path: Path, overflow: Overflow
+async def test_the_window_in_a_refusal_is_used_for_a_second_prompt(
+    play_in: PlayIn, overflow: Overflow
 ) -> None:
-    async with (
-        WindowServer(WINDOW, overflow=overflow) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+    async with play_in(WindowServer(WINDOW, overflow=overflow)) as (vendor, server, ada):
         chat = await long_chat(server, ada)
-        assert (await model_of(ada))["figures_from"] == "default"
+        assert (await read_model(ada))["figures_from"] == "default"
 
         events = await ada.turn(chat, text="Well?")
 
         assert (events[-1].name, text_of(events)) == ("turn.completed", "Fine.")
         assert vendor.refusals == 1 + (overflow == "empty-stream")
-        model = await model_of(ada)
+        model = await read_model(ada)
         assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
-        # One line, one reply; the totals are those of the prompt that was accepted.
+        # There is one line and one reply; the totals are of the accepted prompt.
         assert [each["text"] for each in await ada.messages(chat)][-2:] == ["Well?", "Fine."]
         await check_tree(server.parts.database, chat)
         first, second = ready(events)
         assert first["total"] > WINDOW == second["total"] > second["prompt"]
-        turn = ok(await ada.client.get(f"/api/v1/turns/{events[0].data['turn_id']}"))
-        context = await context_of(ada, events)
+        turn = await ada.get(f"/turns/{events[0].data['turn_id']}")
+        context = await read_context(ada, events)
         assert turn["totals"] == second == context["totals"]
         assert context["window"] == {"tokens": WINDOW, "source": "learned"}
         assert any(f"has {WINDOW:,}" in note for note in context["notes"])
-        # Who comes later hears the same.
+        # Late followers receive the same.
         stored = await follow(ada.client, events[0].data["turn_id"])
         assert others(stored)[1:] == [("context.ready", {"totals": second}), *others(events)[2:]]
 
         vendor.refusals = 0
         events = await ada.turn(chat, text="And then?")
         assert (text_of(events), vendor.refusals, len(ready(events))) == ("Fine.", 0, 1)
-        assert (await context_of(ada, events))["notes"] == []
+        assert (await read_context(ada, events))["notes"] == []
 
 
-async def test_a_refusal_without_numbers_leads_down_in_steps(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    async with (
-        WindowServer(9_000, overflow="nameless") as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_a_refusal_without_numbers_halves_the_window(play_in: PlayIn) -> None:
+    async with play_in(WindowServer(9_000, overflow="nameless")) as (vendor, server, ada):
         chat = await long_chat(server, ada, lines=200)
         events = await ada.turn(chat, text="Well?")
         assert text_of(events) == "Fine."
         assert vendor.refusals in {1, 2}
-        assert (await model_of(ada))["context_window"] == 8_192
+        assert (await read_model(ada))["context_window"] == 8_192
 
 
-async def test_tokens_that_are_worth_more_than_was_assumed_are_learned_from_the_refusal(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    async with (
-        WindowServer(8_192, worth=2.2) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor, context_window=8_192) as (server, ada),
+async def test_the_size_of_tokens_is_learned_too(play_in: PlayIn) -> None:
+    async with play_in(WindowServer(8_192, worth=2.2), context_window=8_192) as (
+        vendor,
+        server,
+        ada,
     ):
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
         assert (text_of(events), vendor.refusals) == ("Fine.", 1)
-        context = await context_of(ada, events)
+        context = await read_context(ada, events)
         assert context["ratio"] == pytest.approx(2.2, abs=0.1)
         assert context["totals"]["prompt"] == pytest.approx(
             events[-3].data["prompt_tokens"], rel=0.05
         )
-        # The next turn begins with what was learned of the ratio.
+        # The next turn begins with the learned ratio.
         events = await ada.turn(chat, text="And then?")
         assert vendor.refusals <= 2
-        assert (await context_of(ada, events))["ratio"] > 1.3
+        assert (await read_context(ada, events))["ratio"] > 1.3
 
 
-async def test_a_refusal_that_counts_the_reply_teaches_the_tokens_of_the_prompt_alone(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    async with (
-        WindowServer(WINDOW, overflow="llama-cpp-python", worth=1.2) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor, server="llama-cpp") as (server, ada),
-    ):
+async def test_the_reply_is_not_counted_as_prompt(play_in: PlayIn) -> None:
+    async with play_in(
+        WindowServer(WINDOW, overflow="llama-cpp-python", worth=1.2), server="llama-cpp"
+    ) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
         assert (text_of(events), vendor.refusals) == ("Fine.", 1)
-        assert (await context_of(ada, events))["ratio"] == pytest.approx(1.2, abs=0.05)
+        assert (await read_context(ada, events))["ratio"] == pytest.approx(1.2, abs=0.05)
 
 
 class Stubborn(WindowServer):
@@ -154,13 +153,8 @@ class Stubborn(WindowServer):
 
 
 @pytest.mark.parametrize("overflow", ["llama-cpp", "nameless"])
-async def test_if_it_is_refused_again_and_again_the_error_has_both_numbers(
-    sqlite_url: str, tmp_path: Path, overflow: Overflow
-) -> None:
-    async with (
-        Stubborn(WINDOW, overflow=overflow) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_the_final_error_has_both_numbers(play_in: PlayIn, overflow: Overflow) -> None:
+    async with play_in(Stubborn(WINDOW, overflow=overflow)) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
         failed = events[-1].data
@@ -171,23 +165,18 @@ async def test_if_it_is_refused_again_and_again_the_error_has_both_numbers(
         assert f"{failed['window']:,}" in failed["detail"]
         assert f"{failed['needed']:,}" in failed["detail"]
         assert vendor.refusals == 3
-        # The line is there, to be sent again.
+        # The line is stored, so it can be sent again.
         assert [each["text"] for each in await ada.messages(chat)][-1] == "Well?"
 
 
-async def test_what_cannot_be_shortened_is_named(sqlite_url: str, tmp_path: Path) -> None:
-    async with (
-        WindowServer(WINDOW) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (_, ada),
-    ):
+async def test_the_error_names_sections_that_cannot_be_shortened(play_in: PlayIn) -> None:
+    async with play_in(WINDOW) as (_, _, ada):
         character = await ada.new_character(description=LINE * 60)
         chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
         events = await ada.turn(chat, text="Well?")
         assert events[-1].data["type"] == "urn:talekeeper:problem:context-overflow"
         assert events[-1].data["needed"] > events[-1].data["available"] > 0
-        problem(
-            await ada.client.post(f"/api/v1/chats/{chat}/turns", json={}), 422, "context-overflow"
-        )
+        problem(await ada.ask("POST", f"/chats/{chat}/turns", json={}), 422, "context-overflow")
 
 
 @pytest.mark.parametrize(
@@ -217,31 +206,23 @@ async def test_what_cannot_be_shortened_is_named(sqlite_url: str, tmp_path: Path
         ),
     ],
 )
-async def test_numbers_that_no_tokenizer_explains_teach_no_ratio(
-    sqlite_url: str, tmp_path: Path, fault: dict[str, Any], needed: int
+async def test_implausible_numbers_teach_no_ratio(
+    play_in: PlayIn, fault: dict[str, Any], needed: int
 ) -> None:
-    async with (
-        WindowServer(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+    async with play_in(60_000) as (vendor, server, ada):
         chat = await long_chat(server, ada, lines=8)
         whole = fault if "object" in fault else {"error": fault}
         vendor.script(*[Answer(400, body=whole)] * 3)
         events = await ada.turn(chat, text="Well?")
         assert (events[-1].data["needed"], events[-1].data["window"]) == (needed, WINDOW)
-        assert (await model_of(ada))["context_window"] == WINDOW
+        assert (await read_model(ada))["context_window"] == WINDOW
         events = await ada.turn(chat, text="And then?")
-        assert (await context_of(ada, events))["ratio"] == 1
+        assert (await read_context(ada, events))["ratio"] == 1
 
 
 @pytest.mark.parametrize("kind", ["regenerate", "continue", "impersonate"])
-async def test_turns_of_every_kind_go_on_inside_the_learned_window(
-    sqlite_url: str, tmp_path: Path, kind: str
-) -> None:
-    async with (
-        WindowServer(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_every_kind_of_turn_continues(play_in: PlayIn, kind: str) -> None:
+    async with play_in(60_000) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         reply_id = (await ada.turn(chat, text="Well?"))[0].data["reply_id"]
         vendor.window = WINDOW
@@ -254,20 +235,15 @@ async def test_turns_of_every_kind_go_on_inside_the_learned_window(
         assert last["text"] == ("Fine. Fine." if kind == "continue" else "Fine.")
         await check_tree(server.parts.database, chat)
         if kind == "continue":
-            context = await context_of(ada, events)
+            context = await read_context(ada, events)
             assert context["totals"] == ready(events)[1]
 
 
-async def test_variables_that_macros_write_are_written_once(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    async with (
-        WindowServer(WINDOW) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_macros_write_variables_once(play_in: PlayIn) -> None:
+    async with play_in(WINDOW) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         counting = {"post_history_instructions": "Turn {{incvar::turn}}."}
-        ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=counting))
+        await ada.patch(f"/chats/{chat}/settings", counting)
         await ada.turn(chat, text="Well?")
         assert vendor.refusals == 1
         first = [each["content"] for each in vendor.requests[-1].body["messages"]]
@@ -276,26 +252,19 @@ async def test_variables_that_macros_write_are_written_once(
         assert any("Turn 2." in each["content"] for each in vendor.requests[-1].body["messages"])
 
 
-async def test_suggestions_are_asked_for_again_inside_the_learned_window(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_suggestions_use_the_learned_window(play_in: PlayIn) -> None:
     class Suggesting(WindowServer):
         def accept(self, body: Any, needed: int) -> Answer:  # noqa: ARG002  # it says the same
             return reply('{"lines": ["I wait.", "I knock."]}', used=usage(needed, 2))
 
-    async with (
-        Suggesting(WINDOW) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+    async with play_in(Suggesting(WINDOW)) as (vendor, server, ada):
         chat = await long_chat(server, ada)
-        answer = await ada.client.post(f"/api/v1/chats/{chat}/suggestions", json={})
-        assert ok(answer)["items"] == ["I wait.", "I knock."]
+        answer = await ada.post(f"/chats/{chat}/suggestions", {})
+        assert answer["items"] == ["I wait.", "I knock."]
         assert vendor.refusals == 1
 
 
-async def test_a_window_that_the_user_set_counts_and_a_refusal_does_not_end_the_turn(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_a_window_set_by_the_user_wins(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         WindowServer(WINDOW) as vendor,
         running(sqlite_url, tmp_path) as server,
@@ -308,26 +277,26 @@ async def test_a_window_that_the_user_set_counts_and_a_refusal_does_not_end_the_
             "api_key": API_KEY,
             "models": [{"name": MODEL, "context_window": 16_384}],
         }
-        made = ok(await ada.client.post("/api/v1/providers", json=provider), 201)
-        ok(await ada.client.patch("/api/v1/me/settings", json={"model": f"mine/{MODEL}"}))
+        made = await ada.post("/providers", provider, 201)
+        await ada.patch("/me/settings", {"model": f"mine/{MODEL}"})
         chat = await long_chat(server, ada)
         for refusals in (1, 2):
             events = await ada.turn(chat, text="Well?")
             assert (text_of(events), vendor.refusals) == ("Fine.", refusals)
             assert [each["total"] for each in ready(events)] == [16_384, WINDOW]
-        model = await model_of(ada, f"mine/{MODEL}")
+        model = await read_model(ada, f"mine/{MODEL}")
         assert (model["context_window"], model["figures_from"]) == (16_384, "user")
-        # Without a setting, what was learned counts.
-        path = f"/api/v1/providers/{made['id']}"
-        ok(await ada.client.patch(path, json={"models": [{"name": MODEL}]}))
-        model = await model_of(ada, f"mine/{MODEL}")
+        # Without a setting, the learned window applies.
+        path = f"/providers/{made['id']}"
+        await ada.patch(path, {"models": [{"name": MODEL}]})
+        model = await read_model(ada, f"mine/{MODEL}")
         assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         events = await ada.turn(chat, text="And then?")
         assert (text_of(events), vendor.refusals) == ("Fine.", 2)
 
 
 class Playing(WindowServer):
-    """Calls a tool first, and tells after its answer. Its window shrinks in between."""
+    """Calls a tool first, then answers in a smaller window."""
 
     later_window = WINDOW
 
@@ -338,13 +307,8 @@ class Playing(WindowServer):
         return reply("It rains.", used=usage(needed, 2))
 
 
-async def test_a_played_turn_goes_on_with_its_rounds_after_its_prompt_was_refused(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    async with (
-        Playing(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_a_played_turn_continues_with_its_calls(play_in: PlayIn) -> None:
+    async with play_in(Playing(60_000)) as (vendor, server, ada):
         game = await new_game(ada)
         await seed(server, ada, game.chat, [f"{number}. {LINE}" for number in range(120)])
         events = await game.say("I sleep.")
@@ -355,7 +319,7 @@ async def test_a_played_turn_goes_on_with_its_rounds_after_its_prompt_was_refuse
         sent = vendor.requests[-1].body["messages"]
         assert [each["role"] for each in sent[-2:]] == ["assistant", "tool"]
         assert vendor.count(vendor.requests[-1].body) <= WINDOW
-        context = await context_of(ada, events)
+        context = await read_context(ada, events)
         assert context["totals"] == ready(events)[1]
         turn = await game.turn(events[0].data["turn_id"])
         assert turn["totals"] == ready(events)[1]
@@ -363,24 +327,19 @@ async def test_a_played_turn_goes_on_with_its_rounds_after_its_prompt_was_refuse
         assert others(stored)[2:] == others(events)[2:]
 
 
-async def test_a_prompt_that_is_cut_in_silence_is_said_at_the_reply_and_shorter_from_then_on(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    async with (
-        WindowServer(WINDOW, overflow="cut") as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_a_silently_cut_prompt_is_reported(play_in: PlayIn) -> None:
+    async with play_in(WindowServer(WINDOW, overflow="cut")) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
         reply_ = (await ada.messages(chat))[-1]
         (notice,) = reply_["notices"]
         assert (notice["kind"], notice["model"], notice["read"]) == ("prompt_cut", MODEL_ID, 2_050)
         assert notice["sent"] == pytest.approx(ready(events)[0]["prompt"], rel=0.01)
-        model = await model_of(ada)
+        model = await read_model(ada)
         assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         events = await ada.turn(chat, text="And then?")
-        # The report of the cut prompt taught no ratio.
-        context = await context_of(ada, events)
+        # The usage of the cut prompt did not change the ratio.
+        context = await read_context(ada, events)
         assert (context["ratio"], context["totals"]["total"]) == (1, WINDOW)
         assert (await ada.messages(chat))[-1]["notices"] == []
         assert vendor.refusals == 1
@@ -389,42 +348,32 @@ async def test_a_prompt_that_is_cut_in_silence_is_said_at_the_reply_and_shorter_
 @pytest.mark.parametrize(
     "used",
     [
-        usage(300, 2),  # only what was not cached
-        usage(2_050, 2, cached=9_000),  # beside what was cached
+        usage(300, 2),  # without cached tokens
+        usage(2_050, 2, cached=9_000),  # cached tokens are counted separately
         usage(9_000, 2),
     ],
 )
-async def test_reports_that_a_cache_or_a_tokenizer_explains_are_no_cut(
-    sqlite_url: str, tmp_path: Path, used: dict[str, Any]
-) -> None:
-    async with (
-        WindowServer(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_cached_tokens_are_no_cut(play_in: PlayIn, used: dict[str, Any]) -> None:
+    async with play_in(60_000) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         vendor.script(reply("Fine.", used=used))
         await ada.turn(chat, text="Well?")
         assert (await ada.messages(chat))[-1]["notices"] == []
-        assert (await model_of(ada))["figures_from"] == "default"
+        assert (await read_model(ada))["figures_from"] == "default"
 
 
-async def test_a_window_that_is_only_assumed_is_asked_for_once_after_the_first_reply(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    async with (
-        WindowServer(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor, server="llama-cpp") as (server, ada),
-    ):
+async def test_an_assumed_window_is_requested_once(play_in: PlayIn) -> None:
+    async with play_in(60_000, server="llama-cpp") as (vendor, server, ada):
         vendor.aside["/props"] = Answer(body={"default_generation_settings": {"n_ctx": 12_288}})
         chat = await long_chat(server, ada, lines=3)
         events = await ada.turn(chat, text="Well?")
-        assert (await context_of(ada, events))["window"]["source"] == "default"
+        assert (await read_context(ada, events))["window"]["source"] == "default"
 
         async def learned() -> bool:
-            return bool((await model_of(ada))["context_window"] == 12_288)
+            return bool((await read_model(ada))["context_window"] == 12_288)
 
         await until(learned)
-        assert (await model_of(ada))["figures_from"] == "learned"
+        assert (await read_model(ada))["figures_from"] == "learned"
         (probe,) = vendor.probes
         assert (probe.path, probe.query["model"]) == ("/props", MODEL)
         assert probe.headers["authorization"] == f"Bearer {API_KEY}"
@@ -432,32 +381,21 @@ async def test_a_window_that_is_only_assumed_is_asked_for_once_after_the_first_r
         assert len(vendor.probes) == 1
 
 
-async def test_the_length_that_a_server_needs_is_what_the_prompt_leaves(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_the_reply_limit_is_what_the_prompt_leaves(play_in: PlayIn) -> None:
     def longest(request: Request) -> tuple[int, int]:
         return vendor.count(request.body), request.body["max_tokens"]
 
-    async with (
-        WindowServer(WINDOW) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor, server="koboldcpp", context_window=WINDOW) as (
-            server,
-            ada,
-        ),
-    ):
-        # KoboldCpp cuts the prompt where prompt and longest reply are over its window together.
+    config = {"server": "koboldcpp", "context_window": WINDOW}
+    async with play_in(WINDOW, **config) as (vendor, server, ada):
+        # KoboldCpp cuts prompts that exceed its window together with the longest reply.
         chat = await long_chat(server, ada)
         budgets = {"budgets": {"reply_reserve": 300}}
-        ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=budgets))
+        await ada.patch(f"/chats/{chat}/settings", budgets)
         await ada.turn(chat, text="Well?")
         prompt, most = longest(vendor.requests[-1])
         assert prompt + most <= WINDOW * 1.02
         assert most >= 300
-        ok(
-            await ada.client.patch(
-                f"/api/v1/chats/{chat}/settings", json={"sampling": {"max_output_tokens": 4_000}}
-            )
-        )
+        await ada.patch(f"/chats/{chat}/settings", {"sampling": {"max_output_tokens": 4_000}})
         await ada.turn(chat, text="And then?")
         prompt, most = longest(vendor.requests[-1])
         assert prompt + most <= WINDOW * 1.02

@@ -25,7 +25,7 @@ from backend.campaigns.files.archive import (
     write_archive,
 )
 from backend.campaigns.files.draft import CampaignDraft, settle_ledger
-from backend.campaigns.files.markdown import MAX_CELLS, MAX_HEADING, groups
+from backend.campaigns.files.markdown import MAX_CELLS, MAX_HEADING, read_groups
 from backend.campaigns.files.transfer import read_campaign
 from backend.campaigns.files.vault_entities import MAX_LINKS
 from backend.campaigns.files.vault_writer import write_vault
@@ -189,7 +189,7 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
 
 def read_back(files: dict[str, bytes]) -> tuple[CampaignDraft, dict[UUID, State]]:
     draft, told = read_campaign(pack(files, deflated=True), "")
-    settled = settle_ledger(draft, told=told)
+    settled = settle_ledger(draft, covered=told)
     return draft, {each: state for each, (state, _) in settled.items() if exists(state)}
 
 
@@ -614,17 +614,17 @@ def test_rows_of_tables_are_entries() -> None:
 
 def test_a_table_of_too_many_cells_stays_a_paragraph() -> None:
     head, row, columns = "| a |\n|--|\n", "| x |\n", 400
-    few, many = (groups(head + row * rows)[0].bullets for rows in (9, MAX_CELLS // 2))
+    few, many = (read_groups(head + row * rows)[0].bullets for rows in (9, MAX_CELLS // 2))
     assert [bullet.cells for bullet in few] == [[("a", "x")]] * 9
     assert [bullet.cells for bullet in many] == [()]
     # Markdown would add the missing cells of each row.
     widened = "|a" * columns + "\n" + "|-" * columns + "\n" + "x\n" * (MAX_CELLS // columns)
-    assert [bullet.cells for bullet in groups(widened)[0].bullets] == [()]
+    assert [bullet.cells for bullet in read_groups(widened)[0].bullets] == [()]
 
 
 def test_a_long_heading_is_a_paragraph() -> None:
     long = "a" * (MAX_HEADING + 1)
-    [before, named] = groups(f"# {long}\n- x\n\n# {long[1:]}\n- y\n")
+    [before, named] = read_groups(f"# {long}\n- x\n\n# {long[1:]}\n- y\n")
     assert [bullet.text for bullet in before.bullets] == [long, "x"]
     assert named.headings == (long[1:],)
     draft = person(f"# {long}\nKeeps a shop.")
@@ -634,7 +634,7 @@ def test_a_long_heading_is_a_paragraph() -> None:
 
 def test_a_table_with_a_long_header_keeps_all_its_cells() -> None:
     long = "a" * (MAX_HEADING + 1)
-    [header, row] = groups(f"| {long} | b |\n|--|--|\n| x | y |\n")[0].bullets
+    [header, row] = read_groups(f"| {long} | b |\n|--|--|\n| x | y |\n")[0].bullets
     assert (header.text, row.text) == (f"{long}; b", "x; y")
 
 

@@ -128,6 +128,8 @@ def test_similar_names_are_two_entities(known: str, said: str) -> None:
         ("Holt", "Daniel Holt"),
         ("Marlena", "Марлену"),
         ("Holt", "ホルト"),
+        ("Weißbart", "Weissbart"),
+        ("Athina", "Αθηνά"),
         ("Пётр", "Петру"),
         ("the Inspector", "Inspector Holt"),
         ("Jean-Luc", "Jean-Luc's"),

@@ -75,7 +75,7 @@ def test_another_icon_is_used_if_the_main_one_is_missing() -> None:
     assets = (icon("https://example.invalid/a.png"), icon("embeded://b.png", "side"))
     imported = read_card(archive(("card.json", card(*assets)), ("b.png", FACE)))
     assert imported.avatar == FACE
-    assert imported.warnings == ["The file does not hold every asset of the card: 1 is elsewhere."]
+    assert imported.warnings == ["The file does not contain every asset of the card: 1 is missing."]
 
 
 def test_files_that_the_card_does_not_name_are_kept() -> None:

@@ -292,7 +292,7 @@ OTHERS: list[tuple[object, str, str]] = [
     ({"schemaVersion": 1, "characters": [], "scenarios": []}, "the manifest of", ".byaf"),
     (SCENARIO, "a scenario of a Backyard archive", ".byaf"),
     (pack({"campaign.md": b"x"}), "a campaign", "as a campaign"),
-    (pack({"one.png": b"x", "two.png": b"y"}), "no CHARX", "each card on its own"),
+    (pack({"one.png": b"x", "two.png": b"y"}), "not a CHARX", "each one separately"),
 ]  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def test_members_that_become_no_field_are_named() -> None:
     found = read({"name": "Odd", "description": "d", "context": "c", "bio": "b", "x": 1})
     assert found.warnings == [
         "Not used here, and kept for the export: `bio`.",
-        "Left out, because another member has its place: `context`.",
+        "Left out, because its field was read from another member: `context`.",
     ]
     data = {"name": "Odd", "bio": "b"}
     nested = {"spec": "chara_card_v2", "spec_version": "2.0", "data": data, "hint": "h"}

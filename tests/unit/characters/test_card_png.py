@@ -102,7 +102,7 @@ def test_ccv3_is_preferred_in_any_order() -> None:
 def test_a_broken_ccv3_falls_back_on_a_sound_chara_with_a_warning(broken: bytes) -> None:
     imported = read_card(with_chunks(broken, text(encoded())))
     assert imported.card.name == "Magda"
-    assert imported.warnings[0].startswith("The `ccv3` text was passed over for the next one: ")
+    assert imported.warnings[0].startswith("The `ccv3` text was skipped: ")
 
 
 def test_without_a_readable_text_the_error_is_that_of_ccv3() -> None:

@@ -185,7 +185,7 @@ def test_a_newer_version_is_read_with_a_warning(version: object) -> None:
 def test_a_newer_spec_by_name_is_read_as_v3() -> None:
     found = normalise({"spec": "chara_card_v4", "spec_version": "4.0", "data": {"name": "M"}})
     assert found.spec == "v3"
-    assert "of version 4, newer than 3.0" in found.warnings[0]
+    assert "version 4, newer than 3.0" in found.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -164,10 +164,10 @@ def test_a_png_carries_both_versions_before_its_picture() -> None:
     kinds = [chunk.kind for chunk in png.iterate_chunks(data)]
     assert kinds[:3] == [b"IHDR", b"tEXt", b"tEXt"]
     v3, v2 = png.find_texts(data).cards
-    assert (v3.keyword(), v2.keyword()) == (b"ccv3", b"chara")
+    assert (v3.read_keyword(), v2.read_keyword()) == (b"ccv3", b"chara")
     assert json.loads(png.decode_value(png.TextReader().read(v3))) == exported(card, raw)
     assert json.loads(png.decode_value(png.TextReader().read(v2))) == exported(card, raw, "v2")
-    assert all(chunk.crc_matches() for chunk in png.iterate_chunks(data))
+    assert all(chunk.has_valid_crc() for chunk in png.iterate_chunks(data))
 
 
 def test_a_charx_comes_back_with_its_files() -> None:

@@ -322,8 +322,8 @@ def test_allowed_addresses_do_not_count_if_the_setting_decides() -> None:
         ("http://[fd00::9]:8080/v1", "http://[fd00::9]:8080 is refused: it is not on", True),
         ("http://1.1.1.1/v1", "http://1.1.1.1:80 is refused: it needs https://", True),
         ("https://1.1.1.1:22", "https://1.1.1.1:22 is refused: it needs https://", True),
-        ("http://169.254.169.254/v1", "clouds and networks use such addresses", False),
-        ("http://[fd00:ec2::254]/v1", "clouds and networks use such addresses", False),
+        ("http://169.254.169.254/v1", "such addresses are reserved for clouds and networks", False),
+        ("http://[fd00:ec2::254]/v1", "such addresses are reserved for clouds and networks", False),
         ("http://127.0.0.1:8000/api", "http://127.0.0.1:8000 is Talekeeper itself.", False),
     ],
 )

@@ -205,7 +205,7 @@ async def test_the_demo_suggests_three_different_lines() -> None:
         "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
         "required": ["lines"],
     }
-    answer = await FAST.structured(prompt("Hello?"), schema, PLAIN)
+    answer = await FAST.generate_json(prompt("Hello?"), schema, PLAIN)
     assert len(set(answer.value["lines"])) == 3
 
 
@@ -219,7 +219,7 @@ async def test_a_chapter_has_the_first_sentence_of_each_scene() -> None:
     scenes = "- The mill: They broke in. Nobody saw.\n  - A spark.\n- The roof: They ran."
     schema: dict[str, Any] = {"properties": {"title": {}, "summary": {}}}
     asked = prompt(f"<scenes>\n{scenes}\n</scenes>", system="Task: chapter")
-    answer = await FAST.structured(asked, schema, PLAIN)
+    answer = await FAST.generate_json(asked, schema, PLAIN)
     assert answer.value == {
         "title": "The mill",
         "summary": "(Demo summary) They broke in. They ran.",
@@ -416,7 +416,7 @@ async def test_with_other_tools_it_calls_none() -> None:
 
 
 async def triaged(*lines: str) -> dict[str, Any]:
-    value: dict[str, Any] = (await FAST.structured(story(*lines), TRIAGE, PLAIN)).value
+    value: dict[str, Any] = (await FAST.generate_json(story(*lines), TRIAGE, PLAIN)).value
     return value
 
 

@@ -179,7 +179,7 @@ WRONG_VERSION.reason = "WRONG_VERSION_NUMBER"
         ),
         (
             caused(ConnectError(), WRONG_VERSION),
-            UNSAFE + "it speaks no TLS on this port. Does its address begin with http://?",
+            UNSAFE + "this port does not use TLS. Does its address begin with http://?",
         ),
         (ReadError(), CLOSED),
     ],

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from backend.generation.adapters.openai.probes import WindowReport, find_window, read_listed_window
 
+from backend.generation.adapters.openai.probes import WindowReport, find_window, read_listed_window
 from backend.generation.model import TokenUsage
 from backend.generation.servers.window_evidence import (
     PromptCut,

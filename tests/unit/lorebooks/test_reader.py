@@ -287,7 +287,7 @@ def test_values_of_the_wrong_kind_are_bent(
 def test_changed_values_are_reported_once_with_their_number() -> None:
     entries = {str(n): {"key": ["lamp"], "order": "fifty"} for n in range(3)}
     assert read({"entries": entries}).warnings == [
-        "A value of `order` could not be used, so the default stands in for it (3 times)."
+        "A value of `order` could not be used, so the default is used (3 times)."
     ]
 
 

@@ -196,7 +196,7 @@ class Index:
 
 def open_search() -> MemorySearch:
     nowhere = cast("Any", None)
-    return MemorySearch(nowhere, [], embedder=None, blinders=nowhere, pool=nowhere)
+    return MemorySearch(nowhere, [], embedders=nowhere, blinders=nowhere, pool=nowhere)
 
 
 async def test_many_points_are_counted_once_until_their_user_signs_out() -> None:

@@ -566,7 +566,7 @@ async def test_memories_for_a_broad_question_come_from_several_places() -> None:
     request = SearchRequest(text="Which spells?", now=datetime(2026, 3, 4, tzinfo=UTC))
     nowhere: Any = None
     everything: Any = EveryRow()
-    search = MemorySearch(nowhere, [everything], embedder=None, blinders=nowhere, pool=nowhere)
+    search = MemorySearch(nowhere, [everything], embedders=nowhere, blinders=nowhere, pool=nowhere)
 
     async def recalled(breadth: float) -> list[UUID]:
         result = SearchResult(request=request, candidates=[best, beside, apart], breadth=breadth)

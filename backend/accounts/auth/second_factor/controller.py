@@ -1,9 +1,8 @@
 """`/me/second-factors`: the account's authenticator app, passkeys and one-time codes."""
 
-from typing import Any
 from uuid import UUID
 
-from litestar import Controller, Request, delete, get, patch, post
+from litestar import Controller, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
@@ -39,9 +38,7 @@ from backend.accounts.schemas import (
     TotpSetUp,
 )
 from backend.accounts.service import AccountService
-from backend.http.schemas import RAISES
-
-AnyRequest = Request[Any, Any, Any]
+from backend.http.schemas import RAISES, AnyRequest
 
 CONFIRMATION_ERRORS = (
     WrongCredentialsError,
@@ -51,14 +48,11 @@ CONFIRMATION_ERRORS = (
     TamperedAccountError,
     BusyError,
 )
-"""Errors of routes that ask for the password and the second factor."""
 
 APP_LABEL = "authenticator app"
 
 
 class SecondFactorController(Controller):
-    """The account's second factors: an authenticator app, passkeys, one-time codes."""
-
     path = "/me/second-factors"
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration

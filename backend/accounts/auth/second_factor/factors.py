@@ -53,7 +53,6 @@ class Factors:
 
     @property
     def is_on(self) -> bool:
-        """True if a sign-in needs a second factor."""
         return self.totp is not None or bool(self.passkeys)
 
 
@@ -76,10 +75,7 @@ async def read_factors(session: AsyncSession, user: User) -> Factors:
 async def lock_factors(
     session: AsyncSession, user_id: UUID, current: UserKey
 ) -> tuple[User, Factors]:
-    """Lock an account, and return it with its factors.
-
-    Raises `KeysChangedError`, `TamperedAccountError`.
-    """
+    """Lock an account. Raises `KeysChangedError`, `TamperedAccountError`."""
     user = await lock_user(session, user_id, current)
     return user, await read_factors(session, user)
 
@@ -95,10 +91,7 @@ async def renew_digest(session: AsyncSession, user: User, user_key: bytes) -> No
 async def delete_factors(
     session: AsyncSession, user_id: UUID, *kinds: FactorKind, only_unconfirmed: bool = False
 ) -> None:
-    """Delete an account's factors of the given kinds, or of all kinds.
-
-    `only_unconfirmed` keeps the active ones.
-    """
+    """Delete an account's factors of these kinds, or of all kinds."""
     query = delete(SecondFactor).where(SecondFactor.user_id == user_id)
     if kinds:
         query = query.where(SecondFactor.kind.in_(kinds))
@@ -130,7 +123,6 @@ def open_passkey(sealer: Sealer, row: SecondFactor) -> StoredPasskey:
 
 
 def make_totp_uri(secret: str, name: str) -> str:
-    """Return the `otpauth` URI for an authenticator app."""
     return TOTP(secret).provisioning_uri(name=name, issuer_name=ISSUER)
 
 
@@ -151,7 +143,6 @@ def use_totp(row: SecondFactor | None, sealer: Sealer, code: str, at: datetime) 
 
 
 def make_one_time_codes() -> list[str]:
-    """Make ten codes such as `ABCDE-FGHIJ`."""
     codes = [
         base64.b32encode(secrets.token_bytes(7)).decode()[:CODE_LENGTH]
         for _ in range(ONE_TIME_CODE_COUNT)

@@ -13,8 +13,6 @@ from hmac import compare_digest
 from typing import Any
 from uuid import UUID
 
-from litestar import Request
-
 from backend.accounts import repository
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.second_factor import passkeys
@@ -45,10 +43,10 @@ from backend.accounts.schemas import LogIn, SecondFactorConfirmation
 from backend.accounts.service import AccountService, UnlockedAccount
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.http.schemas import AnyRequest
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
-AnyRequest = Request[Any, Any, Any]
 Proof = LogIn | SecondFactorConfirmation
 """The proof in a request: a code of either kind in `otp`, or the browser's response in
 `passkey`."""
@@ -89,13 +87,13 @@ class SecondFactorGate:
         self._public_origin = settings.public_origin
 
     def site(self, request: AnyRequest) -> Site:
-        """Return the page's site. Raises `PasskeyUnavailableError`."""
+        """Raises `PasskeyUnavailableError`."""
         return parse_site(self._public_origin or f"{request.url.scheme}://{request.url.netloc}")
 
     async def enter(
         self, request: AnyRequest, unlocked: UnlockedAccount, proof: LogIn, *, address: str
     ) -> None:
-        """Check the second factor at a sign-in, after the password was right.
+        """Check the second factor after the right password.
 
         Raises `SecondFactorRequiredError`, `WrongSecondFactorError`, `TooManyAttemptsError`,
         `TamperedAccountError`.

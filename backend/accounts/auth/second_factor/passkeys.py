@@ -53,10 +53,7 @@ class Site:
 
 
 def parse_site(origin: str) -> Site:
-    """Return the site of an origin such as `https://tales.example`.
-
-    Raises `PasskeyUnavailableError` if browsers have no passkeys there.
-    """
+    """Parse an origin. Raises `PasskeyUnavailableError` if browsers have no passkeys there."""
     parts = urlsplit(origin)
     host = parts.hostname or ""
     if parse_address(host) is not None:
@@ -76,7 +73,6 @@ def parse_site(origin: str) -> Site:
 
 
 def load_library() -> None:
-    """Import the library. Call it in a thread."""
     importlib.import_module("webauthn")
 
 

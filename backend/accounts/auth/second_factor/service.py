@@ -71,7 +71,7 @@ class SecondFactorService:
         self._open_keys = open_keys
 
     async def show(self, identity: Identity) -> SecondFactorsView:
-        """Return the active factors. Raises `TamperedAccountError`."""
+        """Raises `TamperedAccountError`."""
         async with self._database.read() as session:
             user = await repository.get_user(session, identity.user_id)
             factors = await read_factors(session, user)
@@ -123,20 +123,14 @@ class SecondFactorService:
             await _remove(session, factors.totp, is_last=not factors.passkeys)
 
     async def renew_codes(self, identity: Identity) -> list[str]:
-        """Replace the remaining one-time codes with ten new ones.
-
-        Raises `SecondFactorOffError`, `TamperedAccountError`.
-        """
+        """Replace the one-time codes. Raises `SecondFactorOffError`, `TamperedAccountError`."""
         async with self._change_factors(identity) as (session, factors):
             if not factors.is_on:
                 raise SecondFactorOffError("Set up an app or a passkey first.")
             return await _replace_codes(session, identity)
 
     async def begin_passkey(self, identity: Identity, site: Site, *, name: str) -> dict[str, Any]:
-        """Return the options from which the browser makes a passkey.
-
-        Raises `TooManyPasskeysError`, `TamperedAccountError`.
-        """
+        """Begin a passkey. Raises `TooManyPasskeysError`, `TamperedAccountError`."""
         await asyncio.to_thread(passkeys.load_library)
         challenge, sealer = os.urandom(CHALLENGE_BYTES), identity.sealer
         async with self._database.write() as session:
@@ -182,7 +176,7 @@ class SecondFactorService:
     async def rename_passkey(
         self, identity: Identity, passkey_id: UUID, *, label: str
     ) -> PasskeyView:
-        """Rename a passkey. Raises `PasskeyNotFoundError`."""
+        """Raises `PasskeyNotFoundError`."""
         async with self._database.write() as session:
             row = await _get_passkey(session, identity, passkey_id)
             row.sealed_label = identity.sealer.seal(FACTOR_LABEL, row.id, label)

@@ -1,6 +1,6 @@
-"""How servers that speak OpenAI's chat completions differ: settings, their names, and prefill.
+"""The differences between OpenAI-compatible servers: settings, their names, and prefill.
 
-Sources: the servers' own references, as of November 2026.
+Sources: the servers' references, as of November 2026.
 https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md,
 https://lite.koboldai.net/koboldcpp_api, https://docs.vllm.ai/en/latest/serving/,
 https://theroyallab.github.io/tabbyAPI, https://docs.ollama.com/api/openai-compatibility,
@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.generation.catalogue import MessageShape
+from backend.generation.client.provider import ServicePreset
 from backend.generation.sampling import SamplingField
-from backend.generation.servers.abilities import ServerAbilities
 from backend.settings import ServerName
 
 
 @dataclass(frozen=True, slots=True)
 class CountingRoute:
-    """Where a server counts tokens.
+    """The route by which a server counts tokens.
 
-    `path` is from its root; `member` holds the text, `answer` the tokens: a list, or how many.
+    `path` starts at the server's root. `member` is the request's member with the text, and `answer`
+    the answer's member with the tokens or their number.
     """
 
     path: str
@@ -33,7 +34,7 @@ class CountingRoute:
 
 
 def build_route_url(base_url: str, path: str) -> str:
-    """Return the address of a route at the root of a server, whose API is below `/v1`."""
+    """Return the URL of a route at a server's root. `base_url` is its API, usually at `/v1`."""
     return base_url.rstrip("/").removesuffix("/v1") + path
 
 
@@ -45,16 +46,19 @@ _TABBYAPI = CountingRoute("/v1/token/encode", "text", "length")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerKind:
-    """What one server takes.
+class ServerDialect:
+    """The settings and routes of one server.
 
-    `names` are its own names of settings, with a dot where one is a member of another; `prefill`
-    goes into the request, and `prefix` into its last message, where a reply is to go on from that.
-    `counts` are the routes that it may count tokens by. `needs_limit`: it takes any length, and
-    where none is asked for it writes on until its window is full, or stops early. `shape` is the
-    message shape that its models accept if nothing else is known. `concurrency` is how many
-    requests it answers at the same time unless it was started otherwise; None for any number.
-    `slots` is a route that lists what it answers requests with, as llama.cpp's does.
+    Attributes:
+        accepts: The supported settings.
+        names: The server's names of settings. A dot separates nested members.
+        prefill: Members of a request to continue the last message.
+        prefix: Members of the message to continue.
+        counts: Routes that may count tokens.
+        needs_limit: Without an output limit, the server fills its window or stops early.
+        shape: The message shape of models that are not known better.
+        concurrency: Default number of concurrent requests; None if unlimited.
+        slots: The route that lists its slots, like llama.cpp's.
     """
 
     accepts: frozenset[SamplingField]
@@ -88,30 +92,30 @@ def _add(more: frozenset[SamplingField], *names: SamplingField) -> frozenset[Sam
 
 _LOCAL = _add(_COMMON, "top_k", "min_p", "repetition_penalty", "logit_bias", "start_reply_with")
 EVERY_SETTING = _add(_LOCAL | _DRY_AND_XTC, "top_a", "typical_p", "grammar")
-"""What any of the servers takes."""
+"""The settings that at least one server supports."""
 
 _CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
 
-OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
-    "openrouter": ServerKind(
+OPENAI_SERVERS: Mapping[ServerName, ServerDialect] = {
+    "openrouter": ServerDialect(
         accepts=_add(
             _COMMON,
             *("top_k", "min_p", "top_a", "repetition_penalty", "logit_bias", "start_reply_with"),
         )
     ),
-    "openai": ServerKind(accepts=_add(_COMMON, "logit_bias")),
-    "deepseek": ServerKind(
+    "openai": ServerDialect(accepts=_add(_COMMON, "logit_bias")),
+    "deepseek": ServerDialect(
         accepts=_add(_COMMON, "start_reply_with") - {"seed"}, prefix={"prefix": True}
     ),
-    "mistral": ServerKind(
+    "mistral": ServerDialect(
         accepts=_add(_COMMON, "start_reply_with"),
         names={"seed": "random_seed"},
         prefix={"prefix": True},
         # "Unexpected role 'system' after role 'assistant'"
         shape="system_first",
     ),
-    "ollama": ServerKind(accepts=_add(_COMMON, "start_reply_with"), concurrency=1),
-    "llama-cpp": ServerKind(
+    "ollama": ServerDialect(accepts=_add(_COMMON, "start_reply_with"), concurrency=1),
+    "llama-cpp": ServerDialect(
         accepts=_add(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
         names={"repetition_penalty": "repeat_penalty"},
         counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
@@ -119,32 +123,68 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
         concurrency=1,
         slots="/slots",
     ),
-    "koboldcpp": ServerKind(
+    "koboldcpp": ServerDialect(
         accepts=EVERY_SETTING,
         names={"typical_p": "typical"},
         counts=(_KOBOLDCPP,),
         needs_limit=True,
         concurrency=1,
     ),
-    "lm-studio": ServerKind(
+    "lm-studio": ServerDialect(
         accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}, concurrency=1
     ),
-    "vllm": ServerKind(
+    "vllm": ServerDialect(
         accepts=_add(_LOCAL, "grammar"),
         names={"grammar": "structured_outputs.grammar"},
         prefill=_CONTINUES,
         counts=(_VLLM,),
     ),
-    "tabbyapi": ServerKind(
+    "tabbyapi": ServerDialect(
         accepts=EVERY_SETTING,
         names={"grammar": "grammar_string"},
         prefill=_CONTINUES,
         counts=(_TABBYAPI,),
     ),
-    "other": ServerKind(accepts=EVERY_SETTING),
+    "other": ServerDialect(accepts=EVERY_SETTING),
 }
 
 
-def usual_concurrency(server: ServerName, abilities: ServerAbilities) -> int | None:
-    """Requests at the same time, as the server said, else as its kind; None for any number."""
-    return abilities.slots or OPENAI_SERVERS[server].concurrency
+def _make_local_preset(name: str, title: str, port: int) -> ServicePreset:
+    url = f"http://127.0.0.1:{port}/v1"
+    return ServicePreset(name=name, title=title, base_url=url, key="optional", is_local=True)
+
+
+PRESETS: tuple[ServicePreset, ...] = (
+    ServicePreset(
+        name="openrouter",
+        title="OpenRouter",
+        base_url="https://openrouter.ai/api/v1",
+        key_url="https://openrouter.ai/keys",
+    ),
+    ServicePreset(
+        name="openai",
+        title="OpenAI",
+        base_url="https://api.openai.com/v1",
+        key_url="https://platform.openai.com/api-keys",
+    ),
+    ServicePreset(
+        name="deepseek",
+        title="DeepSeek",
+        base_url="https://api.deepseek.com/v1",
+        key_url="https://platform.deepseek.com/api_keys",
+    ),
+    ServicePreset(
+        name="mistral",
+        title="Mistral",
+        base_url="https://api.mistral.ai/v1",
+        key_url="https://console.mistral.ai/api-keys",
+    ),
+    _make_local_preset("ollama", "Ollama", 11434),
+    _make_local_preset("llama-cpp", "llama.cpp", 8080),
+    _make_local_preset("koboldcpp", "KoboldCpp", 5001),
+    _make_local_preset("lm-studio", "LM Studio", 1234),
+    _make_local_preset("vllm", "vLLM", 8000),
+    _make_local_preset("tabbyapi", "TabbyAPI", 5000),
+    ServicePreset(name="other", title="Another OpenAI-compatible server", key="optional"),
+)
+"""The presets of all dialects."""

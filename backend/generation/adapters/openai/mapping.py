@@ -1,9 +1,8 @@
-"""Prompts, settings and tools in the form of OpenAI's chat completions, and its answers in ours.
+"""Conversion of prompts, settings, tools and answers to and from OpenAI's chat completions.
+
+Answers are read as JSON of any shape, because compatible servers omit or change members.
 
 Source: https://platform.openai.com/docs/api-reference/chat
-
-Servers call themselves compatible and leave out what they like: whatever is read here is read as
-JSON of any shape.
 """
 
 from __future__ import annotations
@@ -52,20 +51,20 @@ from backend.generation.tools.calls import (
 )
 
 REASONING = "reasoning_content"
-"""Thoughts that DeepSeek and Moonshot AI want back with the calls that followed from them. Without
-them they refuse the next request. They are kept with the first call."""
+"""Thoughts before tool calls. DeepSeek and Moonshot AI refuse the next request without them. They
+are stored with the first call."""
 
 _STANDARD = frozenset({"index", "id", "type", "function", *NAMES, *ARGUMENTS})
 
 _MAX_INDEX_DIGITS = 9
 
 MAX_MEMBERS = 20
-"""Members of a call that the standard does not name. They are sent back with it."""
+"""Maximum number of nonstandard members of a call, which are sent back with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fragment:
-    """A part of a call, or a whole one. `members` are those that the standard does not name."""
+    """A call or a part of one. `members` are the nonstandard ones."""
 
     index: int | None
     id: str
@@ -88,7 +87,7 @@ class _Fragment:
 
 @dataclass(slots=True)
 class _PartialCall:
-    """A call of which fragments have arrived. `is_kept`: it is one of the first `MAX_CALLS`."""
+    """An incomplete call. `is_kept` is true for the first `MAX_CALLS`."""
 
     is_kept: bool
     id: str = ""
@@ -112,15 +111,14 @@ class _PartialCall:
             self.progress.feed(fragment.arguments)
 
     def ends_before(self, fragment: _Fragment, names: Collection[str]) -> bool:
-        """True if a fragment under this call's index or id begins another call.
+        """True if a fragment with this call's index or id begins another call.
 
-        A call has one name, and one value as its arguments. So a fragment without a name continues
-        this call. One with a name begins another call if
+        A fragment without a name continues this call. A fragment with a name begins a call if
 
-        - its id is another one,
-        - its name is another one, and not the rest of a name of which only a part has arrived, or
-        - it has arguments although those of this call are complete. Servers that repeat the name
-          in each fragment send no more of them then.
+        - it has another id,
+        - it has another name, which does not complete this call's name, or
+        - it has arguments, and this call's arguments are complete. Some servers repeat the name in
+          each fragment.
         """
         if not fragment.name or not self.name:
             return False
@@ -132,26 +130,26 @@ class _PartialCall:
         return self.progress.is_complete and bool(fragment.arguments.strip())
 
     def finish(self) -> list[ToolCall]:
-        """Return the call, or the calls that its arguments are of. Each has a `vendor_state`."""
+        """Return the calls that the arguments contain, each with a `vendor_state`."""
         text = clean_text("".join(self.arguments))
         calls = read_calls(self.name, text, call_id=self.id)
-        # The model's own text if it is JSON, since providers that keep a prompt compare it.
-        # Servers parse it: a text that is not JSON makes them refuse the next request.
+        # The model's own text is sent back, because providers with a prompt cache compare it. It
+        # must be JSON, because servers refuse requests with other texts.
         own = text if len(calls) == 1 and not calls[0].problem and _is_object(text) else ""
         members = mapping(_clean_or_none(self.members))
         return [replace(each, vendor_state=_build_state(each, own, members)) for each in calls]
 
 
 def _build_state(call: ToolCall, text: str, members: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call as it is sent back, without its id."""
+    """Return the JSON to send back for a call, without its id."""
     function = {"name": call.name, "arguments": text or json.dumps(dict(call.arguments))}
     return {**members, "type": "function", "function": function}
 
 
 class CallFragments:
-    """The calls of one reply, in the order in which they began.
+    """Assembles the calls of one reply, in the order of their beginnings.
 
-    `names` are those of the tools that the model was offered: some servers send a name in parts.
+    `names` are the names of the available tools, because some servers send a name in parts.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -163,11 +161,11 @@ class CallFragments:
         self._reasoning: list[str] = []
 
     def add(self, message: object, *, is_whole: bool = False) -> None:
-        """Take the calls, or parts of calls, in a message or in the delta of a chunk.
+        """Add the calls, or parts of calls, in a message or a delta.
 
         Args:
             message: JSON of any shape.
-            is_whole: Each entry is one call.
+            is_whole: Each entry is a complete call.
         """
         members = mapping(message)
         if isinstance(reasoning := members.get(REASONING), str):
@@ -175,7 +173,7 @@ class CallFragments:
         given = members.get("tool_calls")
         entries: Sequence[Any] = [mapping(given)] if mapping(given) else sequence(given)
         if not entries and mapping(members.get("function_call")):
-            # The form before tool calls. Some servers send a call in both.
+            # The form before tool calls. Some servers send both.
             entries = [{"function": members["function_call"]}]
         for entry in entries:
             fragment = _Fragment.read(entry)
@@ -186,7 +184,7 @@ class CallFragments:
                 self._by_id[call.id] = call
 
     def finish(self) -> list[ToolCall]:
-        """Return the calls, now that no further fragment comes."""
+        """Return the complete calls after the last fragment."""
         partial, self._calls, self._last = self._calls, [], None
         self._by_index.clear()
         self._by_id.clear()
@@ -220,14 +218,12 @@ class CallFragments:
 
 
 def _read_index(value: object) -> int | None:
-    """Return a number, or a text of digits, as a number."""
     if isinstance(value, str) and value.isdecimal() and len(value) <= _MAX_INDEX_DIGITS:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _read_id(value: object) -> str:
-    """Return a text or a number as a text."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return clean_text(value) if isinstance(value, str) else ""
@@ -241,7 +237,7 @@ def _is_object(text: str) -> bool:
 
 
 def _clean_or_none(value: object) -> Any:
-    """Return a JSON value that can be sent, None if it is nested too deeply."""
+    """Return a valid JSON value; None if it is nested too deeply."""
     try:
         return clean(value)
     except ValueError:
@@ -260,35 +256,35 @@ _FINISHES: Mapping[str, FinishReason] = {
     ),
     **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call"), "tool_calls"),
 }
-"""OpenAI's words, and those of vendors that translate other APIs, in lower case."""
+"""Finish reasons of OpenAI, and of vendors that translate other APIs, in lower case."""
 
 _UNFINISHED = frozenset({"", "null"})
-"""Words of chunks that are not the last. KoboldCpp sends null as a text."""
+"""Finish reasons of chunks before the last. KoboldCpp sends null as a text."""
 
 _FAILED = frozenset({"error", "abort", "aborted", "network_error", "insufficient_system_resource"})
-"""Words for a reply that the server could not finish: OpenRouter's, vLLM's, Z.ai's, DeepSeek's."""
+"""Finish reasons of failed replies, from OpenRouter, vLLM, Z.ai and DeepSeek."""
 
 _NAMES: Mapping[SamplingField, str] = {
-    # Deprecated by OpenAI in favour of max_completion_tokens, which few others know.
+    # Deprecated by OpenAI in favour of max_completion_tokens, which few other servers accept.
     "max_output_tokens": "max_tokens",
     "json_schema": "response_format",
 }
-"""The settings that go by another name in the API."""
+"""Settings with another name in the API."""
 
 _SHARED_MEMBER_SETTINGS = frozenset({"start_reply_with", "json_schema"})
-"""Settings in members of a request that hold other things, too: a refusal may be of those."""
+"""Settings in members that also have another purpose, so a refusal may not be about them."""
 
 
 def build_messages(
     prompt: Prompt, start: str | None, prefix: Mapping[str, Any], *, shape: MessageShape
 ) -> list[Any]:
-    """Return the messages in order, then the rounds of tools, then the beginning of the reply.
+    """Return the messages, then the rounds of tools, then the beginning of the reply.
 
     Args:
-        prompt: In the shape that is sent.
+        prompt: The shaped prompt.
         start: The beginning of the reply, if there is one.
-        prefix: Members of that last message, if the server wants some.
-        shape: In the strict shapes neighbours of one role are joined.
+        prefix: Members that the server requires in that last message.
+        shape: In strict shapes, consecutive messages of one role are joined.
     """
     said: list[Any] = [
         {"role": message.role, "content": message.text} for message in prompt.messages
@@ -301,9 +297,9 @@ def build_messages(
 
 
 def _join_neighbours(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join neighbours of one role, for templates that want roles to alternate.
+    """Join consecutive messages of one role, for templates that require alternating roles.
 
-    A message with calls is the last one that is joined: its results follow.
+    Nothing is joined to a message with calls, because its results follow.
     """
     joined: list[dict[str, Any]] = []
     for message in said:
@@ -327,7 +323,7 @@ def _build_round_messages(tool_round: ToolRound) -> list[Any]:
             asked[REASONING] = state[REASONING]
     answered = [
         {"role": "tool", "tool_call_id": call.id, "content": _render_result(result)}
-        # A call without a name would be refused: what is answered to it is said to the model.
+        # Calls without a name would be refused, so their results are user messages.
         if call.name
         else {"role": "user", "content": _render_result(result)}
         for call, result in zip(tool_round.calls, tool_round.results, strict=True)
@@ -336,7 +332,7 @@ def _build_round_messages(tool_round: ToolRound) -> list[Any]:
 
 
 def _build_call(call: ToolCall) -> Any:
-    """Return the call as the server sent it, with members that the standard does not name."""
+    """Return the call as the server sent it, with nonstandard members."""
     if "function" in (sent := mapping(call.vendor_state)):
         return {**{name: sent[name] for name in sent if name != REASONING}, "id": call.id}
     return {
@@ -351,7 +347,7 @@ def _render_result(result: Any) -> str:
 
 
 def map_settings(sampling: Sampling, names: Mapping[SamplingField, str]) -> dict[str, Any]:
-    """The sampling settings that are set, but for `start_reply_with`, under a server's names."""
+    """Map the settings to a server's names. `start_reply_with` is omitted."""
     body: dict[str, Any] = {}
     for setting in sampling.set_fields():
         value = getattr(sampling, setting)
@@ -365,12 +361,12 @@ def map_settings(sampling: Sampling, names: Mapping[SamplingField, str]) -> dict
 
 
 def find_wire_name(setting: SamplingField, names: Mapping[SamplingField, str]) -> str:
-    """What a setting is called in a request to a server with these `names` of its own."""
+    """Return a setting's name in requests. The server's `names` take precedence."""
     return names.get(setting) or _NAMES.get(setting, setting)
 
 
 def map_setting_names(names: Mapping[SamplingField, str]) -> dict[str, SamplingField]:
-    """The settings by the members of a request that hold them."""
+    """Return the settings by their members of a request."""
     return {
         find_wire_name(setting, names).partition(".")[0]: setting
         for setting in SAMPLING_FIELDS
@@ -379,7 +375,6 @@ def map_setting_names(names: Mapping[SamplingField, str]) -> dict[str, SamplingF
 
 
 def declare_tools(tools: Sequence[Tool]) -> list[Any]:
-    """The tools, with their JSON Schemas as they are."""
     return [
         {
             "type": "function",
@@ -394,25 +389,20 @@ def declare_tools(tools: Sequence[Tool]) -> list[Any]:
 
 
 def build_response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask for JSON of `schema`.
+    """Return the member that requests JSON of a schema.
 
-    Not `strict`: that wants every property required and nothing additional, and is refused
-    otherwise.
+    It is not `strict`, because then all properties would have to be required.
     """
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
 
 
 class ChunkReader:
-    """Reads one answer of chat completions: its chunks, or all of it.
-
-    `tool_names` are the tools that the model was offered.
-    """
+    """Reads one answer of chat completions. `tool_names` are the available tools."""
 
     def __init__(self, tool_names: Iterable[str] = ()) -> None:
         self._calls = CallFragments(tool_names)
 
     def read_event(self, event: Any) -> Delta:
-        """See `AnswerReader`."""
         return _read_choice(event, "delta", self._calls)
 
     def read_whole(self, answer: Any) -> Delta:
@@ -428,10 +418,10 @@ def _read_choice(body: Any, part: Literal["delta", "message"], calls: CallFragme
     said = _get_member(choice, part)
     is_whole = part == "message"
     if said is None and _get_member(choice, "message") is not None:
-        # A server that cannot stream sends all of the answer in one event.
+        # Servers that cannot stream send the whole answer in one event.
         said, is_whole = _get_member(choice, "message"), True
     calls.add(said, is_whole=is_whole)
-    # Two names are in use for thoughts: DeepSeek's and OpenRouter's. Some servers send both.
+    # DeepSeek and OpenRouter have different names for thoughts. Some servers send both.
     thinking = _get_text(said, "reasoning_content") or _get_text(said, "reasoning")
     thinking = thinking or _join_parts(_get_member(said, "content"), "thinking")
     text = (
@@ -447,7 +437,7 @@ def _read_choice(body: Any, part: Literal["delta", "message"], calls: CallFragme
         pieces=(
             *([ThinkingPiece(thinking)] if thinking else ()),
             *([TextPiece(text)] if text else ()),
-            # Fragments of several calls may be mixed: none is surely complete before the end.
+            # Fragments of calls may be interleaved, so no call is complete before the end.
             *(calls.finish() if word or is_whole else ()),
         ),
         usage=_find_usage(body, choice),
@@ -457,7 +447,7 @@ def _read_choice(body: Any, part: Literal["delta", "message"], calls: CallFragme
 
 
 def _find_usage(body: Any, choice: Any) -> TokenUsage | None:
-    """Return the usage of a chunk, which Moonshot puts into the choice and Groq into `x_groq`.
+    """Return the usage of a chunk. Moonshot sends it in the choice, Groq in `x_groq`.
 
     Sources: https://platform.moonshot.ai/docs/api/chat, https://console.groq.com/docs/api-reference
     """
@@ -466,13 +456,13 @@ def _find_usage(body: Any, choice: Any) -> TokenUsage | None:
 
 
 def read_usage(reported: Any) -> TokenUsage | None:
-    """What was used, where the server says so: a prompt of no tokens says nothing."""
+    """Return the reported usage; None if all numbers are zero."""
     if not (_get_number(reported, "prompt_tokens") or _get_number(reported, "completion_tokens")):
         return None
     return TokenUsage(
         prompt_tokens=_get_number(reported, "prompt_tokens"),
         completion_tokens=_get_number(reported, "completion_tokens"),
-        # DeepSeek has a name of its own for them.
+        # DeepSeek uses another name.
         cached_tokens=_get_number(_get_member(reported, "prompt_tokens_details"), "cached_tokens")
         or _get_number(reported, "prompt_cache_hit_tokens"),
         thinking_tokens=_get_number(
@@ -491,7 +481,7 @@ def _get_text(value: Any, name: str) -> str:
 
 
 def _join_parts(content: Any, kind: str = "text") -> str:
-    """Text out of a list of parts, in which Mistral's models that think answer."""
+    """Join the texts in a list of parts, as sent by Mistral's thinking models."""
     members = (part.get(kind) for part in map(mapping, sequence(content)))
     return "".join(
         member if isinstance(member, str) else _join_parts(member) for member in members if member

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 from msgspec import structs
 
 from backend.generation.adapters.openai import mapping as wire
-from backend.generation.adapters.openai.dialects import OPENAI_SERVERS
-from backend.generation.adapters.openai.probes import count_usage
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, PRESETS, build_route_url
+from backend.generation.adapters.openai.probes import (
+    MISSING_ROUTE_STATUSES,
+    REQUEST_SECONDS,
+    ask_windows,
+    can_be_asked,
+    count_usage,
+)
+from backend.generation.catalogue import ListedModel
 from backend.generation.client.client import ModelClient, ServerError
+from backend.generation.client.provider import (
+    EmbeddingKind,
+    EmbeddingProvider,
+    EmbeddingRequest,
+    EnvironmentProvider,
+    ModelTraits,
+    ProviderKind,
+    ServerConfig,
+    Vector,
+)
 from backend.generation.declined_answers import check_declined
 from backend.generation.failures.failures import read_refusal
 from backend.generation.model import (
@@ -34,12 +56,173 @@ from backend.generation.model import (
     apply_resets,
 )
 from backend.generation.sampling import Sampling, SamplingField
-from backend.generation.servers.abilities import JSON_WAYS, JsonWay
+from backend.generation.servers.abilities import (
+    JSON_WAYS,
+    JsonWay,
+    ServerAbilities,
+    count_slots,
+)
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
 from backend.generation.servers.replies import Delta, parse_value, read_text, read_tool_answer
+from backend.settings import ServerName, Settings
+
+WHO = "The OpenAI-compatible server"
+EMBEDDINGS_LABEL = "The embeddings server"
+
+SLOTS_SECONDS = 600.0
+"""Interval at which a server is asked for its number of slots. A restart may change it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAICompatibleConfig(ServerConfig):
+    """The configuration of a server. `base_url` usually ends in `/v1`.
+
+    Attributes:
+        context_window: Tokens of models with an unknown window.
+        max_output_tokens: Tokens of replies of models with an unknown limit.
+        server: The program or service.
+    """
+
+    base_url: str = field()
+    context_window: int = 32_768
+    max_output_tokens: int = 8_192
+    server: ServerName = "other"
+
+    def usual_concurrency(self, abilities: ServerAbilities) -> int | None:
+        """See `ServerConfig`. The number that the server reports precedes the default."""
+        return abilities.slots or OPENAI_SERVERS[self.server].concurrency
+
+
+class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelClient]):
+    who = WHO
+
+    def __init__(self, config: OpenAICompatibleConfig) -> None:
+        super().__init__(config)
+        self._asked: set[str] = set()
+        self._asking: set[asyncio.Task[None]] = set()
+        self._slots_asked_at = -math.inf
+
+    @property
+    def list_url(self) -> str:
+        return f"{self.base_url}/models"
+
+    @property
+    def default_figures(self) -> ListedModel:
+        return ListedModel(
+            name="-",
+            context_window=self.config.context_window,
+            max_output_tokens=self.config.max_output_tokens,
+        )
+
+    def find_traits(self, model: str) -> ModelTraits:  # noqa: ARG002 - the same for all
+        server = OPENAI_SERVERS[self.config.server]
+        return ModelTraits(accepts=server.accepts, shape=server.shape)
+
+    def get_client(self, connection: ModelClient) -> ModelClient:
+        return connection
+
+    async def embed(self, connection: ModelClient, request: EmbeddingRequest) -> list[Vector]:
+        body: dict[str, Any] = {
+            "model": request.model,
+            "input": list(request.texts),
+            "encoding_format": "base64",
+        }
+        if request.dimension is not None:
+            body["dimensions"] = request.dimension
+        # Unparsed, because the vectors are decoded into their own type.
+        return _decode_vectors(await connection.post_raw(f"{self.base_url}/embeddings", body))
+
+    async def learn_windows(self, models: Sequence[str]) -> None:
+        self._asked.update(models)
+        config = self.config
+        if not models or not can_be_asked(config.server):
+            return
+        try:
+            async with self.open_connection() as client:
+                reports = await ask_windows(client, config.base_url, config.server, models)
+        except ModelError:  # no client can be made
+            return
+        for name, report in reports.items():
+            window = report.window
+            if window is None and report.largest is not None:
+                # The window in force is unknown, but it is no larger than that.
+                known = self.abilities.find(name).window or config.context_window
+                window = report.largest if report.largest < known else None
+            if window not in (None, self.abilities.find(name).window):
+                self.learn(name, window=window)
+
+    def learn_window_later(self, model: str) -> None:
+        """Ask for a model's window in the background, once in the lifetime of this object."""
+        if model in self._asked:
+            return
+        task = asyncio.create_task(self.learn_windows([model]))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def refresh_slots(self) -> None:
+        """See `ModelProvider`. Asks at most once in `SLOTS_SECONDS`."""
+        path = OPENAI_SERVERS[self.config.server].slots
+        if not path or time.monotonic() < self._slots_asked_at + SLOTS_SECONDS:
+            return
+        self._slots_asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS), self.open_connection() as client:
+                answer = await client.get(build_route_url(self.config.base_url, path))
+        except ServerError as error:
+            if error.status not in MISSING_ROUTE_STATUSES:
+                return
+            answer = None
+        except Exception:  # noqa: BLE001 - the next time may be better
+            return
+        slots = count_slots(answer)
+        if slots != self.abilities.slots:
+            self._remember(structs.replace(self.abilities, slots=slots))
+
+    async def aclose(self) -> None:
+        asking = list(self._asking)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await super().aclose()
+
+    def _connect(self) -> ModelClient:
+        key = self.config.api_key
+        return self._make_client({"authorization": f"Bearer {key}"} if key else {})
+
+    async def _disconnect(self, connection: ModelClient) -> None:
+        await connection.aclose()
+
+
+class _Embedding(msgspec.Struct):
+    embedding: str | list[float]
+    index: int | None = None
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+
+
+def _decode_vectors(response: bytes) -> list[Vector]:
+    """Return the vectors in the order of the texts. Some servers ignore the requested encoding.
+
+    Raises `ModelError` at the first invalid value, because a faulty response may be large.
+    """
+    try:
+        data = msgspec.json.decode(response, type=_Embeddings).data
+        if all(each.index is not None for each in data):
+            data.sort(key=lambda each: each.index or 0)
+        return [
+            base64.b64decode(each.embedding, validate=True)
+            if isinstance(each.embedding, str)
+            else each.embedding
+            for each in data
+        ]
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise ModelError(f"{EMBEDDINGS_LABEL} sent a response without embeddings.") from None
+
 
 ANSWER_TOOL = "answer"
-"""The tool whose arguments are the value."""
+"""The tool whose arguments are the requested value."""
 
 _INSTRUCTIONS = (
     "Answer with one JSON value of this JSON Schema and nothing else, in a fenced block that "
@@ -49,7 +232,7 @@ _PLAIN_INSTRUCTIONS = "Answer with one JSON value of this JSON Schema and nothin
 
 
 def add_schema(prompt: Prompt, schema: Mapping[str, Any], way: JsonWay) -> Prompt:
-    """Return the prompt with the schema in it if the model may not see that of the request."""
+    """Add the schema to the prompt if the model may not see the one in the request."""
     if way not in ("json_object", "fenced"):
         return prompt
     words = _INSTRUCTIONS if way == "fenced" else _PLAIN_INSTRUCTIONS
@@ -58,7 +241,6 @@ def add_schema(prompt: Prompt, schema: Mapping[str, Any], way: JsonWay) -> Promp
 
 
 def build_json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any]:
-    """What a request has beside its messages, in this way."""
     match way:
         case "json_schema":
             return {"response_format": wire.build_response_format(schema)}
@@ -73,10 +255,7 @@ def build_json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any
 
 
 def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
-    """Return the value in an answer.
-
-    Raises `ModelMalformedAnswerError` if there is none, and `ModelDeclinedError`.
-    """
+    """Return the value in an answer. Raises `ModelMalformedAnswerError`, `ModelDeclinedError`."""
     if way == "tool":
         whole = read_tool_answer(answer, who=who)
         if not (calls := whole.calls):
@@ -90,29 +269,27 @@ def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
 COMPLETIONS = "/chat/completions"
 
 RENAMED_MEMBERS = {"max_tokens": "max_completion_tokens"}
-"""Members that some models know by another name. OpenAI's reasoning models refuse the old one."""
+"""New names of members. OpenAI's reasoning models refuse the old ones."""
 
 OPTIONAL_MEMBERS = ("stream_options", *RENAMED_MEMBERS)
-"""Members of ours that a request can do without, or with another in their place."""
+"""Members that Talekeeper adds, and removes or renames if a server refuses them."""
 
 
 class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
-    """A `ChatModel` on an OpenAI-compatible server."""
-
     def __init__(self, spec: ModelSpec, provider: OpenAICompatibleProvider) -> None:
         super().__init__(spec, provider)
         self._server = OPENAI_SERVERS[provider.config.server]
         self._json_way: JsonWay | None = None
 
-    async def structured(
+    async def generate_json(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
-        """See `ChatModel`. Asks in the next way of `JSON_WAYS` if one does not work.
+        """See `ChatModel`. Tries the ways in `JSON_WAYS` until one works.
 
-        A refusal is remembered at once. An answer that is not JSON may be chance: the next call
-        begins with the best way again, and a way that succeeds twice in a row is remembered.
+        If a way was refused, the working way is remembered at once. If an answer was not JSON,
+        which may be chance, a way is remembered after it has worked twice in a row.
         """
-        known = self._provider.abilities.of(self.spec.name).json
+        known = self._provider.abilities.find(self.spec.name).json
         wrote_no_json = False
         for way in JSON_WAYS[JSON_WAYS.index(known or JSON_WAYS[0]) :]:
             request = self._request(
@@ -137,12 +314,12 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
                 self._json_way = way
                 return StructuredAnswer(value, answer.usage)
         raise ModelWritesNoJsonError(
-            f"{self.spec.id} did not return JSON in any of the ways it was asked "
-            f"({', '.join(JSON_WAYS)})."
+            f"{self.spec.id} did not return JSON in any of the tried ways "
+            f"({', '.join(JSON_WAYS)}). Choose another model."
         )
 
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
-        return self._provider.config.base_url.rstrip("/") + COMPLETIONS
+        return self._provider.base_url + COMPLETIONS
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         sampling, schema = request.sampling, request.schema
@@ -151,7 +328,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
             limit = min(self.spec.max_output_tokens, room)
             sampling = structs.replace(sampling, max_output_tokens=limit)
         start = request.start
-        known = self._provider.abilities.of(self.spec.name)
+        known = self._provider.abilities.find(self.spec.name)
         body: dict[str, Any] = {
             "model": self.spec.name,
             "messages": wire.build_messages(
@@ -180,8 +357,8 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         return {member: (setting,) for member, setting in names.items()}
 
     def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
-        """See `ServerModel`. Members that Talekeeper adds itself are left out or renamed first."""
-        known = self._provider.abilities.of(self.spec.name)
+        """See `ServerModel`. First removes or renames members that Talekeeper adds."""
+        known = self._provider.abilities.find(self.spec.name)
         failure = self._provider.failure(error)
         is_refusal = isinstance(failure, ModelRequestError)
         refusal = read_refusal(error, OPTIONAL_MEMBERS) if is_refusal else None
@@ -196,7 +373,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         return super()._adapt(request, error)
 
     def _failure(self, error: ServerError, request: ModelRequest) -> ModelError:
-        """See `ServerModel`. If a way to ask for JSON is only tried, a 500 refuses that way."""
+        """See `ServerModel`. In a trial of a way to request JSON, the status 500 is a refusal."""
         failure = super()._failure(error, request)
         is_trial = request.is_trial or request.schema is not None
         fails = isinstance(failure, ModelServerError)
@@ -204,19 +381,19 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
             return ModelRequestError(f"{WHO} fails at such a request (500).")
         return failure
 
-    def _finished(self) -> None:
-        """See `ServerModel`. A window that was neither set nor listed is asked for, once."""
+    def _note_finish(self) -> None:
+        """See `ServerModel`. Asks once for a window that is neither set nor listed."""
         if self.spec.figures_from in {"default", "learned"}:
             self._provider.learn_window_later(self.spec.name)
 
     async def _count(
-        self, client: ModelClient, request: ModelRequest, heard: Sequence[Piece]
+        self, client: ModelClient, request: ModelRequest, received: Sequence[Piece]
     ) -> TokenUsage | None:
-        known = self._provider.abilities.of(self.spec.name).counts
+        known = self._provider.abilities.find(self.spec.name).counts
         routes = [each for each in self._server.counts if known in (None, each.path)]
-        if not routes or any(isinstance(piece, TokenUsage) for piece in heard):
+        if not routes or any(isinstance(piece, TokenUsage) for piece in received):
             return None
-        left = apply_resets(heard)
+        left = apply_resets(received)
         counts = await count_usage(
             client,
             self._provider.config.base_url,
@@ -232,10 +409,71 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
 
 
 def _remove_members(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:
-    """Return the request without these members, or with their other names."""
+    """Remove members, or rename them if they have a new name."""
     renamed = {name: RENAMED_MEMBERS[name] for name in members if name in RENAMED_MEMBERS}
     return {
         renamed.get(name, name): value
         for name, value in body.items()
         if name in renamed or name not in members
     }
+
+
+def _read_settings(settings: Settings) -> EnvironmentProvider | None:
+    if not settings.openai_base_url:
+        return None
+    key = settings.openai_api_key
+    config = OpenAICompatibleConfig(
+        base_url=settings.openai_base_url,
+        api_key=key.get_secret_value() if key else None,
+        models=settings.openai_models,
+        context_window=settings.openai_context_window,
+        max_output_tokens=settings.openai_max_output_tokens,
+        server=settings.openai_server,
+        chunk_timeout=settings.model_silence_seconds,
+    )
+    sizes: dict[str, Any] = {
+        size: getattr(settings, f"openai_{size}")
+        for size in ("context_window", "max_output_tokens")
+        if f"openai_{size}" in settings.model_fields_set
+    }
+    tool_support = settings.openai_tool_support or None
+    return EnvironmentProvider(
+        config=config,
+        models=[
+            ListedModel(name=name, tool_support=tool_support, **sizes)
+            for name in settings.openai_models
+        ],
+        concurrency=settings.openai_concurrency,
+    )
+
+
+def _read_embedding_settings(settings: Settings) -> ServerConfig:
+    key = settings.embedding_api_key
+    if key is None and not settings.embedding_base_url:
+        # A key must be sent only to the server that it belongs to.
+        key = settings.openai_api_key
+    return OpenAICompatibleConfig(
+        base_url=settings.embedding_base_url or settings.openai_base_url,
+        api_key=key.get_secret_value() if key else None,
+    )
+
+
+def _configure(preset: str | None, **fields: Any) -> ServerConfig:
+    server = cast("ServerName", preset if preset in OPENAI_SERVERS else "other")
+    base_url = fields.pop("base_url") or ""
+    return OpenAICompatibleConfig(base_url=base_url, server=server, **fields)
+
+
+OPENAI_COMPATIBLE = ProviderKind(
+    title="OpenAI-compatible server",
+    variables=("TALEKEEPER_OPENAI_BASE_URL", "TALEKEEPER_OPENAI_MODELS"),
+    read_settings=_read_settings,
+    configure=_configure,
+    provider=OpenAICompatibleProvider,
+    model=OpenAICompatibleModel,
+    presets=PRESETS,
+    needs_address=True,
+    needs_key=False,
+    reserved_headers=frozenset({"authorization"}),
+    embeddings=EmbeddingKind(label=EMBEDDINGS_LABEL, read_settings=_read_embedding_settings),
+)

@@ -1,10 +1,10 @@
-/** The account: its keys, who may come in, and what it uses. */
+/** The account: its keys, sessions, sign-in methods, and usage. */
 import { api } from "../core/api.js";
 import { attempt, dialog, sure, toast } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
 import { kept, session } from "../core/store.js";
 import { date, t } from "../core/words.js";
-import { a, field, NEW, OLD, recovery, secret } from "./door.js";
+import { a, field, NEW, OLD, recovery, secret } from "./forms.js";
 import { factors } from "./factors.js";
 import { areas, ask, button, choice, part, used } from "./parts.js";
 import { recent } from "./recent.js";
@@ -14,7 +14,9 @@ const DEVICE = [/Android|iP\w+|Windows|Mac|Linux(?!; Android)/, /Firefox|Chrome|
 const device = (label) => DEVICE.map((each) => each.exec(label)).join(" ").trim() || label;
 const day = (name, at) => a(name, { date: date(at) });
 
-/** What there is below a path. `row` gives a name, what is said of it, and what stands there for "End". */
+/**
+ * A list of the items at a path. `row` returns the name, the description, and the label of "End".
+ */
 function listing(name, path, row, make, act) {
   const list = h("ul.list");
   const read = async () => fill(list, (await api.all(path)).filter((item) => !item.used_at).map(line));
@@ -84,13 +86,13 @@ const invite = async () => {
   await dialog(a("invitation"), () => h("div.stack", {}, said, secret(code)));
 };
 
-/** What an account uses, for administrators. */
+/** Show the usage of an account to an administrator. */
 const usageOf = (id, username) => {
   const named = a("usage_named", { name: username });
   return button("usage", () => dialog(named, () => bars(`/admin/users/${id}/usage`)), { "aria-label": named });
 };
 
-/** What an administrator says about somebody else. */
+/** The actions of an administrator on another account. */
 const powers = ({ id, username, ...now }) =>
   h("div.stack", {}, usageOf(id, username), id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
     const onchange = async ({ target: box }) => {

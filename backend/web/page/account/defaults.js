@@ -1,4 +1,4 @@
-/** What holds in all chats, where a chat's own settings do not say otherwise. */
+/** The settings of the account, which apply in all chats that do not override them. */
 import { api } from "../core/api.js";
 import { autoform } from "../core/form.js";
 import { personas } from "../core/store.js";
@@ -7,13 +7,13 @@ import { at, field, patchOf, word } from "../chat/fields.js";
 import { picker } from "../models/picker.js";
 import { dropped, fits, samplers } from "../models/sampling.js";
 import { embedding, tasks } from "../models/tasks.js";
-import { a } from "./door.js";
+import { a } from "./forms.js";
 
 const PATH = "/me/settings";
 const BUDGETS = ["total", "history", "retrieval", "reply_reserve"];
 const MODES = ["keys_and_meaning", "keys", "meaning"];
 
-/** A form that saves what is changed by itself. */
+/** A form that saves changes automatically. */
 export async function defaults(signal) {
   let [settings, models, people, presets, providers] = await Promise.all([
     api.get(PATH, { signal }), api.all("/models", { signal }), personas.all(),
@@ -58,12 +58,12 @@ export async function defaults(signal) {
   ];
   const fields = groups.flatMap((group) => group.fields);
   const value = Object.fromEntries(fields.map(({ name }) => [name, at(settings, name) ?? null]));
-  // Only what was changed is sent, so what was set elsewhere meanwhile stays.
+  // Only changes are sent, so that changes from other windows are kept.
   const save = async (changes) => {
     const patch = patchOf(changes, settings);
     const gone = "model" in patch ? dropped(modelOf(patch.model), settings.sampling) : {};
     settings = await api.patch(PATH, { ...patch, sampling: { ...patch.sampling, ...gone } }, { keepalive: true });
-    // Without a choice it is another's turn to be the default.
+    // Without a choice, another model may become the default.
     if ("model" in patch) models = await api.all("/models", { signal });
     form.put(sampling.named(gone));
     suit();

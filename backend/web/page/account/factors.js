@@ -1,14 +1,14 @@
-/** Second factors: an authenticator app, passkeys, one-time codes. */
+/** Second factors: authenticator app, passkeys, one-time codes. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
 import { t } from "../core/words.js";
-import { a, doorform, field, keepsake, OLD, secret } from "./door.js";
+import { a, passwordForm, field, keepsake, OLD, secret } from "./forms.js";
 import { ask, button, part, qr, used } from "./parts.js";
 import { proven, withPasskey } from "./proof.js";
 
 const PATH = "/me/second-factors";
-/** Codes that are shown once, if there are any. */
+/** Show one-time codes, if there are any. */
 function codes(made, close) {
   if (!made) return close();
   const print = button("print", () => window.print(), { type: "button" });
@@ -30,7 +30,7 @@ const app = () =>
       qr(made.qr, a("qr")),
       h("a", { href: made.uri }, a("open_app")),
       secret(made.secret),
-      doorform({ fields: [field("code", "one-time-code")], submit: a("switch_on"), send }),
+      passwordForm({ fields: [field("code", "one-time-code")], submit: a("switch_on"), send }),
     ];
   });
 

@@ -1,9 +1,9 @@
-/** What the sections of the account are made of. */
+/** Building blocks of the account's sections. */
 import { attempt, dialog } from "../core/dialogs.js";
 import { fill, h, svg, tabs } from "../core/dom.js";
 import { session } from "../core/store.js";
 import { ago, has, t } from "../core/words.js";
-import { a, doorform } from "./door.js";
+import { a, passwordForm } from "./forms.js";
 
 export const help = (name) => has(`account.${name}_help`) && h("small.help", {}, a(`${name}_help`));
 export const button = (name, act, more) => h("button", { onclick: () => attempt(act), ...more }, a(name));
@@ -13,11 +13,11 @@ export const used = ({ last_used_at: at }) => (at ? a("used", { when: ago(at) })
 
 const AREAS = ["settings", "providers", "presets", "scripts", "account"];
 
-/** Links between the views of the settings, of which one is here. */
+/** Tabs of the settings views. */
 export const areas = (here) =>
   tabs(t("settings.title"), here, AREAS.map((name) => [name, t(`settings.areas.${name}`), `#/${name}`]));
 
-/** One of several, which holds as soon as it is chosen; `act` gives what holds then. */
+/** A choice that is saved at once. `act` returns the value that applies then. */
 export function choice(name, values, value, act) {
   const inputs = values.map((each) => {
     const onchange = async () => (inputs[values.indexOf(await act(each))].checked = true);
@@ -29,7 +29,7 @@ export function choice(name, values, value, act) {
 
 const MARGIN = 4;
 
-/** A QR code, out of its rows of modules. */
+/** A QR code from its rows of modules. */
 export function qr(rows, label) {
   const size = rows.length + 2 * MARGIN;
   const dark = rows.flatMap((row, y) =>
@@ -39,12 +39,12 @@ export function qr(rows, label) {
   return svg("svg", attributes, svg("path", { d: dark.join(""), "shape-rendering": "crispEdges" }));
 }
 
-/** Ask for something in a dialog, and show there what `send(values, close, box)` gives. */
+/** Ask for values in a dialog, which then shows the result of `send(values, close, box)`. */
 export const ask = (name, fields, send) =>
   dialog(a(name), (close) => {
     const show = async (values) => fill(box, await send(values, close, box));
-    const form = doorform({ fields, submit: a(name), send: show });
-    // Whoever keeps passwords has to know whose this is.
+    const form = passwordForm({ fields, submit: a(name), send: show });
+    // Password managers need the username.
     form.prepend(h("input", { hidden: true, autocomplete: "username", value: session.user.username }));
     const box = h("div.stack", { class: name }, help(name), form);
     return box;

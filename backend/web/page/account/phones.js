@@ -1,7 +1,7 @@
-/** Where phones in the same network find this server, for administrators. */
+/** Addresses of this server for phones in the same network, for administrators. */
 import { api } from "../core/api.js";
 import { h } from "../core/dom.js";
-import { a } from "./door.js";
+import { a } from "./forms.js";
 import { part, qr } from "./parts.js";
 
 const place = (name, { url, qr: rows }) =>

@@ -1,12 +1,12 @@
-/** The second factor: asked for after the password, wherever the server wants one. */
+/** Ask for the second factor after the password, if the server requires one. */
 import { Problem } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
-import { a, doorform, field } from "./door.js";
+import { a, passwordForm, field } from "./forms.js";
 
 const REQUIRED = "second-factor-required";
 
-/** What the browser does with a passkey, as JSON. What it says when it does not work is for nobody. */
+/** Return the browser's passkey as JSON. Its own error messages help no user. */
 export const withPasskey = async (act) => {
   const credential = await act().catch(() => {
     throw new Problem({ title: a("passkey_failed") });
@@ -14,7 +14,10 @@ export const withPasskey = async (act) => {
   return credential.toJSON();
 };
 
-/** The answer to `send(proof)`. Where it takes a second factor, that is asked for in the box first. */
+/**
+ * Return the response to `send(proof)`. If a second factor is required, ask for it in the box
+ * first.
+ */
 export async function proven(box, send) {
   try {
     return await send({});
@@ -38,7 +41,7 @@ function ask(box, { kinds, passkey }, send, resolve) {
   fill(box,
     h("h2", { tabindex: -1 }, a("second")),
     passkey && h("button", { type: "button", onclick: () => attempt(use) }, a("use_passkey")),
-    kinds.some((kind) => kind !== "passkey") && doorform({ fields: [code], submit: a("go_on"), send: prove }),
+    kinds.some((kind) => kind !== "passkey") && passwordForm({ fields: [code], submit: a("go_on"), send: prove }),
     !kinds.length && h("p", {}, a("none_here")));
   (box.querySelector("button, input") ?? box.firstChild).focus();
 }

@@ -1,9 +1,9 @@
-/** What happened to the account: sign-ins, new keys, exports. */
+/** Recent activity of the account: sign-ins, new keys, exports. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { h } from "../core/dom.js";
 import { ago, dateTime, t } from "../core/words.js";
-import { a } from "./door.js";
+import { a } from "./forms.js";
 import { button, part } from "./parts.js";
 
 const row = ({ kind, at, client, address, detail, count }) =>

@@ -2,10 +2,10 @@
 import { h } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { accountScripts } from "../library/scripts.js";
-import { a } from "./door.js";
+import { a } from "./forms.js";
 import { areas } from "./parts.js";
 
-/** #/scripts */
+/** Route: #/scripts */
 export default async function ({ signal, title }) {
   title(t("scripts.title"));
   return h("div.page.narrow", {},

@@ -1,4 +1,4 @@
-/** What holds in all chats, and how the page looks. */
+/** Settings for all chats, and the theme of the page. */
 import { h } from "../core/dom.js";
 import { session, theme } from "../core/store.js";
 import { t, texts } from "../core/words.js";
@@ -8,7 +8,7 @@ import { phones } from "./phones.js";
 
 const look = (name) => (theme.set(name), name);
 
-/** #/settings */
+/** Route: #/settings */
 export default async function ({ signal, title }) {
   title(t("settings.title"));
   return h("div.page.narrow", {},

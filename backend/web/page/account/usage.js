@@ -1,9 +1,9 @@
-/** How much an account uses of its quotas. */
+/** Usage of an account's quotas. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
 import { dateTime, number, size } from "../core/words.js";
-import { a } from "./door.js";
+import { a } from "./forms.js";
 import { part } from "./parts.js";
 
 const row = ({ quota, used, limit, unit, frees_at: at }) => {
@@ -19,7 +19,7 @@ const row = ({ quota, used, limit, unit, frees_at: at }) => {
       at && h("small.help", {}, a("frees", { when: dateTime(at) }))));
 };
 
-/** The quotas at a path, with a bar for each that has a limit. */
+/** The quotas at a path, with a bar for each one that has a limit. */
 export function bars(path) {
   const list = h("ul.list");
   attempt(async () => fill(list, (await api.get(path)).items.map(row)));

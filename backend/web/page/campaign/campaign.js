@@ -1,4 +1,4 @@
-/** One campaign: its sessions, its world, what became of it, and how it is set up. */
+/** A campaign: its sessions, world, history and settings. */
 import { choose } from "../chat/choose.js";
 import { api } from "../core/api.js";
 import { more } from "../core/dialogs.js";
@@ -18,7 +18,7 @@ const TABS = {
   settings: () => import("./settings.js"),
 };
 
-/** #/campaigns/ID; `?tab=` names what is shown. */
+/** Route: #/campaigns/ID. `?tab=` chooses the tab. */
 export default async function ({ params: { id }, query, signal, title }) {
   const path = `#/campaigns/${id}`;
   const it = await api.get(`/campaigns/${id}`, { signal });
@@ -26,7 +26,7 @@ export default async function ({ params: { id }, query, signal, title }) {
   const here = asked in TABS ? asked : "sessions";
   const heading = h("h1");
   const when = h("p.soft");
-  /** Show what the campaign is called, and when its story is. */
+  /** Show the campaign's name and the day of its story. */
   const tell = () => {
     title((heading.textContent = it.name));
     fill(when, moment(it));

@@ -1,4 +1,4 @@
-/** All campaigns: making them, files, their sessions. */
+/** The list of campaigns. */
 import { areas } from "../chat/list.js";
 import { more } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -9,7 +9,7 @@ import { acts, c, files, make, moment } from "./parts.js";
 
 const SHOWN = 4;
 
-/** #/campaigns */
+/** Route: #/campaigns */
 export default async function ({ signal, title }) {
   title(c("campaigns"));
   const out = h("div");
@@ -19,7 +19,7 @@ export default async function ({ signal, title }) {
       ? h("ul.list", { "aria-label": c("campaigns") }, items.map((it) => row(it, names)))
       : h("div.empty", {}, icon("world"), h("p", {}, c("none"))));
   };
-  // Turns change what is shown of them.
+  // Turns change the campaigns, so they are read again.
   campaigns.drop();
   addEventListener("campaigns-changed", draw, { signal });
   await draw();

@@ -1,4 +1,4 @@
-/** An item of a world where it stands: read, and edited in a form that unfolds below it. */
+/** A card of a world's item, with a form that unfolds below it. */
 import { attempt, deleting, more } from "../core/dialogs.js";
 import { act, fill, h, icon, set } from "../core/dom.js";
 import { autoform, control } from "../core/form.js";
@@ -8,16 +8,16 @@ import { c, flat, label } from "./parts.js";
 import { VIEWS } from "./views.js";
 import { called } from "./world.js";
 
-/** Locks are of whole fields: one holds for all attributes. */
+/** Locks apply to whole fields. All attributes share one. */
 const lockOf = (name) => name.split(".")[0];
 
 /**
- * A form over something of a world that saves by itself, with a lock beside each field: what is
- * locked, the storyteller can't change.
+ * A form that saves automatically and has a lock beside each field. The model cannot change locked
+ * fields.
  *
- * @param {object} options `groups` and `value` as a form has them; `locked()`, the names of the
- *   locked fields; `save(patch)`, a promise for what the value is then.
- * @returns {{form, relock}} `relock()` shows the locks as they are now.
+ * @param {object} options `groups` and `value` as for `autoform`; `locked()` returns the names of
+ *   the locked fields; `save(patch)` returns a promise of the new value.
+ * @returns {{form, relock}} `relock()` shows the current locks.
  */
 export function locking({ fields, value, locked, save, signal }) {
   const locks = [];
@@ -52,10 +52,10 @@ export function locking({ fields, value, locked, save, signal }) {
 }
 
 /**
- * A card of an item. `closed()` hears that its form was folded away; `extra(item, world)` gives what
- * is shown besides.
+ * A card of an item. `closed()` is called when its form is folded. `extra(item, world)` returns
+ * additional content.
  *
- * @returns {{id, element, isOpen, show}} `show(item)` shows it as it is now.
+ * @returns {{id, element, isOpen, show}} `show(item)` shows the current item.
  */
 export function card(world, kind, first, signal, { closed, extra } = {}) {
   let item = first;
@@ -65,7 +65,7 @@ export function card(world, kind, first, signal, { closed, extra } = {}) {
   const shape = () => [{ fields: fieldsOf(kind, world, item) }];
   const value = () => ({ ...flat(item, shape()), attributes: item.attributes });
   let open = null;
-  // What is being typed builds on what was there when the form was filled in.
+  // The revision that the form was filled from.
   let revision;
 
   const close = async () => {
@@ -104,7 +104,7 @@ export function card(world, kind, first, signal, { closed, extra } = {}) {
       : []),
     deleting(() => attempt(() => world.remove(kind, item))),
   ]);
-  /** Who comes and goes while a scene is open. */
+  /** Menu items for the presence of an entity in the open scene. */
   const presence = () => {
     const { scene } = world;
     if (kind !== "entity" || !scene || !/pc/.test(item.kind)) return [];
@@ -127,7 +127,7 @@ export function card(world, kind, first, signal, { closed, extra } = {}) {
       locks && h("p.row.soft.locks", {}, icon("lock"), h("small", {}, c("locked", { fields: locks }))),
       extra && extra(item, world),
       menu());
-    // Whoever pressed or turned something goes on from the same place.
+    // The focus stays in the same place.
     if (at >= 0) (stops()[at] ?? stops()[0]).focus({ preventScroll: true });
     if (!open) return;
     if (!open.form.isUnsaved) {

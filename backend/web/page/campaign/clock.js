@@ -1,4 +1,4 @@
-/** Clocks: circles of segments, filled by a press or by the arrow keys. */
+/** Clocks: circles of segments that are filled with a click or the arrow keys. */
 import { set, svg } from "../core/dom.js";
 import { c } from "./parts.js";
 
@@ -14,10 +14,10 @@ function wedge(at, count) {
   return `M0 0L${point(at)}A${RADIUS} ${RADIUS} 0 0 1 ${point(at + 1)}Z`;
 }
 
-/** How far clocks were when they were drawn last, by their ids. */
+/** The last drawn state of each clock, by id. */
 const drawn = new Map();
 
-/** A clock that can be turned; `turn(filled)` hears how far. What is newly filled ticks. */
+/** A clock that the user can turn. `turn(filled)` gets the new state. New segments are animated. */
 export function dial({ id, name, segments, filled, kind }, turn) {
   const before = drawn.get(id) ?? filled;
   drawn.set(id, filled);
@@ -35,7 +35,7 @@ export function dial({ id, name, segments, filled, kind }, turn) {
   const part = (_, at) => svg("path", {
     d: wedge(at, segments),
     class: at >= filled ? "free" : at < before ? "full" : "full new",
-    // Pressed again, the last full one is empty.
+    // A click on the last full segment empties it.
     onclick: () => to(at + 1 === filled ? at : at + 1),
   });
   return set(svg("svg", { viewBox: "-22 -22 44 44", onkeydown }, Array.from({ length: segments }, part)), {

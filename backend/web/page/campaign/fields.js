@@ -1,4 +1,4 @@
-/** The fields of a campaign's items, kind by kind. */
+/** The fields of a campaign's items by kind. */
 import { boxes, control } from "../core/form.js";
 import { h } from "../core/dom.js";
 import { among, c, field } from "./parts.js";
@@ -19,18 +19,18 @@ const SHEET = [
 ];
 const sheetNames = SHEET.map(({ name }) => name.split(".")[1]);
 
-/** One of the items of a world, or none of them. */
+/** A select of a world's items, with an option for none. */
 function one(name, items, more) {
   const options = items.map((each) => [each.id, called(each)]);
   if (!more?.required) options.unshift([null, c("none_of_them")]);
   return field(name, "select", { options, ...more });
 }
 
-/** Several of them, each a box to tick. */
+/** Checkboxes for several items. */
 const several = (name, items) =>
   field(name, "boxes", { control: boxes, options: items.map((each) => [each.id, called(each)]) });
 
-/** Who may know it: everybody, the game master, or the characters that are ticked. */
+/** The audience of an item: everyone, the game master, or the selected characters. */
 const audience = (world) => field("audience", "select", {
   control(own) {
     const options = ["public", "gm", "some"].map((each) => [each, c(`values.${each}`)]);
@@ -51,7 +51,7 @@ const audience = (world) => field("audience", "select", {
   },
 });
 
-/** A text that stands for a value: numbers, lists and the like as JSON, all else as it is. */
+/** Parse a text as JSON. Other texts stay as they are. */
 function parsed(text) {
   try {
     return JSON.parse(text);
@@ -60,7 +60,10 @@ function parsed(text) {
   }
 }
 
-/** Attributes that have no field of their own, one a line: "name: value". A patch takes away those that are gone. */
+/**
+ * Attributes without a field of their own, one per line: "name: value". The patch removes missing
+ * ones.
+ */
 const others = field("attributes", "lines", {
   wide: true,
   control(own) {
@@ -74,7 +77,7 @@ const others = field("attributes", "lines", {
           return [each.slice(0, Math.max(0, colon)).trim(), parsed(each.slice(colon + 1).trim())];
         });
         const found = Object.fromEntries(pairs);
-        // What has no name is not saved, nor written over, until it has one.
+        // A line without a name is not saved, and is kept until it has one.
         area.input.setCustomValidity("" in found ? c("no_colon") : "");
         const gone = Object.keys(known).filter((name) => !(name in found));
         return { ...Object.fromEntries(gone.map((name) => [name, null])), ...found };
@@ -88,7 +91,9 @@ const others = field("attributes", "lines", {
   },
 });
 
-/** Steps of a thread, one a line; those that are done stay so while their words do. */
+/**
+ * The steps of a thread, one per line. A finished step stays finished while its text is unchanged.
+ */
 const objectives = field("objectives", "lines", {
   wide: true,
   control(own) {
@@ -183,10 +188,13 @@ const KINDS = {
   ],
 };
 
-/** The fields of an item of a kind; of one that is yet to be made, those that its values say it has. */
+/** Return the fields of an item's kind. For a new item, its values choose the fields. */
 export const fieldsOf = (kind, world, item) => [...KINDS[kind](world, item).filter(Boolean), audience(world)];
 
-/** Values by path as the API takes them: "attributes" has those without a field of their own. */
+/**
+ * Return values by path in the form of the API. "attributes" are those without a field of their
+ * own.
+ */
 export function patchOf(values) {
   const { attributes, ...rest } = values;
   const patch = {};

@@ -1,11 +1,11 @@
-/** The glossary: terms that stand in every prompt, and those that wait to be looked at. */
+/** The glossary: terms of every prompt, and proposed terms. */
 import { complain } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { c } from "./parts.js";
 import { section } from "./sections.js";
 import { World } from "./world.js";
 
-/** What can become of a proposed term, with the icon of each. */
+/** The answers to a proposed term, with their icons. */
 const ANSWERS = { approved: "check", raw: "minus", rejected: "close" };
 const GROUPS = [["proposed", true], ["approved", true], ["raw", true], ["rejected", false]];
 

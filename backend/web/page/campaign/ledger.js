@@ -1,4 +1,4 @@
-/** The ledger of a campaign: each change, who made it, whether it counts, and taking it back. */
+/** The change log of a campaign: each change, its author and state, and undo. */
 import { api } from "../core/api.js";
 import { attempt, toast } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -25,7 +25,7 @@ export default async function (it, { signal }) {
   return h("section.stack", {}, h("p.soft", {}, c("ledger_help")), list, more);
 }
 
-/** A change as a line that shows itself anew once it is undone. */
+/** A change as a line, which is drawn again after an undo. */
 export function line(change, world) {
   const element = h("li");
   const undo = () => attempt(async () => {
@@ -55,7 +55,7 @@ export function line(change, world) {
   return element;
 }
 
-/** A button that leads to the message that something comes from. */
+/** A button that leads to the source message. */
 export function source(id) {
   const go = () => attempt(async () => {
     const { chat_id: chat, position, is_active: isTold } = await api.get(`/messages/${id}`);
@@ -65,7 +65,7 @@ export function source(id) {
   return h("button.value.soft", { type: "button", onclick: go }, icon("chat"), c("message"));
 }
 
-/** What a change did, a line for each field; that an item was made or deleted, in one. */
+/** The operations of a change, one line per field. Creation and deletion take one line. */
 function deltas({ set: { exists, ...rest }, add, remove }, world) {
   const sign = (name) => h("b.sign", { role: "img", "aria-label": c(`signs.${name}`), class: name }, SIGNS[name]);
   const row = (name) => ([key, value]) =>

@@ -1,4 +1,4 @@
-/** What a campaign's memory takes and saves: figures, small charts, and failures. */
+/** Statistics of a campaign's memory: figures, charts, and failures. */
 import { row as jobRow } from "../activity.js";
 import { api } from "../core/api.js";
 import { fill, h, icon, svg } from "../core/dom.js";
@@ -57,7 +57,7 @@ const tile = (name, value, note) =>
   h("div.card", {}, h("dt", {}, m(name)), h("dd", {}, h("strong", {}, typeof value === "number" ? number(value) : value), note && h("small.soft", {}, note)));
 
 /**
- * Bars over time, of the first `shown` columns behind each other, with all of them as a table.
+ * A bar chart over time of the first `shown` columns, with all columns as a table.
  *
  * @param {Array} rows `[label, …values]` of each point, oldest first.
  */
@@ -81,14 +81,14 @@ function chart(name, rows, columns, shown = columns.length) {
 
 const cell = (tag, value) => (typeof value === "number" ? h(`${tag}.number`, {}, number(value)) : h(tag, {}, value));
 
-/** A table that scrolls sideways where it is wide; the first cell of a row is its heading. */
+/** A table that scrolls horizontally. The first cell of each row is its heading. */
 const table = (label, columns, rows) =>
   h("div.wide", { tabindex: 0, role: "region", "aria-label": label }, h("table", {},
     h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col" }, m(name))))),
     h("tbody", {}, rows.map(([first, ...values]) =>
       h("tr", {}, h("th", { scope: "row" }, first), values.map((value) => cell("td", value)))))));
 
-/** A failure, what to do about it, and the job that tries again. */
+/** A failure with advice, and its job if it can be retried. */
 function problem({ kind: what, error, chat_id: chat, created_at: when, job }, read) {
   const advice = has(`campaign.measures.advice.${error}`) ? m(`advice.${error}`) : m("advice.other");
   return h("li", {},

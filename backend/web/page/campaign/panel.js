@@ -1,4 +1,4 @@
-/** The world beside a chat: as the chat's active path leaves it. */
+/** The world panel of a chat, for the active path. */
 import { api } from "../core/api.js";
 import { attempt, complain, toast } from "../core/dialogs.js";
 import { h, settled } from "../core/dom.js";
@@ -8,7 +8,7 @@ import { proposals } from "./proposals.js";
 import { sections } from "./sections.js";
 import { World } from "./world.js";
 
-/** The panel; it follows turns, swipes, edits and deletions. */
+/** The panel. It is updated after turns, swipes, edits and deletions. */
 export default async function (room, { signal }) {
   const { campaign_id: id } = room.chat;
   if (!id) {
@@ -24,7 +24,8 @@ export default async function (room, { signal }) {
   const end = () => `${room.path.total} ${room.path.last()?.id}`;
   let known = end();
   room.path.addEventListener("change", () => {
-    // Pages of messages come and go; what is told ends elsewhere after a swipe, an edit, a deletion.
+    // Loading other pages of messages changes nothing. A swipe, an edit or a deletion changes the
+    // end of the path.
     const before = known;
     known = end();
     if (known !== before && !room.busy) soon();

@@ -1,4 +1,4 @@
-/** What the views of campaigns share: words, making one, files, what can be done with one. */
+/** Shared parts of the campaign views: texts, fields, creation, import, and menus. */
 import { api } from "../core/api.js";
 import { attempt, deleting, sure } from "../core/dialogs.js";
 import { h, icon } from "../core/dom.js";
@@ -7,22 +7,24 @@ import { campaigns, chats, chronicles } from "../core/store.js";
 import { has, t } from "../core/words.js";
 import { asking } from "../memory/parts.js";
 
-/** A text of this part of the page. */
+/** A text of the campaign views. */
 export const c = (path, values) => t(`campaign.${path}`, values);
 
-/** What a field is called: "attributes.hp" is "HP"; one that only these rules have, by its own name. */
+/**
+ * The label of a field: "attributes.hp" is "HP". Fields of a rule system have labels of their own.
+ */
 export function label(name) {
   const own = name.split(".").at(-1);
   return has(`campaign.fields.${own}`) ? c(`fields.${own}`).split(" | ")[0] : own.replaceAll("_", " ");
 }
 
-/** A field of a form: `name` is a path, and texts.json has its label, and its help after a bar. */
+/** A field of a form. `name` is a path. texts.json has its label, and its help after a bar. */
 export function field(name, kind, more) {
   const [said, help] = c(`fields.${name.split(".").at(-1)}`).split(" | ");
   return { name, kind, label: said, help, ...more };
 }
 
-/** One of these values. */
+/** A select of these values. */
 export const among = (name, ...values) =>
   field(name, "select", { options: values.map((each) => [each, c(`values.${each}`)]) });
 
@@ -37,7 +39,7 @@ const BRIEF = [
 ];
 const count = (name, max) => field(`settings.${name}`, "number", { min: 1, max, step: 1, required: true });
 
-/** All that can be set for a campaign, in groups. */
+/** The settings of a campaign in groups. */
 export const GROUPS = [
   { fields: [{ ...NAME, wide: true }, ...BRIEF] },
   {
@@ -73,7 +75,7 @@ export const flat = (value, groups) =>
   Object.fromEntries(groups.flatMap(({ fields }) => fields).map(({ name }) =>
     [name, name.split(".").reduce((found, part) => found?.[part], value)]));
 
-/** Values by path as an object: `{ brief: { city } }`. */
+/** Convert values by path to an object: `{ brief: { city } }`. */
 export function nested(values) {
   const made = {};
   for (const [name, value] of Object.entries(values)) {
@@ -83,7 +85,7 @@ export function nested(values) {
   return made;
 }
 
-/** Ask for a new campaign, and go there. */
+/** Ask for a new campaign, and open it. */
 export async function make() {
   const known = await attempt(() => api.get("/campaigns/rules"));
   if (!known) return;
@@ -96,7 +98,7 @@ export async function make() {
   location.hash = `#/campaigns/${made.id}`;
 }
 
-/** Zips of campaigns that come in: those that were exported here, and vaults of Markdown. */
+/** Import of zip files: campaigns that were exported here, and vaults of Markdown. */
 export const files = importing({
   accept: ".zip,application/zip",
   drop: c("drop"),
@@ -109,7 +111,7 @@ export const files = importing({
   },
 });
 
-/** Items of a campaign's menu; `gone()` may hear that it was deleted. */
+/** The menu of a campaign. `gone()` is called after its deletion. */
 export function acts(it, gone) {
   const path = `/campaigns/${it.id}`;
   const saving = (format) => ({
@@ -127,5 +129,5 @@ export function acts(it, gone) {
   return [saving("json"), saving("vault"), null, deleting(remove)];
 }
 
-/** The day of a story and its time, in words: "Day 5, morning". */
+/** The day and time of a story: "Day 5, morning". */
 export const moment = ({ day, time_of_day: time }) => [c("day", { day }), time].filter(Boolean).join(", ");

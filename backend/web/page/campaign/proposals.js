@@ -1,4 +1,6 @@
-/** Changes that were read out of the story and wait for a decision: both sides, and the line. */
+/**
+ * Proposed changes that wait for a decision: the current and the proposed state, and the source.
+ */
 import { api } from "../core/api.js";
 import { complain, toast } from "../core/dialogs.js";
 import { act, fill, h, settled } from "../core/dom.js";
@@ -8,18 +10,17 @@ import { c, label } from "./parts.js";
 import { said } from "./said.js";
 import { World } from "./world.js";
 
-/** More than wait at once, so that all are in one page. */
+/** A maximum for one page that no campaign reaches. */
 const MOST = 500;
 
-/** How many proposals of a campaign wait for a decision. */
+/** Return the number of proposals that wait for a decision. */
 export const waiting = async (path, signal) =>
   (await api.get(`${path}/proposals`, { query: { limit: MOST }, signal })).items.length;
 
 /**
- * The proposals of a world, in a group that is there while there are some; `told(count)` hears how
- * many there are.
+ * The proposals of a world, hidden if there are none. `told(count)` gets their number.
  *
- * @returns {{element, read, soon}} `soon()` reads them once nothing has happened for a moment.
+ * @returns {{element, read, soon}} `soon()` reads them again after a short pause.
  */
 export function proposals(world, signal, told) {
   const count = h("span.tag.badge");
@@ -36,7 +37,7 @@ export function proposals(world, signal, told) {
     fill(list, items.map((each) => row(each, world, decide)));
     count.textContent = number(items.length);
     element.hidden = !items.length;
-    // Whoever decides one goes on with the next.
+    // After a decision the focus moves to the next proposal.
     if (at >= 0) (list.children[Math.min(at, items.length - 1)] ?? document.querySelector("main h1, aside h2"))?.focus();
     told?.(items.length);
   };
@@ -57,7 +58,7 @@ export function proposals(world, signal, told) {
 
 const title = ({ kind, name }) => (kind === "world" ? c("kinds.world") : name || c(`kinds.${kind}`));
 
-/** A proposal: what is and what would be beside each other, why, and what can be answered. */
+/** A proposal: the current and the proposed state, the reason, and the possible answers. */
 function row(it, world, decide) {
   const { target, reason, because, mention, candidates, message_id: line, created_at: when } = it;
   const name = (!target.name && mention) || title(target);
@@ -75,7 +76,10 @@ function row(it, world, decide) {
     h("p.row.soft", {}, h("time", { datetime: when, title: dateTime(when) }, ago(when)), source(line)));
 }
 
-/** Field by field, what is now and what is proposed; a fact beside the one that it contradicts. */
+/**
+ * Compare the current and the proposed state field by field. A fact is shown beside the one that it
+ * contradicts.
+ */
 function sides({ is_new: isNew, then, now, proposed, conflicts, contradicts, target, mention, candidates }, world) {
   const current = contradicts ? { text: contradicts.now } : now;
   const before = contradicts ? { text: contradicts.then } : then;
@@ -95,7 +99,7 @@ function sides({ is_new: isNew, then, now, proposed, conflicts, contradicts, tar
       proposal(key) ? cell("ins", key, proposed[key]) : h("td", {}, `“${mention}”`)))));
 }
 
-/** Where a campaign's page shows them. */
+/** The proposals on a campaign's page. */
 export default async function (it, { signal }) {
   const world = new World(it.id, signal);
   await world.read();

@@ -1,12 +1,12 @@
-/** Values of items in words, as the ledger and comparisons show them. */
+/** Values of items as text, for the change log and comparisons. */
 import { has, number } from "../core/words.js";
 import { c } from "./parts.js";
 
 const ID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
-/** Fields whose values have words of their own. */
+/** Fields whose values have texts of their own. */
 const CHOICES = ["kind", "tension", "priority", "status", "audience", "source"];
 
-/** What a value of a field says: items by their names, lists with commas between. */
+/** Return the text of a field's value: items by name, lists comma-separated. */
 export function said(key, value, world) {
   if (value == null || value === "") return c("nothing");
   if (typeof value === "boolean") return c(value ? "yes" : "no");
@@ -21,5 +21,5 @@ export function said(key, value, world) {
   return CHOICES.includes(key) && has(`campaign.values.${value}`) ? c(`values.${value}`) : value;
 }
 
-/** Who made a change. */
+/** The author of a change. */
 export const whose = (actor) => c(`actors.${actor}`);

@@ -1,4 +1,4 @@
-/** A world in sections: the moment, who is there, what is open, and all else that is in it. */
+/** The sections of a world: the time, the present entities, open threads, and everything else. */
 import { attempt } from "../core/dialogs.js";
 import { act, fill, h, settled } from "../core/dom.js";
 import { control } from "../core/form.js";
@@ -12,16 +12,16 @@ const PAGE = 50;
 const TENSIONS = ["critical", "urgent", "rising", "simmering"];
 const isThing = ({ kind }) => ["item", "faction", "ability"].includes(kind);
 
-/** Whether a fact is about who or what is where the story is. */
+/** True if a fact is about an entity in the current scene or about its place. */
 const isAboutHere = (world, { about_id: id }) => {
   const about = world.get(id);
   return id != null && (id === world.place || about?.kind === "pc" || (about?.kind === "npc" && world.isHere(about)));
 };
 
 /**
- * Sections in their order: which items of a kind are `in` them, what is asked for to `make` one and
- * what it has besides (`fresh`), by what they are sorted (`rank`), and whether they are open;
- * `extra(item, world)`: what stands in a card besides.
+ * The sections in order: the items `in` them, the fields that `make` asks for, preset values
+ * (`fresh`), the sort key (`rank`), and whether they are open. `extra(item, world)` returns
+ * additional content of a card.
  */
 const SECTIONS = [
   {
@@ -59,14 +59,14 @@ const SECTIONS = [
 ];
 const THING = field("kind", "select", { options: ["item", "faction", "ability"].map((each) => [each, c(`values.${each}`)]) });
 
-/** What is asked for to make an item: of its fields those that are named. */
+/** The fields that are asked for to create an item. */
 function asked({ kind, make }, world, fresh) {
   const names = make.split(" ");
   const fields = [...(names[0] === "kind" ? [THING] : []), ...fieldsOf(kind, world, fresh)];
   return names.map((name) => fields.find((each) => each.name === name)).map((each) => ({ ...each, otherwise: fresh[each.name] }));
 }
 
-/** A section: its items as cards, drawn when it is open. */
+/** A section with its items as cards. It is drawn while it is open. */
 export function section(it, world, signal) {
   const { name, kind, open } = it;
   const cards = new Map();
@@ -90,7 +90,7 @@ export function section(it, world, signal) {
     });
   };
   const found = () => {
-    // What is being edited stays where it is.
+    // Items that are being edited stay in the section.
     let all = world.of(kind).filter((item) => cards.get(item.id)?.isOpen || it.in(item, world));
     if (it.newest) all.reverse();
     const wanted = words.value.trim().toLowerCase();
@@ -114,7 +114,7 @@ export function section(it, world, signal) {
     const at = document.activeElement;
     const nodes = shown.map(({ element: node }) => node);
     for (const node of [...list.children]) if (!nodes.includes(node)) node.remove();
-    // What stays where it is is not touched: it may have the focus.
+    // Cards that stay in place are not moved, because one may have the focus.
     nodes.forEach((node, place) => list.children[place] !== node && list.insertBefore(node, list.children[place]));
     if (at.isConnected && at !== document.activeElement) at.focus({ preventScroll: true });
     rest.hidden = items.length <= most;
@@ -129,7 +129,7 @@ export function section(it, world, signal) {
   return element;
 }
 
-/** Named switches, one a line; each keeps how it stands. */
+/** Flags, one per line. Each keeps its value. */
 const FLAGS = field("flags", "lines", {
   wide: true,
   control(own) {
@@ -150,7 +150,7 @@ const FLAGS = field("flags", "lines", {
   },
 });
 
-/** The day, the time and the flags, edited where they stand. */
+/** The day, the time and the flags, edited in place. */
 function now(world, signal) {
   const view = h("div.row");
   const body = h("div.edit");
@@ -200,7 +200,7 @@ function now(world, signal) {
   return h("div.now", { onkeydown }, view, body);
 }
 
-/** The ways from a world to what is kept of it, with how many terms wait to be looked at. */
+/** Links to the other parts of a campaign, with the number of proposed terms. */
 function ways(world, signal) {
   const row = h("nav.row.ways", { "aria-label": c("parts") });
   const place = (tab) => `#/campaigns/${world.id}?tab=${tab}`;
@@ -217,7 +217,7 @@ function ways(world, signal) {
   return row;
 }
 
-/** All sections of a world that was read; beside a chat with the `ways` out of it. */
+/** All sections of a world. Next to a chat they begin with links to the other parts. */
 export const sections = (world, signal, isAside) =>
   h("div.world", {},
     now(world, signal),

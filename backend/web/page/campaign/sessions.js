@@ -1,4 +1,4 @@
-/** The chats that are a campaign's sessions. */
+/** The chats of a campaign. */
 import { api } from "../core/api.js";
 import { menu } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
@@ -6,7 +6,7 @@ import { campaigns, chats } from "../core/store.js";
 import { ago, t } from "../core/words.js";
 import { c } from "./parts.js";
 
-/** The sessions, latest first; a chat joins or leaves. */
+/** The sessions, latest first. Chats can be added and removed. */
 export default async function (it, { signal }) {
   const list = h("ul.list", { "aria-label": c("tabs.sessions") });
   const note = h("p.empty", {}, c("no_sessions"));

@@ -1,4 +1,4 @@
-/** The world of a campaign on its own page. */
+/** The world on the campaign's page. */
 import { complain } from "../core/dialogs.js";
 import { sections } from "./sections.js";
 import { World } from "./world.js";

@@ -1,4 +1,4 @@
-/** Versions of a campaign: compared with what is now, and restored. */
+/** Versions of a campaign: compare with the present, and restore. */
 import { api } from "../core/api.js";
 import { attempt, sure, toast } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -28,7 +28,7 @@ export default async function (it, { signal, tell }) {
   return h("section.stack", {}, h("p.soft", {}, c("versions_help")), list, more);
 }
 
-/** A version in the list; unfolded, it tells what restoring it would change. */
+/** A version in the list. Unfolded, it shows the changes that restoring it would make. */
 function row({ version, actor, changes: count, created_at: when }, world, restored) {
   const box = h("div.compared");
   const restore = () => attempt(async () => {
@@ -53,7 +53,7 @@ function row({ version, actor, changes: count, created_at: when }, world, restor
     box));
 }
 
-/** How an item was then and is now, field by field where it differs. */
+/** Compare two states of an item field by field. */
 function difference({ target, then, now }, world) {
   const name = target.kind === "world" ? c("kinds.world") : target.name || c(`kinds.${target.kind}`);
   const fields = [...new Set(Object.keys({ ...then, ...now }))].flatMap((key) => {

@@ -1,10 +1,10 @@
-/** How items of a world are read: their values are buttons that lead to where they are edited. */
+/** Views of a world's items. Their values are buttons that open the field in the form. */
 import { h, icon, svg } from "../core/dom.js";
 import { number } from "../core/words.js";
 import { dial } from "./clock.js";
 import { c, label } from "./parts.js";
 
-/** A value that can be pressed to edit it; nothing where there is none. */
+/** A value that opens its field when clicked. Hidden if it is empty. */
 const value = (edit, name, text, look = "") => {
   if (text === "" || text == null) return false;
   const title = label(name);
@@ -26,7 +26,7 @@ function health(edit, { hp, hp_max: most }) {
     value(edit, "attributes.hp", most == null ? `HP ${number(hp)}` : `HP ${number(hp)} / ${number(most)}`));
 }
 
-/** Stress, as boxes that fill up. */
+/** Stress as a row of boxes. */
 const stress = (edit, { stress: at, stress_max: most = 9 }) => Number.isInteger(at) && h("button.value.marks", {
   type: "button", title: label("stress"), "aria-label": `${label("stress")}: ${at} / ${most}`,
   onclick: () => edit("attributes"),

@@ -1,10 +1,10 @@
-/** A campaign's world as it is now: read, told of, changed. */
+/** The current world of a campaign: load, search, change. */
 import { api } from "../core/api.js";
 import { attempt, complain, toast } from "../core/dialogs.js";
 import { t } from "../core/words.js";
 import { c } from "./parts.js";
 
-/** Kinds of items, and where the API has them. */
+/** The API's path for each kind of item. */
 export const PATHS = {
   entity: "entities",
   thread: "threads",
@@ -16,16 +16,16 @@ export const PATHS = {
   echo: "echoes",
   term: "glossary",
 };
-/** What is read beside the state, which has the entities and the echoes. */
+/** Lists that are read in addition to the state. The state contains the entities and the echoes. */
 const LISTS = ["thread", "clock", "fact", "relation", "scene", "chapter", "term"];
 const MOST = 500;
 
-/** What an item is called. */
+/** The title of an item. */
 export const called = (item) => item.name ?? item.title ?? item.term ?? item.text ?? item.note ?? "";
 
-/** Says "change" when something in it did, and "cut" has the kinds of which there is more. */
+/** Sends "change" after each change. "cut" contains the kinds with more items than were read. */
 export class World extends EventTarget {
-  /** The message that what is changed here belongs to, and counts with; none: it counts always. */
+  /** The message that changes belong to, or null if they always apply. */
   message = () => null;
   cut = new Set();
   #lists = {};
@@ -41,13 +41,13 @@ export class World extends EventTarget {
     this.#signal = signal;
   }
 
-  /** Read what changed since it was read last. */
+  /** Read the state, and the lists that have changed. */
   async read() {
     const state = await api.get(`${this.path}/state`, { signal: this.#signal });
     if (state.version === this.state?.version) return;
     const pages = await Promise.all(LISTS.map((kind) => this.#page(kind)));
     const found = await Promise.all([...this.#sought.values()].map(async ([kind, q]) => [kind, await this.#page(kind, q)]));
-    // Of two that were under way, the one that was asked for first may answer last.
+    // Responses can arrive in the wrong order.
     if (state.version < this.state?.version) return;
     this.#lists = { entity: state.entities, echo: state.echoes };
     this.cut = new Set(Object.keys(this.#lists).filter((kind) => state.more[PATHS[kind]]));
@@ -60,7 +60,10 @@ export class World extends EventTarget {
     this.#tell();
   }
 
-  /** Read what has these words in it, beside what was read, now and whenever that is read again: one search `by` each name. */
+  /**
+   * Search for items of a kind, in addition to the loaded ones, now and after each reload. There is
+   * one search per `by`.
+   */
   async find(by, kind, q) {
     this.#sought.set(by, [kind, q]);
     const { items } = await this.#page(kind, q);
@@ -88,31 +91,31 @@ export class World extends EventTarget {
   /** Entities of some kinds. */
   entities = (...kinds) => this.of("entity").filter((each) => kinds.includes(each.kind));
 
-  /** The scene that is open, the newest of several. */
+  /** The newest open scene. */
   get scene() {
     return this.get(this.state.scene?.id);
   }
 
-  /** The place where the story is: the scene's, or that of the players' characters. */
+  /** The current place: that of the scene, or of the player characters. */
   get place() {
     return this.scene?.location_id ?? this.entities("pc").find((each) => each.location_id)?.location_id;
   }
 
-  /** Whether somebody is where the story is. */
+  /** True if the entity is in the current place. */
   isHere({ id, location_id: at }) {
     const present = this.scene?.present ?? [];
     return present.length ? present.includes(id) : at != null && at === this.place;
   }
 
   /**
-   * Change an item, or the world's own time (kind "world"), against the revision that is known when
-   * its turn comes: one change follows the other, each on what the one before it made.
+   * Change an item, or the time of the world (kind "world"), at its known revision.
+   * Changes run one after the other, so each uses the revision of the one before it.
    */
   change(kind, item, patch, revision = () => item.revision) {
     const path = kind === "world" ? this.path : `${this.path}/${PATHS[kind]}/${item.id}`;
     const made = this.#queue.then(async () => {
       const ifMatch = kind === "world" ? this.state.version : revision();
-      // A lock is the user's, whatever is told.
+      // A lock belongs to the user, not to a message.
       const query = { message_id: "locked" in patch ? null : this.message() };
       const now = await api.patch(path, patch, { ifMatch, query, keepalive: true });
       if (kind !== "world") Object.assign(item, now);
@@ -123,7 +126,7 @@ export class World extends EventTarget {
     return made;
   }
 
-  /** Change an item by one press: where that fails, what is there now is shown. */
+  /** Change an item with one click. If that fails, show its current state. */
   async press(kind, item, patch) {
     try {
       await this.change(kind, item, patch);
@@ -140,7 +143,7 @@ export class World extends EventTarget {
     return made;
   }
 
-  /** Delete an item, and offer to undo that. */
+  /** Delete an item, and offer to undo this. */
   async remove(kind, item) {
     const query = { message_id: this.message() };
     await api.delete(`${this.path}/${PATHS[kind]}/${item.id}`, undefined, { ifMatch: item.revision, query });
@@ -153,21 +156,21 @@ export class World extends EventTarget {
     toast(t("common.deleted", { name: called(item) || c(`kinds.${kind}`) }), { action: t("common.undo"), onaction: back });
   }
 
-  /** End a scene: what happened in it is summed up after that. */
+  /** Close a scene. A background job then summarises it. */
   async close(scene) {
     const query = { message_id: this.message() };
     await api.post(`${this.path}/scenes/${scene.id}/close`, undefined, { ifMatch: scene.revision, query });
     await this.#again();
   }
 
-  /** Let a change of the ledger count no longer. */
+  /** Undo a change of the change log. */
   async undo(id) {
     const change = await api.post(`${this.path}/changes/${id}/undo`);
     await this.#again();
     return change;
   }
 
-  /** What was changed is changed, whether it can be read again now or not. */
+  /** Read the world again. The change is stored even if this fails. */
   async #again() {
     if (!this.#signal.aborted) await this.read().catch(complain);
   }

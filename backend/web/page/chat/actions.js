@@ -1,4 +1,7 @@
-/** What can be done with messages: under each, by key, by finger, and beside the composer. */
+/**
+ * Actions on messages: toolbars, keyboard shortcuts, swipe gestures, and tools next to the
+ * composer.
+ */
 import { api } from "../core/api.js";
 import { attempt, dialog, menu, toast } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
@@ -6,15 +9,18 @@ import { t } from "../core/words.js";
 import { branch, choose, fork, goOn, lead, remove, say, versions } from "./branches.js";
 import { edit } from "./editing.js";
 
-/** Do what must not happen while a reply is written. */
+/** Return a handler that refuses to run while a reply is written. */
 const alone = (room, does) => (event) => room.busy ? toast(say("wait")) : does(event);
 const isReply = ({ role }) => role === "assistant";
-/** The greeting is the card's: no other is made. */
+/** A greeting comes from the card, so it cannot be regenerated. */
 const isRemade = (message) => isReply(message) && message.position > 0;
 const again = (room) => room.take({ regenerate_of: room.path.last().id });
 const resume = (room) => room.take({ continue: true });
 
-/** Go to another version of a message; behind those of the last reply a new one is made. */
+/**
+ * Show another version of a message. After the last version of the last reply, a new one is
+ * generated.
+ */
 async function swipe(message, room, step) {
   const { id, sibling, sibling_count: count } = message;
   const to = sibling + step;
@@ -30,19 +36,19 @@ const entry = (room, name, sign, does, values) => ({
   label: say(name, values), icon: sign, danger: name === "delete", act: alone(room, does),
 });
 
-/** The button that makes the thoughts of a reply without text its text. */
+/** The button that turns the thoughts of a reply without text into its text. */
 export function promotion({ id }, room) {
   const use = async () => room.path.put(await api.post(`/messages/${id}/thoughts-as-text`));
   return h("button", { type: "button", onclick: alone(room, () => attempt(use)) }, say("use_thoughts"));
 }
 
-/** What can be done about a last reply that was cut off. */
+/** The actions for a last reply that was cut off. */
 export const mending = (room) =>
   h("p.row.mending.last-only", {},
     act("continue", say("resume"), alone(room, () => resume(room))),
     act("again", t("common.retry"), alone(room, () => again(room))));
 
-/** What stands under a message. What is for the last one alone, the style sheet hides elsewhere. */
+/** The toolbar below a message. The style sheet hides the parts for the last message elsewhere. */
 export function toolbar(message, room) {
   const { id, position, sibling, sibling_count: count, hidden, text } = message;
   const button = (name, sign, does, look = "") =>
@@ -57,7 +63,7 @@ export function toolbar(message, room) {
     const visibility = hidden ? "show" : "hide";
     const below = room.path.at(position + 1);
     menu(currentTarget, [
-      // No model may be sent a message without text.
+      // A model must not get a message without text.
       ...(text ? [item(visibility, visibility, hide)] : []),
       ...among("versions", "memory", message),
       null,
@@ -86,7 +92,7 @@ export function toolbar(message, room) {
     act("more", t("common.more"), more, "quiet"));
 }
 
-/** Copy a text, and say whether it could be. */
+/** Copy a text, and report whether this worked. */
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -96,7 +102,7 @@ export async function copy(text) {
   }
 }
 
-/** Swiping the last message with a finger. Who scrolls, scrolls. */
+/** Swipe the last message with a finger. Vertical moves scroll as usual. */
 export function gestures(element, room) {
   let from = null;
   let by = 0;
@@ -123,7 +129,7 @@ export function gestures(element, room) {
 
 const help = () => dialog(say("keys"), () => h("p.keys", {}, say("all_keys")));
 
-/** Keys for the whole chat, where nothing is being typed. */
+/** Keyboard shortcuts of the chat. They do not apply while the user types. */
 export function keys(room) {
   const editOwn = alone(room, () => {
     const own = [...document.querySelectorAll(".message.user")].at(-1);
@@ -146,7 +152,7 @@ export function keys(room) {
   addEventListener("keydown", onkey, { signal: room.signal });
 }
 
-/** What stands beside the composer: help with one's own line, and who speaks. */
+/** The tools next to the composer: suggestions, impersonation, and the choice of the speaker. */
 export function tools(room) {
   const { signal, events } = room;
   const chips = h("div.chips", { role: "group", "aria-label": say("suggest") });
@@ -179,7 +185,7 @@ export function tools(room) {
     asking = new AbortController();
     const either = AbortSignal.any([signal, asking.signal]);
     const found = await attempt(() => api.post(`/chats/${room.chat.id}/suggestions`, {}, { signal: either }));
-    // They are for what was said last: once more is said, they come too late.
+    // Suggestions refer to the last message, so they are dropped once there is a newer one.
     if (!waiting.isConnected) return;
     show(found?.items ?? [], found?.dropped);
     if (!document.activeElement.matches("textarea")) chips.querySelector("button")?.focus();

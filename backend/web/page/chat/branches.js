@@ -1,28 +1,28 @@
-/** Where the path goes: versions of a message, branches, and what is deleted. */
+/** Versions of messages, branches, forks, and deletion. */
 import { api } from "../core/api.js";
 import { dialog, sure, toast, undoable } from "../core/dialogs.js";
 import { h } from "../core/dom.js";
 import { chats } from "../core/store.js";
 import { ago, t } from "../core/words.js";
 
-/** What this page says about messages. */
+/** A text about messages. */
 export const say = (name, values) => t(`message.${name}`, values);
 
-/** Lead the path through a message, or let it end there, and show it. */
+/** Activate a message, with or without the messages after it, and show it. */
 export async function lead(room, id, follow = true) {
   await api.post(`/messages/${id}/activate`, { follow });
   await room.path.reload();
 }
 
-/** Tell what was done to the path, and how to have it lead through that message again. */
+/** Show a toast about a change of the path, with an action that undoes it. */
 export function told(text, { id }, room) {
   toast(text, { action: t("common.undo"), seconds: 12, onaction: () => lead(room, id) });
 }
 
-/** A message and its siblings, in the order they were made. */
+/** Return a message and its siblings in order of creation. */
 export const versions = (id) => api.all(`/messages/${id}/siblings`);
 
-/** Let a person choose among the versions of a message by their first words. */
+/** Let the user choose a version of a message by its first words. */
 export async function choose({ id }, room, title) {
   const items = await versions(id);
   const to = await dialog(title, (close) =>
@@ -32,20 +32,20 @@ export async function choose({ id }, room, title) {
   if (to) await lead(room, to);
 }
 
-/** Let the path end at a message, so that a new line begins another branch. */
+/** End the path at a message, so that the next line begins a new branch. */
 export async function branch(message, room) {
   await lead(room, message.id, false);
   told(say("branched"), message, room);
   room.composer.focus();
 }
 
-/** Go on below the last message with what stood there before. */
+/** Continue the path below the last message as it was before. */
 export async function goOn({ id, position }, room) {
   await lead(room, id);
   if (room.path.total === position + 1) toast(say("nothing"));
 }
 
-/** Copy the path that ends at a message into a chat of its own, and offer to go there. */
+/** Copy the path up to a message into a new chat, and offer to open it. */
 export async function fork(message, room) {
   const world = room.chat.campaign_id ? await askWorld() : "shared";
   if (!world) return;
@@ -54,7 +54,7 @@ export async function fork(message, room) {
   toast(say("forked"), { action: t("common.open"), onaction: () => (location.hash = `#/chats/${id}`) });
 }
 
-/** Let a person choose whether the copy of a chat stays in its campaign. */
+/** Ask whether the copy of a chat stays in its campaign. */
 const askWorld = () =>
   dialog(say("fork"), (close) =>
     h("div.stack", {},
@@ -64,8 +64,9 @@ const askWorld = () =>
         h("button", { onclick: () => close("shared"), autofocus: true }, say("world_shared")))));
 
 /**
- * Delete a message with all below it, unless it is undone. The path leaves it at once, on the
- * server, too: what is said meanwhile stands where it is seen to stand.
+ * Delete a message and all messages below it, unless the user undoes it.
+ * The path leaves the message at once, on the server as well, so that new lines have the visible
+ * parent.
  */
 export async function remove({ id, position, sibling, parent_id: parent }, room) {
   const { path } = room;
@@ -82,7 +83,7 @@ export async function remove({ id, position, sibling, parent_id: parent }, room)
   await lead(room, heir?.id ?? parent, Boolean(heir));
   undoable(say("deleted", { count }), {
     hide() {},
-    // Whoever went back to it meanwhile keeps it.
+    // If the user has returned to the message, it is kept.
     act: async (options) => path.at(position)?.id === id || act(options),
     show: () => lead(room, id),
   });

@@ -1,4 +1,4 @@
-/** Asking who is to be in a new chat. */
+/** The dialog for a new chat. */
 import { dialog } from "../core/dialogs.js";
 import { h } from "../core/dom.js";
 import { control, finder } from "../core/form.js";
@@ -7,7 +7,9 @@ import { t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { once, play } from "../library/start.js";
 
-/** Ask who is to be in a new chat, and who the person is there; in a campaign it may be nobody. */
+/**
+ * Ask for the characters and the persona of a new chat. A campaign's chat may have no character.
+ */
 export async function choose(campaign_id) {
   const [people, own] = await Promise.all([characters.all(), personas.all()]);
   dialog(t("chats.new"), () => {

@@ -1,11 +1,11 @@
-/** Where the user's lines are written. What is typed is kept until a turn took it. */
+/** The text field for the user's lines. Drafts are kept until a turn has accepted them. */
 import { complain, explained, remedy } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { t } from "../core/words.js";
 import { tools } from "./actions.js";
 
-/** Enable a button once the moment has come, and count the seconds on it until then. */
+/** Disable a button until a moment, with a countdown of seconds on it. */
 function patience(button, moment) {
   const seconds = Math.ceil((moment - Date.now()) / 1000);
   button.disabled = seconds > 0;
@@ -14,9 +14,9 @@ function patience(button, moment) {
 }
 
 /**
- * @returns {{element, text, focus, notice}} `notice(content, {again, wait, link})` says something:
- *   `again` tries once more, after `wait` seconds; `link` leads to where it can be mended. Bare, it
- *   says nothing more.
+ * @returns {{element, text, focus, notice}} `notice(content, {again, wait, link})` shows a message:
+ *   `again` repeats the turn, after `wait` seconds; `link` leads to the setting that fixes the
+ *   problem. Without arguments it hides the message.
  */
 export function composer(room) {
   const draft = `draft.${room.chat.id}`;
@@ -50,7 +50,7 @@ export function composer(room) {
   async function submit() {
     if (room.busy || button.disabled) return;
     const text = area.value.trim() && area.value;
-    // It stays, and may not change, until the server has it.
+    // The text is locked until the server has accepted it.
     area.readOnly = true;
     const ontaken = () => {
       area.readOnly = false;
@@ -67,7 +67,7 @@ export function composer(room) {
     area.readOnly = false;
   }
 
-  /** An empty line is for having one's last line answered. */
+  /** An empty line asks for a reply to the user's last line. */
   const weigh = () => {
     const nothing = !room.busy && !area.value.trim() && room.path.last()?.role !== "user";
     if (nothing && button.matches(":focus-visible")) area.focus();
@@ -79,7 +79,7 @@ export function composer(room) {
     weigh();
   };
   room.events.addEventListener("busy", draw);
-  // What a turn asks is answered before anything else is said.
+  // A question of the turn has to be answered before the next line.
   room.events.addEventListener("waiting", () => (writing.hidden = Boolean(room.waiting)));
   room.path.addEventListener("change", weigh);
   draw();

@@ -1,12 +1,11 @@
-/** What a chat and its last reply cost, under the chat's name. */
+/** The cost of a chat and of its last reply, shown under the chat's name. */
 import { api } from "../core/api.js";
 import { fill, h } from "../core/dom.js";
 import { money, t } from "../core/words.js";
 
 /**
- * What a usage comes to in words: tokens in any case, and money where a price is known. Of several
- * models one may have no price, and of several replies some may not have been counted. `brief` leaves
- * out that there is no price.
+ * Render a usage: tokens, and money if prices are known.
+ * Some models may have no price, and some replies no counts. `brief` leaves out missing prices.
  */
 export function costs(usage, { brief = false } = {}) {
   const { cost, prompt_tokens: read, completion_tokens: written, unreported, by_model: models = [usage] } = usage;
@@ -21,7 +20,7 @@ export function costs(usage, { brief = false } = {}) {
 
 const told = (usage) => usage && usage.turns + usage.runs + usage.unreported > 0;
 
-/** The figures of a room, read again after each turn. Without any there is nothing. */
+/** The costs of a room, read again after each turn. Hidden without any costs. */
 export function costing(room) {
   const element = h("small.figure.cost");
   const path = `/chats/${room.chat.id}/usage`;
@@ -33,12 +32,12 @@ export function costing(room) {
       told(reply) && t("chat.cost_reply", { cost: costs(reply, { brief: true }) }),
       told(chat) && t("chat.cost_chat", { cost: costs(chat, { brief: true }) }),
     ];
-    // Where there is little room the inspector alone says so.
+    // In narrow layouts only the inspector shows this.
     const unknown = chat.turns + chat.runs > 0 && !chat.cost && h("span.roomy", {}, `, ${t("chat.cost_unknown")}`);
     fill(element, words.filter(Boolean).join(" · "), unknown);
     element.title = chat.by_model.map((each) => `${each.model}: ${costs(each)}`).join("\n");
   };
-  // A figure is a help: without it the chat works as well.
+  // The chat works without costs, so errors are ignored.
   const again = () => read().catch(() => {});
   room.events.addEventListener("turn", again);
   again();

@@ -1,4 +1,4 @@
-/** Changing a message where it stands. What is typed is kept until it is saved or thrown away. */
+/** Editing of a message in place. The draft is kept until it is saved or discarded. */
 import { api } from "../core/api.js";
 import { explain } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
@@ -6,11 +6,11 @@ import { kept } from "../core/store.js";
 import { t } from "../core/words.js";
 import { lead, say, told } from "./branches.js";
 
-/** Put a textarea in the place of a message's text; `place` is the message's element. */
+/** Replace the text of a message with a textarea. `place` is the message's element. */
 export function edit(message, room, place) {
   if (place.matches(".edited")) return;
   const { id, position } = message;
-  // The macros of a line stay as they were typed while it is edited.
+  // Macros are edited in the form in which they were typed.
   const text = message.typed ?? message.text;
   const name = `edit.${id}`;
   const draft = kept.get(name);

@@ -1,8 +1,8 @@
-/** Fields of settings: a name is a path in them. */
+/** Fields of settings. The name of a field is a path in the settings. */
 import { mergePatch } from "../core/json.js";
 import { has, t } from "../core/words.js";
 
-/** What a chat and an account both have has its name from there. */
+/** The label of a setting. Settings that chats and accounts share have one label. */
 export const word = (name, values) => t(`${has(`settings.${name}`) ? "settings" : "account"}.${name}`, values);
 
 export const field = (kind, name, more, says = name.split(".").at(-1)) => {
@@ -12,17 +12,17 @@ export const field = (kind, name, more, says = name.split(".").at(-1)) => {
 
 export const text = (name, most) => field("area", name, { count: true, most });
 
-/** Values to choose among: null is what holds where nothing is said. */
+/** A select. The value null means the inherited value. */
 export const among = (name, ...values) =>
   field("select", name, { options: values.map((each) => [each, word(each)]) });
 
-/** Numbers: `{ name: [min, max, placeholder, step] }`. */
+/** Number fields: `{ name: [min, max, placeholder, step] }`. */
 export const numbers = (group, ranges) =>
   Object.entries(ranges).map(([name, [min, max, placeholder = word(null), step = max > 2 ? 1 : "any"]]) =>
-    // What ends at 1 or 2 has fractions.
+    // Ranges that end at 1 or 2 allow fractions.
     field("number", `${group}.${name}`, { min, max, step, placeholder }));
 
-/** An author's note: a chat's, or the one that a character brings. */
+/** The fields of an author's note, of a chat or a character. */
 export const NOTE = [
   text("authors_note.text", 20_000),
   among("authors_note.position", "at_depth", "before_prompt", "after_prompt"),
@@ -32,10 +32,10 @@ export const NOTE = [
   among("authors_note.scan", false, true),
 ];
 
-/** What stands at a path. */
+/** Return the value at a path. */
 export const at = (settings, name) => name.split(".").reduce((found, part) => found?.[part], settings);
 
-/** Changes by path as a patch of what was there before. An empty list or text takes the setting away. */
+/** Return changes by path as a merge patch. An empty list or text removes the setting. */
 export function patchOf(changes, before = {}) {
   const patch = {};
   for (const [name, now] of Object.entries(changes)) {

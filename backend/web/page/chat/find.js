@@ -1,4 +1,4 @@
-/** Finding a place in a chat: by words, by meaning, by number. */
+/** Search in a chat: by words, by meaning, and by message number. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h, settled } from "../core/dom.js";
@@ -8,7 +8,7 @@ import { t } from "../core/words.js";
 
 const SHOWN = 240;
 
-/** The panel. What was looked for last stands in it again. */
+/** The search panel. It shows the last search again. */
 export default async function (room, { signal, close }) {
   const { path } = room;
   const results = h("ol.passages");
@@ -36,7 +36,7 @@ export default async function (room, { signal, close }) {
     if (!found) return;
     const { items, notes } = found;
     const words = finding(q);
-    // What has the words comes first; the rest is like them in meaning.
+    // Messages with the words come before messages with a similar meaning.
     items.sort((a, b) => words.test(b.text) - words.test(a.text));
     const count = t(items.length ? "find.count" : "find.nothing", { count: items.length });
     fill(state, [count, ...notes].join(" "));

@@ -1,4 +1,4 @@
-/** The start page: the latest chats, or the way to the first one. */
+/** The start page: recent chats, or the first steps. */
 import { api } from "../core/api.js";
 import { deleting, more } from "../core/dialogs.js";
 import { act, fill, h, refill, tabs } from "../core/dom.js";
@@ -43,13 +43,13 @@ function line(chat, cast) {
   return [element, `${title}\n${names}`];
 }
 
-/** The tabs of chats and what they belong to. */
+/** Tabs of chats and campaigns. */
 export const areas = (here) => tabs(t("shell.chats"), here, [
   ["chats", t("shell.chats"), "#/"],
   ["campaigns", t("campaign.campaigns"), "#/campaigns"],
 ]);
 
-/** #/ */
+/** Route: #/ */
 export default async function ({ signal, title }) {
   title(t("shell.chats"));
   const heading = h("h1");

@@ -1,4 +1,4 @@
-/** One message as it is read: who says it, the text, how it stands, and what can be done with it. */
+/** A message: its speaker, text, state and actions. */
 import { fill, h, icon } from "../core/dom.js";
 import { growing, markdown } from "../core/markdown.js";
 import { ago, dateTime, t } from "../core/words.js";
@@ -7,7 +7,7 @@ import { changed, decided } from "../play/changes.js";
 import { gestures, mending, promotion, toolbar } from "./actions.js";
 import { isCut, notices } from "./notices.js";
 
-/** @returns {{element, update}} `update(message)` shows it in another state. */
+/** @returns {{element, update}} `update(message)` shows the new state of the message. */
 export function drawn(first, room) {
   const element = h("article.message", { tabindex: -1 });
   const musing = h("div");
@@ -23,7 +23,7 @@ export function drawn(first, room) {
     thoughts.hidden = !message.thinking;
     musing.textContent = message.shown_thinking ?? message.thinking;
     if (grows && text && id === message.id) return text.write(message.text);
-    // What is being changed here is not drawn away.
+    // A message that is being edited is not drawn again.
     if (id === message.id && element.matches(".edited")) return;
     const silent = !grows && !waits && !message.text && message.thinking;
     if (silent && opened !== message.id) thoughts.open = true;
@@ -63,7 +63,7 @@ export function drawn(first, room) {
             !waits && toolbar(message, room),
           ],
     );
-    // Whoever pressed a button goes on from the same one.
+    // The focus stays on the same button.
     if (pressed) (element.querySelector(`[aria-label="${pressed.ariaLabel}"]:enabled`) ?? element).focus();
   };
   update(first);

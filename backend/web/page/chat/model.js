@@ -1,4 +1,4 @@
-/** Which model a chat asks, under its name: pressed, it can be another. */
+/** The model of a chat, shown under its name. A click changes it. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { h, icon, set } from "../core/dom.js";
@@ -7,9 +7,9 @@ import { dropped, fits } from "../models/sampling.js";
 import { word } from "./fields.js";
 
 /**
- * The button of a room; `room.switchModel` presses it.
+ * The button for the model of a room. `room.switchModel` clicks it.
  *
- * `room.model` is the model that is asked, and the event "asked" tells that it is known, or another.
+ * `room.model` is the current model. The event "asked" reports that it is known or has changed.
  */
 export function asked(room) {
   const own = `/chats/${room.chat.id}/settings`;
@@ -49,9 +49,9 @@ export function asked(room) {
     settings = detail;
     draw();
   });
-  // Its name is a help: without it the chat works as well.
+  // The chat works without the model's name, so errors are ignored.
   const show = () => read().then(draw).catch(() => {});
-  // A turn may show how the model can be asked for tools.
+  // After a turn it may be known how the model calls tools.
   let isTried = false;
   room.events.addEventListener("played", ({ detail: { event } }) => (isTried ||= event === "calls.requested"), { signal });
   room.events.addEventListener("turn", () => {

@@ -1,10 +1,13 @@
-/** The active path of a chat, read in pages: only what lies near what is shown is kept. */
+/**
+ * The active path of a chat. It is loaded in pages, and only messages near the visible ones are
+ * kept.
+ */
 import { api } from "../core/api.js";
 
 const PAGE = 40;
-const AROUND = 200; // messages kept above and below those that were asked for last
+const AROUND = 200; // messages kept before and after the last requested ones
 
-/** Messages by position, 0 … `total` - 1. Says "change" when one changed. */
+/** Messages by position, from 0 to `total` - 1. Sends "change" if a message changed. */
 export class Path extends EventTarget {
   total = 0;
   #held = new Map();
@@ -18,7 +21,7 @@ export class Path extends EventTarget {
       (await api.get(`/chats/${chat}/messages`, { query: { limit, before }, signal })).items;
   }
 
-  /** The message at a position; undefined where it is not loaded. */
+  /** Return the message at a position, or undefined if it is not loaded. */
   at(position) {
     return this.#held.get(position);
   }
@@ -27,7 +30,7 @@ export class Path extends EventTarget {
     return this.at(this.total - 1);
   }
 
-  /** Read what lies from one position to before another. */
+  /** Load the messages from one position up to another. */
   async load(from, to) {
     this.#near = [Math.max(0, from), Math.min(this.total, to)];
     const pages = new Set();
@@ -38,13 +41,13 @@ export class Path extends EventTarget {
     const read = async (page) => {
       if (!reading.has(page)) reading.set(page, this.#read((page + 1) * PAGE));
       const found = await reading.get(page).finally(() => reading.delete(page));
-      // Meanwhile the tree may have changed.
+      // The tree may have changed in the meantime.
       if (reading === this.#reading) this.#keep(found.filter(({ position }) => position < this.total));
     };
     await Promise.all([...pages].map(read));
   }
 
-  /** The tree changed: read it again, and replace what is shown at once. */
+  /** Load the path again after a change of the tree, and replace it at once. */
   async reload() {
     const reading = (this.#reading = new Map());
     const [first, last] = this.#near;
@@ -56,13 +59,13 @@ export class Path extends EventTarget {
     this.#keep([...shown, ...newest]);
   }
 
-  /** Show a message in another state, or a new one at the end. */
+  /** Update a message, or append a new one. */
   put(message) {
     this.total = Math.max(this.total, message.position + 1);
     this.#keep([message]);
   }
 
-  /** Show the path as ended before a position; `reload` brings back what is there. */
+  /** End the path before a position. `reload` restores the rest. */
   cut(position) {
     this.total = Math.min(this.total, position);
     this.#drop((each) => each >= position);

@@ -1,12 +1,12 @@
-/** Messages that scroll, in normal flow: a part of the path that grows where it is read. */
+/** The scrolling list of messages: a part of the path that grows while the user scrolls. */
 import { h, icon, pause } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { drawn } from "./message.js";
 
-const AHEAD = 20; // messages in the document, at least, on either side of those in view
-const BEHIND = 50; // and at most
+const AHEAD = 20; // minimum number of rendered messages before and after the visible ones
+const BEHIND = 50; // and the maximum
 const BATCH = 4; // messages added to one side in a frame
-const MARGIN = 24; // pixels above a message that was jumped to
+const MARGIN = 24; // pixels above a message after a jump to it
 const RETRY = 2_000;
 
 const END = { at: Infinity };
@@ -14,8 +14,8 @@ const END = { at: Infinity };
 const keepsPlace = CSS.supports("overflow-anchor", "auto");
 
 /**
- * @returns {{element, show}} `show(position, { mark })` goes anywhere at once; `show()` goes to the
- *   end, and stays there.
+ * @returns {{element, show}} `show(position, { mark })` jumps to a message. `show()` jumps to the
+ *   end and stays there.
  */
 export function scroller(room) {
   const { path, signal } = room;
@@ -55,7 +55,7 @@ export function scroller(room) {
   }
 
   function drop({ element }) {
-    // A keyboard user goes on from here, not from the top of the page.
+    // A keyboard user continues here, not at the top of the page.
     if (element.contains(document.activeElement)) log.focus({ preventScroll: true });
     element.remove();
   }
@@ -77,14 +77,14 @@ export function scroller(room) {
     return hasAbove() || hasBelow();
   }
 
-  /** Begin at a position, unless it is near enough to what is in the document. */
+  /** Begin at a position, unless it is near the rendered messages. */
   function open(position) {
     if (position + AHEAD < first || position - AHEAD > end()) while (items.length) dropLast();
     if (!items.length) first = position;
     grow(position - AHEAD, position + AHEAD + 1, Infinity);
   }
 
-  /** Show messages as the path has them; remove those that it no longer has. */
+  /** Update messages from the path, and remove those that left it. */
   function refresh() {
     while (items.length && end() > path.total) dropLast();
     const at = Math.max(first, Math.min(pin ? pin.at : top, end() - 1));
@@ -108,7 +108,7 @@ export function scroller(room) {
     while (end() - bottom > BEHIND && isFree(-1)) dropLast();
   }
 
-  /** Put the pinned message back in its place. */
+  /** Move the pinned message back to its place. */
   function hold() {
     const element = items[pin?.at - first]?.element;
     if (pin === END) log.scrollTop = log.scrollHeight;
@@ -119,7 +119,7 @@ export function scroller(room) {
 
   const fix = (position) => ({ at: position, offset: items[position - first].element.offsetTop - log.scrollTop });
 
-  /** Let the pinned message go if the user scrolled away from it. */
+  /** Unpin the message if the user scrolled away from it. */
   function look() {
     const by = log.scrollTop - seen;
     if (Math.abs(by) <= 1 || !items.length) return;
@@ -140,7 +140,7 @@ export function scroller(room) {
     hold();
     [top, bottom] = [find(log.scrollTop), find(log.scrollTop + log.clientHeight - MARGIN)];
     jump.hidden = pin === END || isAtEnd();
-    // At the very top no browser keeps the place of what it shows.
+    // At the top, browsers do not keep the scroll position when content is added.
     if (!pin && !log.scrollTop && first > 0) pin = fix(top);
     const [from, to] = [top - AHEAD, bottom + AHEAD + 1];
     if (grow(from, to)) soon();
@@ -182,7 +182,7 @@ export function scroller(room) {
     if (!log.clientHeight) await new Promise(requestAnimationFrame);
     pin = position < path.total ? { at: position, offset: MARGIN } : END;
     if (path.total) open(Math.min(position, path.total - 1));
-    seen = log.scrollTop; // the user did not scroll to where this is
+    seen = log.scrollTop; // the user did not cause this scroll position
     layout();
     const element = mark && items[position - first]?.element;
     if (!element) return;

@@ -1,4 +1,4 @@
-/** The settings of one chat. What is not set here is as the account says. */
+/** The settings of a chat. Unset values come from the account. */
 import { api } from "../core/api.js";
 import { sure } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
@@ -10,7 +10,7 @@ import { dropped, fits, samplers } from "../models/sampling.js";
 import { tasks } from "../models/tasks.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 
-/** A select of things, or none of them. */
+/** A select of objects, with an option for none of them. */
 const one = (name, items, more, none = null) => {
   const options = items.map((each) => [each.id, each.title ?? each.name]);
   return field("select", name, { options: [[null, word(none)], ...options], ...more });
@@ -39,7 +39,7 @@ const DETAILS = {
   ],
 };
 
-/** The panel: all that can be set for a chat, saved as it is typed. */
+/** The settings panel. Changes are saved while the user types. */
 export default async function (room, { signal }) {
   const { id } = room.chat;
   const path = `/chats/${id}`;
@@ -54,14 +54,14 @@ export default async function (room, { signal }) {
 
   const stored = ({ name, options }) =>
     at({ ...settings, persona_id: room.chat.persona_id, campaign_id: room.chat.campaign_id }, name) ?? options?.[0][0];
-  /** A field that tells what holds where the chat says nothing. */
+  /** A field that shows the account's value while the chat has none. */
   const telling = ({ options, ...field }) => {
     const value = stored({ ...field, options });
     const usual = at(account, field.name);
     const named = options?.find(([each]) => each === usual);
     if (usual != null && !options) field.placeholder = usual;
     if (named) options = options.with(0, [null, word("usual_is", { value: named[1] })]);
-    // A model that is there no longer.
+    // The chosen model no longer exists.
     if (options?.every(([each]) => each !== value)) options = [...options, [value, word("gone", { value })]];
     return { options, ...field };
   };
@@ -70,7 +70,7 @@ export default async function (room, { signal }) {
     await api.patch(path, what);
     await room.refresh();
   };
-  /** A patch names what was changed and nothing else, so what was set elsewhere meanwhile stays. */
+  /** A patch contains only the changes, so that changes from other windows are kept. */
   const write = async (patch) => {
     const gone = "model" in patch ? dropped(modelOf(patch.model), settings.sampling) : {};
     settings = await api.patch(own, { ...patch, sampling: { ...patch.sampling, ...gone } }, { keepalive: true });
@@ -95,7 +95,10 @@ export default async function (room, { signal }) {
   const sampling = samplers();
   const work = tasks(models);
   const modelOf = (id) => models.find((each) => each.id === (id ?? account.model));
-  /** Show what the model takes. The account's sampling goes with the account's model alone. */
+  /**
+   * Show the sampling settings that the model supports. The account's sampling applies to its own
+   * model only.
+   */
   const suit = () => {
     sampling.suit(modelOf(settings.model), settings.model ? {} : account.sampling);
     work.suit([settings, account], settings.model ?? account.model);
@@ -130,7 +133,7 @@ export default async function (room, { signal }) {
       h("div", {}, h("button", { onclick: drop }, word("drop"))));
   };
 
-  /** A list with a select below it that adds what is chosen. */
+  /** A list with a select below it that adds the chosen item. */
   const listed = (where, rows, label, items, add) =>
     refill(where, rows.length > 0 && h("ul.list", {}, rows), items.length > 0 &&
       h("select", { "aria-label": label, onchange: ({ target }) => add(target.value) },
@@ -148,7 +151,7 @@ export default async function (room, { signal }) {
     const row = ({ lorebook: { id: book, name }, source, is_off: off }) => {
       const onchange = () => say(book, off ? null : "off");
       const named = { "aria-label": word("use", { name }) };
-      // What is linked here alone is taken out; what comes from elsewhere can be off here.
+      // Lorebooks that are linked to this chat can be removed. Others can be switched off for it.
       const here = source === "chat";
       return h("li", {},
         !here && h("input", { type: "checkbox", role: "switch", checked: !off, onchange, ...named }),
@@ -193,7 +196,7 @@ export default async function (room, { signal }) {
   const value = Object.fromEntries(fields.map((each) => [each.name, stored(each)]));
   const form = autoform({ groups, signal, value, save });
   suit();
-  // It was chosen under the chat's name.
+  // The model was changed with the button under the chat's name.
   const chosen = ({ detail }) => {
     settings = detail;
     form.put({ model: settings.model ?? null, ...sampling.named(settings.sampling, true) });

@@ -1,32 +1,33 @@
-/** Turns: a line goes out, the reply comes in piece by piece, whatever becomes of the connection. */
+/** Turns: send a line and stream the reply, across interrupted connections. */
 import { api, events, Problem, problemOf, send } from "../core/api.js";
 import { complain, explained, remedy } from "../core/dialogs.js";
 import { pause, settled } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { windowLink } from "../models/picker.js";
 
-const SILENCE = 40_000; // the server says something every 15 seconds
+const SILENCE = 40_000; // the server sends a heartbeat every 15 seconds
 const LONGEST_WAIT = 10_000;
 
-// crypto.randomUUID is there in secure contexts alone.
+// crypto.randomUUID exists only in secure contexts.
 const newId = () =>
   "00000000-0000-4000-8000-000000000000".replaceAll("0", () =>
     (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16),
   );
 
-/** A text, and what comes of one that was begun elsewhere: some of it may stand there already. */
+/** Append the rest of a text that may overlap with its end. */
 function joined(before, more) {
   let shared = more.length;
   while (!before.endsWith(more.slice(0, shared))) shared--;
   return before + more.slice(shared);
 }
 
-/** The first characters of a text, counted as the server counts them: by code points. */
+/** Return the first characters of a text. Like the server, it counts code points. */
 const first = (text, length) => [...text].slice(0, length).join("");
 
 /**
- * @returns {{take, takeUp, stop, choose, abandon}} The turns of a room, one at a time. It is `busy`
- *   with one, or `waiting` with what one asks the player: `choose(option)` answers.
+ * @returns {{take, takeUp, stop, choose, abandon}} The turns of a room, one at a time. The room is
+ *   `busy` while a turn runs, or `waiting` with the question of a turn, which `choose(option)`
+ *   answers.
  */
 export function turns(room) {
   const { path, signal } = room;
@@ -39,7 +40,7 @@ export function turns(room) {
     tell("busy");
   };
 
-  /** Hear a turn until its events end: a new one's, or what came since of one that was begun. */
+  /** Follow the events of a turn until it ends, and resume after interruptions. */
   async function follow(turn) {
     const link = new AbortController();
     const alive = settled(() => link.abort(), SILENCE);
@@ -63,19 +64,19 @@ export function turns(room) {
     }
   }
 
-  /** The server is there again. */
+  /** The connection to the server works again. */
   function calm(turn) {
     if (turn.wait) room.composer.notice();
     turn.wait = 0;
   }
 
-  /** Say what the model does while a turn waits for it; null once it waits no longer. */
+  /** Show the work that a queued turn waits for; null once it no longer waits. */
   function queue(turn, work) {
     if (work || turn.queued) room.composer.notice(work && t(`chat.waits.${work}`));
     turn.queued = work;
   }
 
-  /** Throw an error again, unless it is one of the way to the server. */
+  /** Throw an error again, unless it is a failure of the connection. */
   function passing(turn, error) {
     const isOnTheWay = turn.begun || !error.slug || error.slug === "server-stopping";
     if (!error.isOffline && !(error.status >= 500 && isOnTheWay)) throw error;
@@ -104,22 +105,22 @@ export function turns(room) {
       queue(turn, data.work);
       return;
     } else turn.over ||= /completed|failed/.test(event);
-    // What it asked before it went on is answered.
+    // Any later event means that the question was answered.
     turn.asks = event === "turn.awaiting_choice" ? data : null;
     if (!event.endsWith(".delta")) {
       room.events.dispatchEvent(new CustomEvent("played", { detail: { event, data } }));
     }
   }
 
-  /** Put what a turn writes at the path's end. */
+  /** Show the messages of a turn at the end of the path. */
   async function place(turn, ids) {
     const read = async (id) => id && (await api.get(`/messages/${id}`, { signal }));
     const [line, reply] = await Promise.all(ids.map(read)).catch((error) => {
-      // It failed at once, and left nothing.
+      // The turn failed before it stored a message.
       if (error.status !== 404) throw error;
       return [];
     });
-    // Another window may have led the path elsewhere.
+    // The path may have changed in another window.
     const { position, parent_id: parent } = line ?? reply ?? {};
     if (position && path.at(position - 1)?.id !== parent) await path.reload();
     if (line) path.put(line);
@@ -140,7 +141,7 @@ export function turns(room) {
     else if (reply) path.put({ ...reply, text, thinking, status: "streaming" });
   }
 
-  /** Put what is stored in place of what was shown. */
+  /** Replace the streamed text with the stored messages. */
   async function conclude(turn) {
     const view = await api.get(`/turns/${turn.id}`, { signal });
     wait(view);
@@ -182,13 +183,13 @@ export function turns(room) {
     return view;
   }
 
-  /** A turn that asks the player something waits, however long; others don't. */
+  /** Show the question of a waiting turn, or hide it. */
   function wait(view) {
     room.waiting = view?.state === "waiting" ? view : null;
     tell("waiting");
   }
 
-  /** Say what went wrong, and offer to try again where there is no message that does. */
+  /** Show an error, with a retry if no message offers one. */
   function ended(view, { text, ...body } = {}) {
     const { state, reply_id: reply } = view;
     if (state !== "failed" && (state !== "interrupted" || reply)) return;
@@ -202,7 +203,7 @@ export function turns(room) {
 
   async function take(body, { ontaken } = {}) {
     if (running) throw new Problem({ title: t("chat.busy") }, 409);
-    // The same again, of which nobody knows whether it arrived, is the same turn.
+    // If the same request is repeated because its delivery is unknown, it has the same turn id.
     const key = JSON.stringify(body);
     if (untaken.key !== key) untaken = { key, id: newId() };
     const kind = ["continue", "impersonate"].find((each) => body[each]);
@@ -216,30 +217,30 @@ export function turns(room) {
     }
   }
 
-  /** Follow a turn that was begun elsewhere, or before the page was loaded. */
+  /** Follow a turn that began in another window, or before the page was loaded. */
   function takeUp(view) {
     if (view?.state === "running" || view?.state === "waiting") {
       run({ id: view.id, kind: view.kind, begun: true, taken: true }).catch(complain);
     } else if (view && [view.user_message_id, view.reply_id].includes(path.last()?.id)) ended(view);
   }
 
-  /** End the turn where it is. */
+  /** Stop the turn. */
   async function stop() {
     if (!running?.begun) running?.quit.abort();
     else await api.post(`/turns/${running.id}/stop`);
   }
 
-  /** Answer what a turn asks: it goes on from there. */
+  /** Answer the question of a waiting turn, which then continues. */
   async function choose(option, text) {
     const { id, kind } = room.waiting;
-    // Its events are heard where those of every turn are that was begun.
+    // The events that follow come with the stream of the turn.
     const answer = await send(`/turns/${id}/choice`, { method: "POST", json: { option, text }, signal });
     if (!answer.ok) throw await problemOf(answer);
     answer.body?.cancel();
     await run({ id, kind, begun: true, taken: true });
   }
 
-  /** Give up a turn that waits. */
+  /** Abandon a waiting turn. */
   async function abandon() {
     await api.post(`/turns/${room.waiting.id}/stop`);
     wait(null);

@@ -1,4 +1,4 @@
-/** One chat: its messages, what is typed below them, and a panel beside them. */
+/** The view of a chat: messages, composer, and a panel at the side. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, fill, h, icon, set, style } from "../core/dom.js";
@@ -31,7 +31,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   const heading = h("h1.unseen");
   const room = { signal, path, events: new EventTarget(), announce: (text) => (voice.textContent = text) };
 
-  /** Read again who and what this is: somebody may have changed it. */
+  /** Load the chat and its campaign again after a change. */
   room.refresh = async () => {
     const chat = api.get(`/chats/${id}`, { signal });
     [room.chat, room.people, room.personas] = await Promise.all([chat, characters.all(), personas.all()]);
@@ -90,14 +90,14 @@ export default async function view({ params: { id }, query, signal, title }) {
     }
   }
 
-  // Places within this chat are ours: the view stays.
+  // Links within the chat do not leave the view.
   const settle = (search) => {
     const { panel: name, at, ...options } = Object.fromEntries(new URLSearchParams(search));
-    // A panel that leaves room for the place beside it stays.
+    // A panel next to the messages stays open.
     if (!at || NARROW.matches) attempt(() => panel(name, options));
     if (!at) return;
     attempt(() => room.show(Number(at) || 0, { mark: true }));
-    // The same way can be gone again.
+    // The same link can be used again.
     history.replaceState(null, "", place);
   };
   room.open = (name, options) => {
@@ -118,7 +118,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   settle(query);
   takeUp(turn);
 
-  // What was said elsewhere meanwhile, or is being said, is here when one comes back.
+  // When the user returns to this window, load what happened elsewhere.
   const back = async () => {
     if (document.hidden || room.busy) return;
     await room.refresh();

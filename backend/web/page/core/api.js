@@ -1,19 +1,19 @@
-/** The HTTP API: requests, problems, uploads with progress, events that stream in. */
+/** Client of the HTTP API: requests, problems, uploads with progress, and server-sent events. */
 import { t } from "./words.js";
 
 const API = "/api/v1";
 const MOST_AT_THE_END = 20_000;
 
-/** What the API answered when it did not do what was asked (RFC 9457), or that nobody answered. */
+/** A problem response of the API (RFC 9457), or a failed connection. */
 export class Problem extends Error {
   constructor(body, status) {
     super(body.detail || body.title);
     this.body = body;
     this.status = status;
     this.slug = (body.type ?? "").split(":").at(-1);
-    // What is wrong with a patch is told in the text alone.
+    // The errors of a merge patch name their member only in the text.
     const [, message, member] = /^(.*) - at `\$\.(.+)`/.exec(body.detail) ?? [];
-    /** [{member, message}] where members of a request were refused. */
+    /** The refused members of the request: [{member, message}]. */
     this.faults = body.errors ?? (member ? [{ member, message }] : []);
   }
 
@@ -31,12 +31,12 @@ function broken(error) {
 const csrf = () => document.cookie.match(/(?:^|; )csrftoken=([^;]*)/)?.[1] ?? "";
 
 /**
- * Send a request; its `Response`, whatever it says. Throws a `Problem` where none comes, and
- * `AbortError` where the signal ended it.
+ * Send a request and return its `Response` with any status.
+ * Throws a `Problem` if there is no response, and `AbortError` if the signal aborted the request.
  *
  * @param {string} path Below /api/v1.
- * @param {object} options `method`, `query`, `json`, `ifMatch` (a revision), `headers`,
- *   `signal`, `keepalive`: it may outlive the page, if it is not too long.
+ * @param {object} options `method`, `query`, `json`, `ifMatch` (a revision), `headers`, `signal`,
+ *   `keepalive` (a small request may outlive the page).
  */
 export async function send(path, options = {}) {
   const { method = "GET", query, json, ifMatch, headers = {}, ...rest } = options;
@@ -47,7 +47,7 @@ export async function send(path, options = {}) {
   if (ifMatch != null) headers["If-Match"] = `"${ifMatch}"`;
   try {
     const body = JSON.stringify(json);
-    // A page on its way out may send only so much.
+    // Browsers limit the size of requests that outlive the page.
     if (body?.length > MOST_AT_THE_END) delete rest.keepalive;
     return await fetch(address, { method, headers, body, ...rest });
   } catch (error) {
@@ -55,7 +55,7 @@ export async function send(path, options = {}) {
   }
 }
 
-/** The problem that an answer tells. Tells the page where nobody is signed in any more. */
+/** Return the problem of a response. Notifies the page if the session has ended. */
 export async function problemOf(response) {
   return refusal(await bodyOf(response), response.status);
 }
@@ -66,7 +66,7 @@ function refusal(body, status) {
   return problem;
 }
 
-/** The JSON of an answer, or null; being given up is told. */
+/** Return the JSON of a response, or null. Rethrows if the request was aborted. */
 const bodyOf = (response) =>
   response.json().catch((error) => {
     if (error.name === "AbortError") throw error;
@@ -82,15 +82,13 @@ async function ask(path, options) {
 const asking = (method) => (path, json, options) => ask(path, { method, json, ...options });
 
 export const api = {
-  /** `api.get("/chats", { query: { limit: 50 }, signal })` */
   get: ask,
-  /** `api.post("/chats", { title })` */
   post: asking("POST"),
   patch: asking("PATCH"),
   put: asking("PUT"),
   delete: asking("DELETE"),
 
-  /** Every item of a list that comes in pages. */
+  /** Return the items of all pages of a list. */
   async all(path, { query, signal } = {}) {
     const items = [];
     let after;
@@ -103,8 +101,9 @@ export const api = {
   },
 
   /**
-   * Send a file as the part `file` of a form; the answer's JSON. `onprogress` hears shares from 0
-   * to 1; `name` is a part of its own, for files that do not say their name themselves.
+   * Upload a file as the part `file` of a form, and return the JSON of the response.
+   * `onprogress` receives shares from 0 to 1. `name` is sent as a part of its own, for files that
+   * do not contain their name.
    */
   upload(path, file, { method = "POST", name, onprogress, signal } = {}) {
     return new Promise((resolve, reject) => {
@@ -127,16 +126,15 @@ export const api = {
     });
   },
 
-  /** The address of a file or a picture. */
   url: (path) => API + path,
 
-  /** Have the browser save a file. */
+  /** Make the browser save a file. */
   download: (path) => Object.assign(document.createElement("a"), { href: API + path, download: "" }).click(),
 };
 
 /**
- * The server-sent events of an answer: `{ id, event, data }`, data parsed. Ends when it ends.
- * `heard` is called whenever anything comes, and be it a sign of life.
+ * Yield the server-sent events of a response as `{ id, event, data }` with parsed data.
+ * `heard` is called for every line, including heartbeats.
  */
 export async function* events(response, heard) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

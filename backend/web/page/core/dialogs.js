@@ -1,26 +1,26 @@
-/** What lies over the page: messages that pass, questions, menus; and acts that can be undone. */
+/** Toasts, dialogs, menus, and actions that can be undone. */
 import { act, fill, h, icon, set } from "./dom.js";
 import { has, t } from "./words.js";
 
 const shelf = h("div.toasts", { role: "status", "aria-live": "polite" });
 document.body.append(shelf);
 
-/** Where the shelf can be seen and used: in what lies on top. */
+/** Move the toasts into the topmost dialog, where they can be seen and used. */
 function shelve() {
   const top = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body;
   if (shelf.parentNode !== top) top.append(shelf);
 }
 
-/** What has the messages that are shown pass: all do with the page. */
+/** Functions that close the toasts. All toasts close with the page. */
 const shown = new Set();
 addEventListener("pagehide", () => shown.forEach((pass) => pass()));
 
 /**
- * Show a message for some seconds.
+ * Show a toast for some seconds.
  *
  * @param {string|Array} text A text, or elements.
- * @param {object} [options] `action`, a label, and `onaction`; `kind`: "error" stays longer;
- *   `seconds`; `onover`, once it has passed without the action.
+ * @param {object} [options] `action` (a label) and `onaction`; `kind` ("error" stays longer);
+ *   `seconds`; `onover`, called when it closes without the action.
  */
 export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 : 6, onover } = {}) {
   let timer;
@@ -36,7 +36,7 @@ export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 :
     wait();
     timer = setTimeout(pass, seconds * 1000);
   };
-  // Whoever reads or reaches for it has the time that it takes.
+  // A toast stays open while the pointer or the focus is on it.
   const patience = { onpointerenter: wait, onfocusin: wait, onpointerleave: start, onfocusout: start };
   const item = h("div.toast", { class: kind, role: kind ? "alert" : null, ...patience },
     h("div", {}, text),
@@ -48,7 +48,7 @@ export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 :
   start();
 }
 
-/** What an error says, and what can be done about it. One of our own making goes to the console. */
+/** Return the text of an error and its remedy. Logs unexpected errors to the console. */
 export function explain(problem) {
   if (!problem.body) {
     console.error(problem);
@@ -62,36 +62,36 @@ export function explain(problem) {
 const sentences = ({ title = t("errors.strange"), detail }) =>
   detail && detail !== title ? `${title}. ${detail}` : title;
 
-/** What a provider of models said itself, as a quotation; nothing if it said nothing. */
+/** A quotation of the provider's own message, if there is one. */
 const quotation = ({ provider_message: words } = {}) =>
   words && h("blockquote.words", {}, h("small", {}, t("errors.provider_says")), " ", h("q", {}, words));
 
-/** An error for people: its text, and the provider's own words if there are any. */
+/** Elements for an error: its text, and the provider's own message if there is one. */
 export const explained = (problem) => [h("span", {}, explain(problem)), quotation(problem.body)];
 
-/** The same for a problem that is a part of another answer. */
+/** The same for a problem that is part of another response. */
 export const told = (problem) => [h("span", {}, sentences(problem)), quotation(problem)];
 
-/** Errors that the settings of a provider can mend. */
+/** Errors that the user can fix in the settings of a provider. */
 const AT_PROVIDER = new Set([
   "model-foreign-answer", "model-key-refused", "model-no-credit", "model-not-found", "model-redirect",
   "model-unavailable", "model-web-page", "model-wrong-address", "provider-address-refused",
 ]);
 
-/** Errors that another model mends. */
+/** Errors that the user can fix by choosing another model. */
 const AT_SETTINGS = new Set(["model-writes-no-json", "unknown-model"]);
 
-/** A link to where an error can be mended, if there is such a place. */
+/** A link to the page where the error can be fixed, if there is one. */
 export const remedy = ({ slug }) =>
   AT_PROVIDER.has(slug) ? h("a.button", { href: "#/providers" }, t("models.open_settings"))
     : AT_SETTINGS.has(slug) && h("a.button", { href: "#/settings" }, t("settings.open"));
 
-/** Tell of an error; not of what was given up because its view was left. */
+/** Show an error. Ignores aborted requests. */
 export function complain(error) {
   if (error.name !== "AbortError") toast([explained(error), remedy(error)], { kind: "error" });
 }
 
-/** Do something, and tell of it where it fails; its result, or undefined. */
+/** Run `act` and show its error, if any. Returns its result, or undefined. */
 export async function attempt(act) {
   try {
     return await act();
@@ -101,9 +101,9 @@ export async function attempt(act) {
 }
 
 /**
- * Do something that can be taken back for some seconds: `hide` at once, `act` when nobody took it
- * back (with `{ keepalive: true }`, for the page may be on its way out), `show` where somebody did
- * or it failed.
+ * Run an action that can be undone for some seconds.
+ * `hide` runs at once. `act` runs unless the user undoes it, with `{ keepalive: true }` because the
+ * page may be closing. `show` runs after an undo or an error.
  */
 export function undoable(text, { hide, act, show }) {
   hide();
@@ -123,8 +123,8 @@ export function undoable(text, { hide, act, show }) {
 }
 
 /**
- * A dialog. `build(close)` gives its content; `close(value)` ends it; the promise has the value,
- * undefined where it was dismissed.
+ * Open a dialog. `build(close)` returns its content, `close(value)` closes it.
+ * The promise resolves to the value, or to undefined if the dialog was dismissed.
  */
 export function dialog(title, build, { wide = false } = {}) {
   return new Promise((resolve) => {
@@ -142,12 +142,12 @@ export function dialog(title, build, { wide = false } = {}) {
       (before?.isConnected ? before : document.querySelector("main"))?.focus();
       resolve(result);
     };
-    // What a key does on the page, it does not do behind a dialog.
+    // Keyboard shortcuts of the page do not apply behind a dialog.
     const onkeydown = (event) => event.stopPropagation();
     const box = h("dialog", { "aria-label": title, class: wide ? "wide" : "", onclose, onkeydown });
     addEventListener("hashchange", dismiss);
     fill(box, h("header", {}, h("h2", {}, title), act("close", t("common.close"), dismiss, "quiet")), build(close));
-    // A press beside it must not cost what was typed.
+    // A click beside a form must not discard the input.
     set(box, { closedby: box.querySelector("form") ? "closerequest" : "any" });
     document.body.append(box);
     box.showModal();
@@ -156,7 +156,7 @@ export function dialog(title, build, { wide = false } = {}) {
   });
 }
 
-/** Ask whether to do what can't be undone. */
+/** Ask for confirmation of an action that cannot be undone. */
 export function sure(title, text, action) {
   return dialog(title, (close) =>
     h("div.stack", {},
@@ -167,7 +167,7 @@ export function sure(title, text, action) {
 }
 
 /**
- * Open a menu at a button: arrow keys, Escape, and a press beside it close it as expected.
+ * Open a menu at a button. Arrow keys, Escape and a click beside it work as usual.
  *
  * @param {HTMLElement} anchor
  * @param {Array} items `{ label, icon, act, danger }`; null draws a line.
@@ -198,10 +198,10 @@ export function menu(anchor, items) {
   box.querySelector("button").focus();
 }
 
-/** The item of a menu that deletes what the menu is for. */
+/** The menu item that deletes the object of the menu. */
 export const deleting = (does) =>
   ({ label: t("common.delete"), icon: "delete", danger: true, act: does });
 
-/** A button that opens a menu of these items. */
+/** A button that opens a menu with these items. */
 export const more = (label, items) =>
   act("more", label, ({ currentTarget }) => menu(currentTarget, items), "quiet");

@@ -1,14 +1,14 @@
-/** Elements, made without a line of HTML: text that comes from anywhere stays text. */
+/** Build elements without HTML, so that text is never interpreted as markup. */
 
 /**
- * Make an element.
+ * Create an element.
  *
  * `h("button.primary", { onclick: save, "aria-label": "Save" }, icon("check"), "Save")`
  *
- * @param {string} what Tag name, with classes behind dots.
+ * @param {string} what Tag name, followed by classes with dots.
  * @param {object} [attributes] `on…` are listeners; true sets a bare attribute; false, null and
- *   undefined leave it out; `value`, `checked`, `selected`, `indeterminate` are properties;
- *   `vars` sets custom properties of its style.
+ *   undefined leave it out; `value`, `checked`, `selected`, `indeterminate` are properties; `vars`
+ *   sets custom properties of its style.
  * @param {...(Node|string|number|null|false|Array)} children
  */
 export function h(what, attributes = {}, ...children) {
@@ -35,7 +35,7 @@ export function set(element, attributes) {
   return element;
 }
 
-/** Put these children in place of those there are. */
+/** Replace the children of an element. */
 export function fill(element, ...children) {
   element.replaceChildren(...flat(children));
   return element;
@@ -44,7 +44,7 @@ export function fill(element, ...children) {
 const flat = (children) =>
   children.flat(Infinity).filter((child) => child != null && typeof child !== "boolean");
 
-/** Put these children in place of others; the focus stays where it was, or goes to the first button. */
+/** Replace the children of an element. The focus stays, or moves to the first button. */
 export function refill(box, ...children) {
   const at = document.activeElement;
   const had = box.contains(at);
@@ -52,16 +52,16 @@ export function refill(box, ...children) {
   if (had) (at.isConnected ? at : box.querySelector("button, select"))?.focus();
 }
 
-/** Links to places beside each other, `[name, text, address]`, of which one is here. */
+/** Tabs: links `[name, text, address]`. `here` is the name of the current one. */
 export function tabs(label, here, places) {
   const links = places.map(([name, text, href]) => h("a", { href, "aria-current": name === here && "page" }, text));
-  // On a phone some are beyond the edge.
+  // On a phone, the current tab may be outside the visible part.
   requestAnimationFrame(() => links[places.findIndex(([name]) => name === here)]?.scrollIntoView({ block: "nearest", inline: "center" }));
   return h("nav.tabs", { "aria-label": label }, links);
 }
 
 const SVG = "http://www.w3.org/2000/svg";
-/** An element of a drawing. */
+/** Create an SVG element. */
 export const svg = (tag, attributes, ...children) =>
   fill(set(document.createElementNS(SVG, tag), attributes), ...children);
 
@@ -70,19 +70,19 @@ export const asset = (name) => new URL(`../${name}`, import.meta.url).pathname;
 
 const SPRITE = asset("icons.svg");
 
-/** An icon of icons.svg. It says nothing to screen readers: whatever holds it has a name. */
+/** An icon of icons.svg. Screen readers ignore it, so its parent needs a name. */
 export function icon(name) {
   return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `${SPRITE}#${name}` }));
 }
 
-/** A button with an icon; one that is "quiet" shows nothing else. */
+/** A button with an icon. A "quiet" button shows only the icon. */
 export function act(sign, label, onclick, look = "") {
   const attributes = { type: "button", class: look, onclick };
   if (!look.includes("quiet")) return h("button", attributes, icon(sign), label);
   return h("button", { ...attributes, "aria-label": label, title: label }, icon(sign));
 }
 
-/** Call `act` once the calls have stopped for so many milliseconds; `.now()` calls it at once, `.drop()` not at all. */
+/** Debounce `act`. `.now()` calls it at once, `.drop()` cancels the call. */
 export function settled(act, milliseconds = 300) {
   let timer = 0;
   const drop = () => {
@@ -101,7 +101,7 @@ export function settled(act, milliseconds = 300) {
   return Object.assign(later, { now, drop });
 }
 
-/** Wait so many milliseconds, or until the signal says stop. */
+/** Wait for some milliseconds, or until the signal aborts. */
 export const pause = (milliseconds, signal) =>
   new Promise((resolve) => {
     setTimeout(resolve, milliseconds);
@@ -111,7 +111,7 @@ export const pause = (milliseconds, signal) =>
 const sheets = new Map();
 const wanted = new Set();
 
-/** Have a style sheet of style/ apply; a promise for when it does. */
+/** Load a style sheet of style/. The promise resolves once it applies. */
 export function style(name) {
   if (!sheets.has(name)) {
     const link = h("link", { rel: "stylesheet", href: asset(`style/${name}.css`) });
@@ -125,7 +125,7 @@ export function style(name) {
   return loaded;
 }
 
-/** Begin another view. What it gives is called once the view stands, and ends the sheets of others. */
+/** Begin a new view. Returns a function that removes the style sheets of earlier views. */
 export function restyle() {
   wanted.clear();
   return () => {

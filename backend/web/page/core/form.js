@@ -1,4 +1,4 @@
-/** Forms, from a description of their fields: labels, help, token counts, and saving by itself. */
+/** Forms from a description of their fields: labels, help, token counts, and automatic saving. */
 import { api } from "./api.js";
 import { complain, explain } from "./dialogs.js";
 import { fill, h, icon, set, settled } from "./dom.js";
@@ -6,14 +6,14 @@ import { number, t } from "./words.js";
 
 let ids = 0;
 
-/** What a field of each kind is where it does not say otherwise. */
+/** Defaults of each kind of field. */
 const KINDS = {
   text: { tag: "input", type: "text" },
   area: { tag: "textarea", rows: 3 },
   number: { tag: "input", type: "number", step: "any" },
   check: { tag: "input", type: "checkbox" },
   select: { tag: "select" },
-  // One a line, or with commas between.
+  // One value per line, or comma-separated.
   lines: { tag: "textarea", rows: 2 },
   words: { tag: "input", type: "text", placeholder: t("form.commas") },
 };
@@ -23,7 +23,7 @@ const READ = {
   check: (input) => input.checked,
   lines: (input) => input.value.split("\n").filter((line) => line.trim()),
   words: (input) => input.value.split(",").map((word) => word.trim()).filter(Boolean),
-  // A select's options may stand for values that are no texts.
+  // Options of a select may have values that are not strings.
   select: (input, { options }) => options[input.selectedIndex]?.[0] ?? null,
 };
 
@@ -38,8 +38,8 @@ const WRITE = {
  * A field: a label with its input in one block.
  *
  * @param {object} field `name`, `label`, `kind` (text, area, number, check, select, lines, words),
- *   `help`, `count` (show tokens; a "counted" event tells how many), and what the kind takes
- *   (`options`, `min`, `max`, `rows`...).
+ *   `help`, `count` (shows tokens and sends a "counted" event), and options of the kind (`options`,
+ *   `min`, `max`, `rows`...).
  * @returns {{element, input, read, write, fault}}
  */
 export function control(field) {
@@ -81,7 +81,7 @@ export function control(field) {
   };
 }
 
-/** Checkboxes for the members of a list: a field as `control` makes others. */
+/** Checkboxes for the members of a list, with the interface of `control`. */
 export function boxes({ label, help, options }) {
   const inputs = options.map(([value, name]) => h("input", { type: "checkbox", value, "aria-label": name }));
   return {
@@ -98,7 +98,7 @@ export function boxes({ label, help, options }) {
   };
 }
 
-/** Inputs whose tokens are to be counted, and where the figure stands. */
+/** Inputs whose tokens have to be counted, with the element that shows the number. */
 const uncounted = new Map();
 const count = settled(async () => {
   const these = [...uncounted];
@@ -110,25 +110,25 @@ const count = settled(async () => {
       input.dispatchEvent(new CustomEvent("counted", { detail: counts[at], bubbles: true }));
     });
   } catch {
-    // Counts are a help: without them the field works as well.
+    // Fields work without token counts, so errors are ignored.
   }
 }, 400);
 
-/** Have the tokens of an input counted soon, together with those of others. */
+/** Queue the token count of an input. Several inputs are counted in one request. */
 function counted(input, place) {
   uncounted.set(input, place);
   count();
 }
 
 /**
- * A form that saves what is changed, by itself, when the typing stops.
+ * A form that saves changes automatically when the user stops typing.
  *
  * @param {object} options
- *   `groups`: `[{ title, open, fields }]`; without a title the fields just stand there, with one
- *   they fold away; a field's `control` makes one that is not as others. `value`: what is there.
- *   `save(changes)`: a promise. `signal`: when the view is left, what is not saved is saved.
- * @returns {{element, flush, isUnsaved, write, put}} `flush()` saves now; `write(value)` shows another value,
- *   `put(some)` those of some fields.
+ * `groups`: `[{ title, open, fields }]`; a group with a title can be folded; `control` replaces the
+ * default control of a field. `value`: the current value. `save(changes)`: returns a promise.
+ * `signal`: aborts when the user leaves the view; unsaved changes are saved then.
+ * @returns {{element, flush, isUnsaved, write, put}} `flush()` saves now; `write(value)` shows
+ *   another value, `put(some)` the values of some fields.
  */
 export function autoform({ groups, value, save, signal }) {
   const state = h("p.saving", { role: "status" });
@@ -161,14 +161,14 @@ export function autoform({ groups, value, save, signal }) {
       fill(state, icon("check"), t("form.saved"));
     } catch (error) {
       if (error.name === "AbortError") return;
-      // Whoever has left does not see it here.
+      // The form is no longer visible, so the error is shown as a toast.
       if (!element.isConnected) return complain(error);
       const again = h("button.quiet", { type: "button", onclick: () => soon() }, t("common.retry"));
       fill(state, icon("alert"), explain(error), again);
       blame(controls, error);
     }
   };
-  // One after the other: each carries the revision that the one before it made.
+  // Saves run one after the other, because each one needs the revision of the one before it.
   const soon = settled(() => (running = running.then(store)), 700);
 
   const element = h(
@@ -192,7 +192,7 @@ export function autoform({ groups, value, save, signal }) {
   return {
     element,
     flush,
-    /** Whether something is typed, or on its way, that is not stored yet. */
+    /** True if there is input that is not stored yet. */
     get isUnsaved() {
       return [...controls.values()].some((each) => JSON.stringify(each.read()) !== each.known);
     },
@@ -205,7 +205,7 @@ export function autoform({ groups, value, save, signal }) {
   };
 }
 
-/** Show what was wrong beside the fields that it was about. */
+/** Show validation errors next to their fields. */
 function blame(controls, { faults = [] }) {
   for (const { member, message } of faults) {
     const of = (end) => controls.get(member.split(end)[0]);
@@ -214,10 +214,10 @@ function blame(controls, { faults = [] }) {
 }
 
 /**
- * A form that is sent with a button.
+ * A form with a submit button.
  *
- * @param {object} options `fields`, `submit` (the button's label), `send(values)`: a promise;
- *   `extra`: nodes between fields and button.
+ * @param {object} options `fields`, `submit` (the label of the button), `send(values)` (returns a
+ *   promise), `extra` (nodes between the fields and the button).
  */
 export function sendform({ fields, submit, send, extra }) {
   const controls = new Map(fields.map((field) => [field.name, (field.control ?? control)(field)]));
@@ -250,7 +250,7 @@ export function sendform({ fields, submit, send, extra }) {
   return { element, controls };
 }
 
-/** A bar that says how far something is: shares from 0 to 1, null where nobody knows. */
+/** A progress bar: a share from 0 to 1, or null if it is unknown. */
 export function progress(label) {
   const bar = h("progress", { max: 1, "aria-label": label });
   const figure = h("span.figure");
@@ -264,7 +264,7 @@ export function progress(label) {
   };
 }
 
-/** A search field over `items`, [[element, text]]; what lacks a word of it, or of `also`, is hidden. */
+/** A search field that hides the items without a match. `items` are [[element, text]]. */
 export function finder(label, told, also = []) {
   const attributes = { type: "search", "aria-label": label, placeholder: label };
   const input = h("input.finder", { ...attributes, oninput: () => self.run() });

@@ -1,4 +1,4 @@
-/** Files that are brought in: chosen, dropped or pasted, each with a row that tells what becomes of it. */
+/** Import of chosen, dropped or pasted files, with one row per file for its progress. */
 import { Problem } from "./api.js";
 import { complain, explain } from "./dialogs.js";
 import { act, h, icon, refill } from "./dom.js";
@@ -7,15 +7,17 @@ import { t } from "./words.js";
 
 const LARGEST = 20 * 1024 * 1024;
 
-/** Files come one after the other, wherever they were taken: the server reads so many of an account's. */
+/**
+ * Files are uploaded one after the other, because the server limits concurrent imports per account.
+ */
 let queue = Promise.resolve();
 
-/** Have the person choose files. */
+/** Let the user choose files. */
 export function pick(accept, take, multiple = false) {
   h("input", { type: "file", accept, multiple, onchange: ({ target }) => take([...target.files]) }).click();
 }
 
-/** Let files be dropped on `target`; `element` shows that they may be. */
+/** Accept files that are dropped on `target`. `element` shows that they can be dropped. */
 export function dropping(target, element, take, signal) {
   let timer;
   const over = (event) => {
@@ -31,14 +33,14 @@ export function dropping(target, element, take, signal) {
 }
 
 /**
- * A place where files of a kind come in. It goes on when the view is left, and stands in each view
- * that shows its `element`.
+ * An importer for files of one kind. It continues when the user leaves the view, and every view
+ * that contains its `element` shows it.
  *
- * @param {object} options `accept`, what may be chosen; `drop`, what the view says while files are
- *   held over it; `send(file, { onprogress, signal }, to)`: a promise for `[what, sign, button]`, of
- *   which the row is made then, the latter two if they are to be others than a tick and nothing.
- * @returns {{element, choose, at}} `choose(to)` has files chosen; `at(view, signal, to)` takes those
- *   that are dropped on a view or pasted into it. `to` is handed on to `send`.
+ * @param {object} options `accept`: the file types; `drop`: the text while files are held over the
+ *   view; `send(file, { onprogress, signal }, to)`: returns a promise for `[text, icon, button]` of
+ *   the finished row. The default icon is a tick, and there is no default button.
+ * @returns {{element, choose, at}} `choose(to)` lets the user choose files; `at(view, signal, to)`
+ *   accepts files that are dropped on a view or pasted into it. `to` is passed to `send`.
  */
 export function importing({ accept, drop, send }) {
   const rows = h("ul.list");
@@ -106,7 +108,7 @@ export function importing({ accept, drop, send }) {
     element,
     choose: (to) => pick(accept, take(to), true),
     at(view, signal, to) {
-      // What was done is known by now; what failed can still be tried again.
+      // Finished rows are removed. Failed ones can be tried again.
       tidy("li.done");
       view.dataset.drop = drop;
       dropping(window, view, take(to), signal);

@@ -1,12 +1,12 @@
-/** JSON in forms: a field for a value of it, and merge patches. */
+/** Form fields for JSON values, and merge patches. */
 import { control } from "./form.js";
 import { t } from "./words.js";
 
 const isObject = (value) => value?.constructor === Object;
 
 /**
- * A field for an object of JSON, as `control` makes others; empty is null. `form`: "array" is for a
- * list, "text" for an object whose text is the value.
+ * A field for a JSON object, with the interface of `control`. An empty field is null. `form` is
+ * "array" for a list, or "text" for an object whose text is the value.
  */
 export function json(field) {
   const made = control({ ...field, kind: "area" });
@@ -36,7 +36,7 @@ export function json(field) {
   };
 }
 
-/** A merge patch (RFC 7396) that makes one value of another: what is gone is null in it. */
+/** Return the merge patch (RFC 7396) between two values. Removed members are null in it. */
 export function mergePatch(before, now) {
   if (!isObject(before) || !isObject(now)) return now;
   const patch = {};

@@ -1,7 +1,7 @@
-/** Stories' Markdown as elements: no HTML is made, what anyone wrote stays text. Takes linear time. */
+/** Render Markdown of stories as elements, in linear time. Text is never interpreted as HTML. */
 import { h, icon } from "./dom.js";
 
-const DEEPEST = 12; // blocks in each other
+const DEEPEST = 12; // nested blocks
 const WAITING = 64; // marks that may still be closed
 
 const QUOTE = /^ {0,3}> ?/;
@@ -13,12 +13,12 @@ const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', nbsp: "\u00a0" };
 
 const split = (text) => text.split("\n").map((line) => line.trimEnd().replaceAll("\t", "    "));
 
-/** What a text says, in a fragment. */
+/** Render a text as a fragment. */
 export const markdown = (text) => put(new DocumentFragment(), blocks(split(text), 0));
 
 /**
- * A text that grows: `write(text)` shows all there is, and makes only the last blocks anew. What is
- * open there looks closed, so that nothing jumps; `write(text, true)` ends that.
+ * Render a growing text: `write(text)` shows the whole text and renders only its last blocks again.
+ * Open marks look closed, so that the text does not jump. `write(text, true)` ends this.
  */
 export function growing(element) {
   let [shown, from, settled] = ["", 0, 0];
@@ -30,7 +30,7 @@ export function growing(element) {
       const made = blocks(lines, 0, !whole);
       while (element.childNodes[settled]) element.lastChild.remove();
       put(element, made);
-      // With two lines of it there, neither it nor what is before becomes something else.
+      // Once a block is followed by two lines, neither it nor the blocks before it can change.
       const last = made.findLastIndex(({ line }) => line < lines.length - 2);
       settled += Math.max(last, 0);
       for (let line = made[last]?.line; line > 0; line--) from = text.indexOf("\n", from) + 1;
@@ -38,7 +38,7 @@ export function growing(element) {
   };
 }
 
-/** Append nodes, texts, and marks that nothing closed. */
+/** Append nodes, texts, and unclosed marks. */
 function put(element, items) {
   for (const item of items) element.append(item.raw ?? item);
   return element;
@@ -81,7 +81,7 @@ function blocks(lines, depth, open) {
       const code = take((each) => each.trim() !== fence).slice(1).join("\n");
       return at++, h("pre", {}, h("code", {}, code));
     }
-    // A view has its own headings: those of a text come below them.
+    // Headings of a text come below the headings of the view.
     const level = Math.min(6, hashes?.trim().length + 2);
     if (hashes) return at++, say(`h${level}`, line.slice(hashes.length).replace(/ #+$/, ""));
     if (RULE.test(line)) return at++, h("hr");
@@ -108,7 +108,7 @@ function blocks(lines, depth, open) {
   return made;
 }
 
-/** What a paragraph says: texts, nodes, and marks that nothing closed. */
+/** Render a paragraph: texts, nodes, and unclosed marks. */
 function inline(text, open) {
   const out = [];
   const stack = [];
@@ -121,9 +121,9 @@ function inline(text, open) {
     return mark;
   };
   const find = (end) => stack.findLastIndex(({ kind }) => kind === end || PAIRS[kind]?.includes(end));
-  /** What came behind a mark; marks among it stay text. */
+  /** Remove and return the items after a mark. Marks among them become text. */
   const taken = (place) => out.splice(stack.splice(place)[0].at).slice(1);
-  /** Close a mark; what is left of the run that does. */
+  /** Close a mark. Returns the rest of its run. */
   const close = (place, run) => {
     const { kind, raw } = stack[place];
     const inside = taken(place);
@@ -178,7 +178,7 @@ function inline(text, open) {
 
 const isAddress = (address) => /^https?:/i.test(address) && URL.canParse(address);
 
-/** A link that says where it leads. */
+/** A link that shows its address. */
 function link(href, content) {
   if (!isAddress(href)) return put(h("span"), content);
   const element = put(h("a", { href, target: "_blank", rel: "noopener noreferrer nofollow" }), content);

@@ -1,18 +1,18 @@
-/** Passages of texts, with the words that were looked for. */
+/** Passages of texts with highlighted search words. */
 import { h } from "./dom.js";
 import { t } from "./words.js";
 
-/** What finds the words of a query in a text, whatever their endings. */
+/** A pattern that matches the words of a query with any ending. */
 export function finding(query) {
   const skip = t("common.small_words").split(" ");
   const words = (query.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []).filter((each) => !skip.includes(each));
   const stems = words.map((each) => (each.length > 4 ? each.replace(/(ing|ed|es|s|e)$/, "") : each));
-  // Where nothing is left, nothing is marked.
+  // A query without words matches nothing.
   const any = stems.length ? `(?<![\\p{L}\\p{N}])(?:${stems.join("|")})[\\p{L}\\p{N}]*` : "$.";
   return new RegExp(`(${any})`, "iu");
 }
 
-/** So much of a text, from a little before the first find, with all of them marked. */
+/** The part of a text around the first match, with all matches highlighted. */
 export function passage(whole, find, most) {
   const before = whole.lastIndexOf(" ", whole.search(find) - most / 4);
   const start = whole.length > most ? Math.max(0, before) : 0;

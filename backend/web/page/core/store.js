@@ -1,12 +1,12 @@
-/** What the page knows of who is signed in, and what it keeps in this browser. */
+/** The session, and values that the page stores in this browser. */
 import { api } from "./api.js";
 import { undoable } from "./dialogs.js";
 import { t } from "./words.js";
 
-/** Who is signed in, or null, and what the server says of itself: set by main.js. */
+/** The signed-in user, or null, and the server's description. main.js sets them. */
 export const session = { user: null, instance: null };
 
-/** Values in this browser's keeping, by name; a browser that keeps nothing is fine, too. */
+/** Values in local storage, by name. Works without local storage. */
 function keeping(prefix) {
   return {
     get(name, otherwise = null) {
@@ -21,25 +21,25 @@ function keeping(prefix) {
         if (value == null) localStorage.removeItem(prefix() + name);
         else localStorage.setItem(prefix() + name, JSON.stringify(value));
       } catch {
-        // Full, or forbidden: then it is not kept.
+        // Storage is full or forbidden: the value is not kept.
       }
     },
     names: () => Object.keys({ ...localStorage }).flatMap((key) => key.split(prefix())[1] ?? []),
   };
 }
 
-/** What is kept for whoever is signed in: others who sign in here don't come to see it. */
+/** Values of the signed-in account. Other accounts in this browser do not see them. */
 export const kept = keeping(() => `talekeeper.${session.user.id}.`);
 
 const device = keeping(() => "talekeeper.");
 
-/** How the page looks in this browser: "auto", "light" or "dark". */
+/** The theme in this browser: "auto", "light" or "dark". */
 export const theme = {
   get: () => device.get("theme", "auto"),
   set(chosen) {
     device.set("theme", chosen);
     document.documentElement.dataset.theme = chosen;
-    // The browser's own bars go with it.
+    // The browser's own bars use the theme's colour.
     for (const meta of document.querySelectorAll("meta[data-theme]")) {
       const own = meta.dataset.theme;
       meta.media = { auto: `(prefers-color-scheme: ${own})`, [own]: "all" }[chosen] ?? "not all";
@@ -48,8 +48,8 @@ export const theme = {
 };
 
 /**
- * A list that several views show, read once and read again after `changed()`.
- * Whoever shows it listens for the event of its name at the window.
+ * A list that several views show. It is read once, and again after `changed()`.
+ * A view listens for the event with its name at the window.
  */
 function list(name, sort = (items) => items) {
   const path = `/${name}`;
@@ -65,12 +65,12 @@ function list(name, sort = (items) => items) {
       });
       return sort((await reading).filter((item) => !away.has(item.id)));
     },
-    /** Leave an item out, or no longer: one whose deletion may still be undone. */
+    /** Hide or show an item whose deletion can still be undone. */
     hide(id, is = true) {
       away[is ? "add" : "delete"](id);
       tell();
     },
-    /** Put an item in place of what was known of it. */
+    /** Replace an item with its current version. */
     put(item) {
       reading = reading?.then((items) => items.map((each) => (each.id === item.id ? item : each)));
       tell();
@@ -80,7 +80,7 @@ function list(name, sort = (items) => items) {
       tell();
     },
     drop: () => (reading = null),
-    /** Delete an item; for some seconds it can be had back. */
+    /** Delete an item. The deletion can be undone for some seconds. */
     remove: (id, title) =>
       undoable(t("common.deleted", { name: title }), {
         hide: () => store.hide(id),

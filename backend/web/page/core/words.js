@@ -1,8 +1,10 @@
-/** Words and figures as people read them. All texts stand in texts.json: a translation is another
- * file of its form. */
+/**
+ * Texts and formatted numbers. All texts are in texts.json. A translation is another file of that
+ * form.
+ */
 import texts from "../texts.json" with { type: "json" };
 
-/** All of them, for what is made of lists of texts; `t` gives one. */
+/** All texts, for elements that are made from lists of texts. */
 export { texts };
 
 const LANGUAGE = texts.language;
@@ -10,8 +12,8 @@ const LANGUAGE = texts.language;
 const plural = new Intl.PluralRules(LANGUAGE);
 
 /**
- * A text by its path: `t("chat.send")`. `{name}` in it is replaced; a text with the forms `one`
- * and `other` is chosen by `count`.
+ * Return the text at a path: `t("chat.send")`. `{name}` is replaced by a value. `count` chooses
+ * between the forms `one` and `other`.
  */
 export function t(path, values = {}) {
   let found = at(path);
@@ -22,7 +24,7 @@ export function t(path, values = {}) {
   );
 }
 
-/** Whether there is a text of that path. */
+/** True if there is a text at the path. */
 export function has(path) {
   return typeof at(path) === "string";
 }
@@ -37,7 +39,7 @@ const relative = new Intl.RelativeTimeFormat(LANGUAGE, { numeric: "auto" });
 
 /** `12,345`. */
 export const number = (value) => whole.format(value);
-/** `$0.0123`: an amount of US dollars. */
+/** `$0.0123`, in US dollars. */
 export const money = (amount) =>
   new Intl.NumberFormat(LANGUAGE, { style: "currency", currency: "USD", minimumFractionDigits: 0, maximumSignificantDigits: 3 }).format(amount);
 /** `21 Nov 2026`. */

@@ -1,18 +1,18 @@
-/** How a window is shared out: sliders that try it, and ways to keep what was tried. */
+/** Token budgets of a prompt: sliders for trying values, and buttons that save them. */
 import { api } from "../core/api.js";
 import { attempt, toast } from "../core/dialogs.js";
 import { h, set } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { t } from "../core/words.js";
 
-/** The first stop of each slider, and the least that may be typed. */
+/** For each slider, the lowest step and the smallest number that can be typed. */
 const BUDGETS = { total: [1024, 1024], history: [256, 0], retrieval: [256, 0], reply_reserve: [64, 1] };
 const none = (of) => Object.fromEntries(Object.keys(of).map((name) => [name, null]));
 const STEPS = 99;
 
 /**
- * @returns {{element, tried, show, refuse}} `tried` is what was moved; `show(view)` sets what was
- *   not; `refuse(why)` says there that these budgets can't be.
+ * @returns {{element, tried, show, refuse}} `tried` are the moved values; `show(view)` sets the
+ *   others; `refuse(why)` shows that the budgets are not possible.
  */
 export function budgets(room, onchange) {
   const own = `/chats/${room.chat.id}/settings`;
@@ -33,7 +33,7 @@ export function budgets(room, onchange) {
     const state = h("small.soft");
     const range = h("input", { type: "range", "aria-label": label, oninput: slide });
     const most = () => (name === "reply_reserve" ? spec?.max_output_tokens : spec?.context_window) ?? 1e6;
-    // From each step to the next it becomes so many times as much.
+    // Each step multiplies the value by the same factor.
     const factor = () => (most() / low) ** (1 / STEPS);
     const point = (value) => {
       range.value = value < low ? 0 : 1 + Math.log(value / low) / Math.log(factor());
@@ -78,7 +78,7 @@ export function budgets(room, onchange) {
     };
   });
 
-  /** Store budgets by the address of the settings that they are of; the chat's come last. */
+  /** Save budgets under the addresses of their settings, those of the chat last. */
   const put = async (wishes) => {
     for (const [address, budgets] of wishes) ({ budgets: kept } = await api.patch(address, { budgets }));
     draw();
@@ -101,7 +101,7 @@ export function budgets(room, onchange) {
     return h("button", { onclick }, t(`context.${name}`));
   };
   const keep = button("keep", (these) => [[own, these]]);
-  // What the chat has of its own would stand before it.
+  // Settings of the chat would override these.
   const everywhere = button("keep_all", (these) => [["/me/settings", these], [own, none(these)]]);
   const back = button("reset", () => [[own, none(BUDGETS)]]);
   const element = h(

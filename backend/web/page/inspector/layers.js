@@ -1,14 +1,14 @@
-/** The layers of a campaign's prompt, and what the campaign put into that of a reply. */
+/** The layers of a campaign's prompt, and the blocks that the campaign added for a reply. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
 import { number, t } from "../core/words.js";
 
 /**
- * A fold for prompts that have layers.
+ * A section for prompts with layers.
  *
- * @param {string} [message] The reply that was written with the prompt, if it was.
- * @returns {{element, show}} `show(view)` shows the layers of a context; without any there is nothing.
+ * @param {string} [message] The reply that was written with the prompt, if any.
+ * @returns {{element, show}} `show(view)` shows the layers of a context, or hides the section.
  */
 export function layers(message, signal) {
   const list = h("dl.layers");

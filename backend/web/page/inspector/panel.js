@@ -1,4 +1,4 @@
-/** The context inspector: what the model sees, why, and what is left out. */
+/** The context inspector: the items of a prompt, the reasons for them, and the items left out. */
 import { api } from "../core/api.js";
 import { copy } from "../chat/actions.js";
 import { costs } from "../chat/cost.js";
@@ -15,14 +15,14 @@ import { upper } from "./why.js";
 const SIGNS = { added: "+", removed: "−", changed: "≠" };
 const HEAVIEST = 6;
 
-/** Sentences about the form in which a prompt was sent, if it is not the usual one, and how tools were called. */
+/** Sentences about an unusual form of the prompt, and about the way in which tools were called. */
 const form = ({ shape, unsent_settings: unsent, tool_support: support }) => [
   shape !== "lenient" && t(`context.shapes.${shape}`),
   support && t(`context.tool_supports.${support}`),
   unsent.length > 0 && t("context.unsent", { names: names(unsent) }),
 ].filter(Boolean);
 
-/** The model's window and its source, with the way to the setting if the figure is assumed. */
+/** The model's window and its source, with a link to the setting if the number is assumed. */
 function size({ window: recorded, model }) {
   if (!recorded) return null; // an older reply
   const { tokens: context_window, source: figures_from } = recorded;
@@ -30,7 +30,7 @@ function size({ window: recorded, model }) {
   return h("li", {}, t("context.model_window", { window }), figures_from === "default" && [" ", windowLink(model)]);
 }
 
-/** The panel for one reply (`options.message`), or for the turn that would come now. */
+/** The panel for a reply (`options.message`), or for the next turn. */
 export default async function panel(room, { options: { message }, signal }) {
   const chat = `/chats/${room.chat.id}`;
   const next = () => h("a", { href: `#${chat}?panel=context` }, t("context.see_next"));
@@ -89,11 +89,11 @@ export default async function panel(room, { options: { message }, signal }) {
     fill(trouble);
     element.classList.remove("over");
     sliders?.show(view);
-    // A figure is a help: without it the rest is as good.
+    // The panel works without prices, so errors are ignored.
     showPrice(view.model, totals.prompt).catch(() => {});
   }
 
-  /** What a reply cost, all of its turns together; what sending this prompt would cost at most. */
+  /** Show the cost of all attempts at a reply, or the maximum cost of the next prompt. */
   async function showPrice(model, tokens) {
     if (message) {
       const used = await api.get(`${chat}/usage`, { query: { reply_id: message }, signal });
@@ -164,7 +164,7 @@ export default async function panel(room, { options: { message }, signal }) {
     const wish = { text: room.composer.text, budgets: sliders.tried, diff: "previous" };
     return api.post(`${chat}/context`, { ...wish, prompt: exact.element.open }, { signal });
   };
-  // One after the other, the newest wish next: nothing stale is drawn, and no request is for nothing.
+  // Requests run one after the other, and only the latest input is sent next.
   let asking = false;
   let again = false;
   let models;
@@ -190,7 +190,7 @@ export default async function panel(room, { options: { message }, signal }) {
   return element;
 }
 
-/** A group: its part of the bar, and what is in it. */
+/** A group: its segment of the bar, and its items. */
 function group(name, bar, known) {
   const label = t(`context.groups.${name}`);
   const isPlain = name === "free" || name === "reserve";
@@ -226,7 +226,7 @@ function group(name, bar, known) {
   };
 }
 
-/** A fold with a list in it, hidden while there is nothing. */
+/** A section with a list, hidden while the list is empty. */
 function fold(name) {
   const count = h("span.figure");
   const list = h(`ul.${name}`);

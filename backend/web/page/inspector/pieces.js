@@ -1,9 +1,9 @@
-/** What a prompt is made of: its groups, its pieces, and the way to where each comes from. */
+/** The items of a prompt by group, with links to their sources. */
 import { h, icon, set } from "../core/dom.js";
 import { number, t } from "../core/words.js";
 import { upper, why } from "./why.js";
 
-/** The groups of a window in the order of a prompt, with the kinds of pieces in them. */
+/** The groups of a window in the order of a prompt, with their kinds of items. */
 export const GROUPS = {
   rules: ["system_prompt", "authors_note", "post_history", "instruction", "joints"],
   who: ["persona", "character", "examples", "depth_prompt"],
@@ -15,10 +15,10 @@ export const GROUPS = {
   reserve: [],
 };
 
-/** The tabs of a campaign that its pieces lead to, where that is not its world. */
+/** The tabs of a campaign for items that are not in its world. */
 const WORLDS = { campaign: "settings", glossary: "glossary" };
 
-/** A context sorted into groups: `{ tokens, pieces }` by name. */
+/** Sort a context into groups: `{ tokens, pieces }` by name. */
 export function grouped({ totals, history, items, retrieved }) {
   const names = Object.keys(GROUPS);
   const groups = Object.fromEntries(names.map((name) => [name, { tokens: 0, pieces: [] }]));
@@ -26,7 +26,7 @@ export function grouped({ totals, history, items, retrieved }) {
   const add = (piece) => {
     const group = groups[names.find((name) => GROUPS[name].includes(piece.kind)) ?? "memory"];
     group.pieces.push(piece);
-    // What stands in an outlet is counted with the piece around it.
+    // An item in an outlet is counted with the item that contains the outlet.
     if (piece.place === "outlet") return;
     group.tokens += piece.tokens;
     rest -= piece.tokens;
@@ -42,7 +42,7 @@ export function grouped({ totals, history, items, retrieved }) {
   return groups;
 }
 
-/** The address where a piece comes from. */
+/** The address of an item's source. */
 function source({ kind, title, reasons = [], source_id: id }, { chat, campaign }, holder) {
   const reason = reasons[0]?.kind;
   const said = kind === "summary" ? reasons[0]?.count : { history: title, memory: title }[kind]?.match(/\d+/)?.[0];
@@ -55,7 +55,7 @@ function source({ kind, title, reasons = [], source_id: id }, { chat, campaign }
   return reason?.includes("settings") && `${chat}?panel=settings`;
 }
 
-/** What unfolds to a text; `opened` has the keys of those that are open, however often they are drawn. */
+/** An expandable text. `opened` contains the keys of the open ones across redraws. */
 export function unfolding(key, opened, summary, text) {
   const whole = h("div.text", { tabindex: 0 });
   const ontoggle = ({ target: { open } }) => {
@@ -66,9 +66,9 @@ export function unfolding(key, opened, summary, text) {
 }
 
 /**
- * A piece of a prompt: what it is, why it is there, its text, the way to its source. Of the panel,
- * `containers` tells where entries and events are found; `opened` keeps which texts are open; `chat`
- * and `campaign` are addresses.
+ * An item of a prompt: its title, reasons, text and a link to its source.
+ * The panel's `containers` locate entries and events, `opened` remembers open texts, and `chat` and
+ * `campaign` are addresses.
  */
 export function piece(item, known) {
   const { containers, opened } = known;
@@ -90,7 +90,7 @@ export function piece(item, known) {
   );
 }
 
-/** What there is to say of the history: how much of it, what is hidden, what was cut out. */
+/** Describe the history: its length, hidden messages, and the omitted middle. */
 function stretch({ count, hidden, omitted_first: from, omitted_last: to }) {
   return [
     t("context.kept", { count }),

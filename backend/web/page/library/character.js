@@ -1,4 +1,4 @@
-/** One character: its card, its picture, its lorebooks, its chats. */
+/** A character: its card, picture, lorebooks, and chats. */
 import { api } from "../core/api.js";
 import { attempt, deleting, menu, more, undoable } from "../core/dialogs.js";
 import { act, fill, h, icon, refill } from "../core/dom.js";
@@ -10,14 +10,14 @@ import { change, NAME, editing, portrait, say } from "./parts.js";
 import { cardScripts } from "./scripts.js";
 import { chatButton } from "./start.js";
 
-/** Fields by how often they are used. */
+/** Fields, grouped by how often they are used. */
 const GROUPS = {
   "": "name description personality scenario first_mes",
   greetings: "alternate_greetings group_only_greetings",
   instructions: "mes_example system_prompt post_history_instructions",
   about: "tags nickname creator character_version creator_notes",
 };
-/** What is in the prompt of every reply. */
+/** Fields that are in every prompt. */
 const ALWAYS = `description personality scenario ${GROUPS.instructions}`.split(" ");
 const KINDS = {
   name: NAME,
@@ -38,7 +38,7 @@ const FORM = [...Object.entries(GROUPS).map(([group, names]) => ({
   }),
 })), { title: say("note"), fields: NOTE }];
 
-/** The note that a card brings stands in its extensions. */
+/** The author's note of a card is stored in its extensions. */
 const noteOf = ({ extensions }) => {
   const note = { position: "at_depth", role: "system", scan: false, ...extensions.talekeeper?.authors_note };
   return Object.fromEntries(NOTE.map(({ name }) => [name, note[name.split(".")[1]]]));
@@ -50,7 +50,7 @@ const cardPatch = (changes) => {
   return patch;
 };
 
-/** A list of long texts: added to, edited, deleted. */
+/** A list of long texts that can be added, edited and deleted. */
 function texts({ label }) {
   const list = h("ol.stack");
   const add = (value) => {
@@ -80,7 +80,7 @@ function texts({ label }) {
   };
 }
 
-/** A list of links beside the form. */
+/** A list of links next to the form. */
 function links(title, items, place, note, extra) {
   const link = ({ id, name, title }) => h("a.grow.clip", { href: `#/${place}/${id}` }, name ?? title);
   const list = h("ul.list", {}, items.map((item) => h("li", {}, link(item), note(item))));
@@ -101,7 +101,7 @@ async function books(id, box) {
       { label: say("books_all"), icon: "book", act: () => (location.hash = "#/lorebooks") },
     ]);
   };
-  // The book that came with the card belongs to it.
+  // The lorebook that was imported with the card belongs to it.
   const unlink = (book) => {
     const label = say("unlink", { name: book.name });
     return book.character_id !== id && act("close", label, change("delete", book), "quiet");
@@ -109,7 +109,7 @@ async function books(id, box) {
   refill(box, links(say("books"), items, "lorebooks", unlink, act("link", say("link"), link)));
 }
 
-/** The prompt preset of its chats. */
+/** The prompt preset of the character's chats. */
 function presetOf(item, presets) {
   const [label, help] = t("presets.chosen").split(" | ");
   const options = [[null, t("presets.default")], ...presets.map((each) => [each.id, each.name])];
@@ -123,7 +123,7 @@ function presetOf(item, presets) {
   return chosen.element;
 }
 
-/** #/characters/ID */
+/** Route: #/characters/ID */
 export default async function ({ params: { id }, signal, title }) {
   const [item, chats, presets] = await Promise.all([
     api.get(`/characters/${id}`, { signal }),

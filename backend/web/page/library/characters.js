@@ -1,4 +1,4 @@
-/** All characters. */
+/** The list of characters. */
 import { fill, h, refill } from "../core/dom.js";
 import { finder } from "../core/form.js";
 import { characters } from "../core/store.js";
@@ -7,7 +7,7 @@ import { card, cards, importButton, makeButton, offer } from "./start.js";
 
 const TAGS = 18;
 
-/** #/characters */
+/** Route: #/characters */
 export default async function ({ signal, title }) {
   title(say("characters"));
   const chosen = new Set();

@@ -1,13 +1,13 @@
-/** Faces: pictures of characters and personas; without one, the initial of the name on its own colour. */
+/** Pictures of characters and personas. Without one, the first letter of the name on a colour. */
 import { api } from "../core/api.js";
 import { h } from "../core/dom.js";
 
 const versions = new Map();
 
-/** Say that an item's picture is another one now. */
+/** Report that the picture of an item has changed. */
 export const repictured = (id) => versions.set(id, Date.now());
 
-/** A face to stand beside a name. `kind`: "characters" or "personas"; `small`; `size`: "full". */
+/** The picture beside a name. `kind`: "characters" or "personas"; `small`; `size`: "full". */
 export function face(item, { kind = "characters", small = false, size = "thumbnail" } = {}) {
   const look = small ? "face small" : "face";
   const name = [...(item?.name?.trim() || "?")];

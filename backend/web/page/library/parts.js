@@ -1,4 +1,4 @@
-/** What the library's views are made of: making an item, changing it, its picture. */
+/** Building blocks of the library: creating and changing an item, and its picture. */
 import { api } from "../core/api.js";
 import { attempt, dialog, undoable } from "../core/dialogs.js";
 import { act, h, refill, tabs } from "../core/dom.js";
@@ -7,16 +7,16 @@ import { dropping, pick } from "../core/importing.js";
 import { t } from "../core/words.js";
 import { face, repictured } from "./faces.js";
 
-/** What the library says. */
+/** A text of the library. */
 export const say = (name, values) => t(`library.${name}`, values);
 
-/** A view of all items of a store, with what makes another, and tabs to those of the other store. */
+/** A view of all items of a store, with actions and tabs. */
 export const overview = (name, acts, ...parts) => {
   const places = ["characters", "personas"].map((each) => [each, say(each), `#/${each}`]);
   return h("div.page", {}, h("header", {}, h("h1", {}, say(name)), acts), tabs(say("tabs"), name, places), parts);
 };
 
-/** Ask for one thing; the dialog goes once `send(values)` is done with it. */
+/** Ask for one value. The dialog closes after `send(values)`. */
 export const asking = (title, field, submit, send) =>
   dialog(title, (close) => {
     const sent = async (values) => close(await send(values));
@@ -26,7 +26,7 @@ export const asking = (title, field, submit, send) =>
 /** The field of a name. */
 export const NAME = { name: "name", label: t("common.name"), required: true, most: 200, wide: true };
 
-/** Ask for the name of a new item of a store, and make it; `made` has it then. */
+/** Ask for the name of a new item and create it. `made` gets the item. */
 export const naming = (store, title, made) =>
   asking(title, NAME, say("make"), async (values) => {
     const item = await api.post(store.path, values);
@@ -34,7 +34,7 @@ export const naming = (store, title, made) =>
     made(item);
   });
 
-/** Change an item against the revision that is known. */
+/** Change an item at its known revision. */
 export async function change(store, item, patch, signal) {
   const options = { ifMatch: item.revision, keepalive: true };
   Object.assign(item, await api.patch(`${store.path}/${item.id}`, patch, options));
@@ -42,7 +42,7 @@ export async function change(store, item, patch, signal) {
   else store.drop();
 }
 
-/** A form over an item; `save(changes)` stores what was changed of `value`. */
+/** A form for an item. `save(changes)` stores the changes of `value`. */
 export const editing = (store, item, groups, signal, told, value = { ...item }, patch = (changes) => changes) =>
   autoform({
     groups,
@@ -55,7 +55,7 @@ export const editing = (store, item, groups, signal, told, value = { ...item }, 
     },
   });
 
-/** An item's picture, replaced by a press or by dropping another on it. */
+/** The picture of an item. It is replaced with a click or by dropping another one. */
 export function portrait(store, item, signal) {
   const path = `${store.path}/${item.id}/avatar`;
   const box = h("div.portrait");
@@ -91,7 +91,7 @@ export function portrait(store, item, signal) {
     undoable(say("picture_removed"), {
       hide: () => draw(false),
       act: async (options) => {
-        // Another may be there by now.
+        // The picture may have been replaced in the meantime.
         if (shown) return;
         await api.delete(path, undefined, options);
         done(false);

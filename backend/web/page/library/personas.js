@@ -1,4 +1,4 @@
-/** Personas: who the person is in a chat. */
+/** Personas: the user's roles in chats. */
 import { api } from "../core/api.js";
 import { act, fill, h, refill } from "../core/dom.js";
 import { personas } from "../core/store.js";
@@ -17,7 +17,7 @@ const FIELDS = [
   },
 ];
 
-/** #/personas */
+/** Route: #/personas */
 export default async function ({ signal, title }) {
   title(say("personas"));
   let { persona_id: standard } = await api.get("/me/settings", { signal });

@@ -1,4 +1,4 @@
-/** Regex scripts: a list of them, each changed in a dialog where it can be tried. */
+/** Regex scripts: a list, and a dialog that edits and tests one. */
 import { api, Problem } from "../core/api.js";
 import { attempt, dialog, undoable } from "../core/dialogs.js";
 import { act, fill, h, refill, settled } from "../core/dom.js";
@@ -12,7 +12,7 @@ const field = (name, more) => {
   return { name, label, help, ...more };
 };
 
-/** SillyTavern's numbers of what a script is for. */
+/** SillyTavern's numbers for the targets of a script. */
 const PLACES = { user: 1, reply: 2, lore: 5, reasoning: 6 };
 const FORMS = ["stored", "shown", "prompt", "both"];
 const GROUPS = [
@@ -32,7 +32,7 @@ const GROUPS = [
   ] },
 ];
 
-/** A script as the form has it, and back. What the form does not know stays. */
+/** Convert a script to the values of the form. Unknown members are kept. */
 function shown(script) {
   const { placement = [], markdownOnly, promptOnly, minDepth, maxDepth } = script;
   const form = FORMS[Number(Boolean(markdownOnly)) + 2 * Number(Boolean(promptOnly))];
@@ -55,7 +55,7 @@ function written(script, { form, ...changes }) {
   return { ...next, placement: places };
 }
 
-/** Tries a script on a text; `run(script)` looks again. */
+/** Test a script on a text. `run(script)` runs it again. */
 function tester(character, signal) {
   const text = control({ kind: "area", rows: 4, most: 100_000, label: say("try"), help: say("try_help") });
   const state = h("p", { role: "status" });
@@ -64,7 +64,7 @@ function tester(character, signal) {
   let last = 0;
   const run = settled(() => attempt(async () => {
     const mine = ++last;
-    // Where it applies is left aside: what it does is wanted.
+    // The test ignores the script's targets.
     const tried = { ...script, disabled: false, markdownOnly: false, promptOnly: false, placement: [2] };
     const wish = { scripts: [tried], text: text.read(), character };
     const { text: after, steps: [step] } = await api.post("/me/regex-scripts/test", wish, { signal });
@@ -82,8 +82,8 @@ function tester(character, signal) {
 /**
  * A list of scripts.
  *
- * @param {object} options `list`, the scripts; `store(list)`: a promise for them as they are stored;
- *   `character`, the name of whose they are; `signal`.
+ * @param {object} options `list`: the scripts; `store(list)`: returns a promise of the stored
+ *   scripts; `character`: the name of their owner; `signal`.
  */
 export function scripts({ list, store, character = "", signal }) {
   const rows = h("ul.list");
@@ -164,7 +164,7 @@ export async function accountScripts(signal) {
   });
 }
 
-/** The scripts of a character's card, and whether they run. */
+/** The scripts of a character's card, and the switch that allows them. */
 export function cardScripts(item, save, signal) {
   const box = h("section");
   const path = `/characters/${item.id}/regex-scripts`;
@@ -183,7 +183,7 @@ export function cardScripts(item, save, signal) {
       const before = item.scripts_allowed;
       const isFirst = !of().length;
       await save({ extensions: { regex_scripts: next } });
-      // Who writes them knows them.
+      // The author of a script need not allow it.
       if (before || isFirst) await allow(true);
       ask();
       return of();
@@ -201,7 +201,7 @@ function asked(allowed, allow) {
   return h("label.row", {}, h("input", { type: "checkbox", role: "switch", checked: Boolean(allowed), onchange }), say("allow"));
 }
 
-/** What is said of a card that came in with scripts: they run once somebody says so. */
+/** A notice that an imported card contains scripts, which run only after the user allows them. */
 export function broughtScripts({ id, extensions }) {
   const count = extensions.regex_scripts?.length;
   if (!count) return null;

@@ -1,4 +1,4 @@
-/** Ways into a chat: cards of characters, importing, the example. */
+/** Ways to start a chat: character cards, import, and the example. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, asset, h, icon, settled } from "../core/dom.js";
@@ -8,14 +8,14 @@ import { foundBy } from "../lore/found.js";
 import { face } from "./faces.js";
 import { naming, say } from "./parts.js";
 
-/** Open a chat, and go there. */
+/** Create a chat, and open it. */
 export async function play(character_ids, more) {
   const { id } = await api.post("/chats", { character_ids, ...more });
   chats.changed();
   location.hash = `#/chats/${id}`;
 }
 
-/** Have a button rest while what it is for is done. */
+/** Return a handler that disables its button while it runs. */
 export const once = (does) => async ({ currentTarget: button }) => {
   button.disabled = true;
   await attempt(does);
@@ -44,7 +44,7 @@ export const card = (item) =>
     chatButton(item),
   );
 
-/** Cards that come in. */
+/** Import of character cards. */
 export const cards = importing({
   accept: ".png,.apng,.charx,.byaf,.json,.yaml,.yml,image/png",
   drop: say("drop"),
@@ -65,7 +65,7 @@ export const importButton = () => act("upload", say("import"), () => cards.choos
 const edit = ({ id }) => (location.hash = `#/characters/${id}`);
 const make = () => naming(characters, say("new_character"), edit);
 
-/** The button that makes a character. */
+/** The button that creates a character. */
 export const makeButton = (look) => act("plus", say("new_character"), make, look);
 
 async function example() {
@@ -75,7 +75,7 @@ async function example() {
   await play([character.id]);
 }
 
-/** What is offered to whoever has no character yet. */
+/** The first steps for a user without characters. */
 export const offer = () =>
   h(
     "div.empty.offer",

@@ -1,4 +1,4 @@
-/** One lorebook: its entries, and beside them the editor of one, the tester, or the settings. */
+/** A lorebook: its entries, and beside them an editor, the tester, or the settings. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -10,7 +10,7 @@ import { called, editor, patch } from "./entry.js";
 import { links } from "./links.js";
 import { tester } from "./tester.js";
 
-/** #/lorebooks/ID; `?entry=` opens an entry, "settings" or "test". */
+/** Route: #/lorebooks/ID. `?entry=` opens an entry, "settings" or "test". */
 export default async function ({ params: { id }, query, signal, title }) {
   const path = `/lorebooks/${id}`;
   const book = await api.get(path, { signal });
@@ -20,7 +20,7 @@ export default async function ({ params: { id }, query, signal, title }) {
 
   const show = async (what) => {
     await form?.flush();
-    // What could not be saved stays there to be read; who goes on all the same may.
+    // Unsaved input stays visible. The second attempt to leave it succeeds.
     if (isUnsaved) return void (isUnsaved = false);
     const before = shown;
     before?.element.removeAttribute("aria-current");

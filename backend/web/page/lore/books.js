@@ -1,4 +1,4 @@
-/** All lorebooks: finding, making, importing, exporting, deleting them. */
+/** The list of lorebooks: search, create, import, export, delete. */
 import { api } from "../core/api.js";
 import { attempt, deleting, more } from "../core/dialogs.js";
 import { act, fill, h, style } from "../core/dom.js";
@@ -10,7 +10,7 @@ import { naming } from "../library/parts.js";
 import { foundBy } from "./found.js";
 import { holders } from "./links.js";
 
-/** The button with what can be done with a book. */
+/** The menu of a lorebook. */
 export function actions(book, then) {
   const exporting = (format) => ({
     icon: "download",
@@ -42,7 +42,7 @@ const files = importing({
   },
 });
 
-/** #/lorebooks */
+/** Route: #/lorebooks */
 export default async function ({ signal, title }) {
   title(t("shell.lorebooks"));
   const find = finder(t("lore.find"));

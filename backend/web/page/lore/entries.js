@@ -1,4 +1,4 @@
-/** A book's entries as a list: to be found, opened, switched on and off, moved, deleted. */
+/** The list of a book's entries: search, open, switch, move, delete. */
 import { api } from "../core/api.js";
 import { attempt, deleting, more, undoable } from "../core/dialogs.js";
 import { act, h, settled } from "../core/dom.js";
@@ -8,11 +8,11 @@ import { t, texts } from "../core/words.js";
 import { called, patch, place } from "./entry.js";
 
 /**
- * The list of a book at `path`.
+ * The list of the book at `path`.
  *
- * @param {object} acts `open(id)`; `add()`; `toggle(row, is)`: its switch was pressed; `changed()`.
+ * @param {object} acts `open(id)`; `add()`; `toggle(row, is)`, called by the switch; `changed()`.
  * @returns {{element, rows, add}} `rows` by id: `{ entry, element, draw(), save(changes) }`;
- *   `add(entry)` makes one.
+ *   `add(entry)` adds a row.
  */
 export async function entryList(path, { open, add, toggle, changed }, signal) {
   const rows = new Map();
@@ -35,7 +35,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   }, 600);
   signal.addEventListener("abort", arrange.now, { once: true });
   addEventListener("pagehide", arrange.now, { signal });
-  /** Move a row among those that are shown. */
+  /** Move a row among the visible ones. */
   const move = (row, way) => {
     const all = [...list.children].filter(({ hidden }) => !hidden);
     const from = all.indexOf(row.element);
@@ -93,7 +93,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
         others.ariaLabel = t("lore.more", { name: label });
         const words = [label, ...keys, ...entry.secondary_keys, entry.content];
         const states = ["", enabled ? "on" : "off", constant ? "always" : "", ""];
-        // Nothing is found in what is about to go.
+        // Entries that are being deleted are not found.
         item[1] = row.isGone ? "" : [...words, ...states].join("\n");
       },
     };

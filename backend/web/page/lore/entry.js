@@ -1,10 +1,10 @@
-/** The fields of entries and books. Which there are, in groups, and in which order, texts.json says. */
+/** The fields of entries and books. texts.json lists them in groups and in order. */
 import { api } from "../core/api.js";
 import { autoform, boxes } from "../core/form.js";
 import { t, texts } from "../core/words.js";
 
 const { fields, groups, help, options, titles } = texts.lore;
-/** Null in these stands for what is set elsewhere. */
+/** In these fields, null means the inherited value. */
 const EITHER = /case|whole|scoring|recursive/;
 
 function field(name, value) {
@@ -24,7 +24,7 @@ function field(name, value) {
   return { ...made, kind: "number", min: name === "order" ? -1e6 : 0, max };
 }
 
-/** A form for a book or an entry: `save(changes)` gives it as it is then. */
+/** A form for a book or an entry. `save(changes)` returns the new state. */
 export function editor(what, save, signal) {
   const flat = (value) => ({ ...value, ...value.character_filter });
   const known = flat(what);
@@ -44,14 +44,14 @@ export function editor(what, save, signal) {
   return { ...form, write: (value) => form.write(flat(value)) };
 }
 
-/** Save changes of a book or an entry; a copy of what it is then. */
+/** Save changes of a book or an entry. Returns a copy of its new state. */
 export async function patch(address, what, changes, ifMatch) {
   return { ...Object.assign(what, await api.patch(address, changes, { ifMatch, keepalive: true })) };
 }
 
-/** Where an entry goes, in words. */
+/** The position of an entry as text. */
 export const place = ({ position, depth }) =>
   position === "at_depth" ? t("lore.up_there", { count: depth }) : options.position[position];
 
-/** What an entry is called. */
+/** The title of an entry. */
 export const called = ({ title, keys }) => title || keys.slice(0, 3).join(", ") || t("lore.nameless");

@@ -1,4 +1,4 @@
-/** How the entries of a book that just came in are found, and one click to change it. */
+/** The activation mode of the entries of a new book, with one click to change it. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, h } from "../core/dom.js";

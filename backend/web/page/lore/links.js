@@ -1,11 +1,11 @@
-/** What lorebooks belong to. */
+/** The links of a lorebook. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, h, refill } from "../core/dom.js";
 import { characters, chats, chronicles, lorebooks, personas } from "../core/store.js";
 import { t } from "../core/words.js";
 
-/** What may have a book, by id: `{ kind, name }`. */
+/** Return everything that can have a lorebook, by id: `{ kind, name }`. */
 export async function holders() {
   const found = new Map();
   const read = async ([kind, store]) => {
@@ -17,7 +17,7 @@ export async function holders() {
   return found;
 }
 
-/** What a book is linked to, to be added to and taken away. */
+/** The links of a lorebook, which can be added and removed. */
 export function links(book) {
   const box = h("section.stack");
   const draw = async () => {

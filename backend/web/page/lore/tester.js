@@ -1,4 +1,4 @@
-/** Trying a book: which entries a text would bring in, why, and what they take. */
+/** Test a lorebook: the entries that a text activates, the reasons, and their tokens. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, fill, h, settled } from "../core/dom.js";
@@ -9,7 +9,7 @@ import { why } from "../inspector/why.js";
 import { titles } from "../memory/parts.js";
 import { place } from "./entry.js";
 
-/** The tester of a book; `open(id)` shows an entry. `run()` looks again, after a change. */
+/** The tester of a book. `open(id)` shows an entry. `run()` tests again after a change. */
 export async function tester(id, open, signal) {
   const draft = kept.get(`lore.${id}`, {});
   const chats = await titles();
@@ -56,7 +56,7 @@ export async function tester(id, open, signal) {
   };
   const run = () => attempt(async () => {
     const mine = ++last;
-    // A line of dashes parts messages.
+    // A line of dashes separates messages.
     const texts = text.read().normalize("NFC").split(/^---+$/m).map((each) => each.trim());
     const wish = { texts, chat_id: chat.read() || null, seed };
     const found = await api.post(`/lorebooks/${id}/test`, wish, { signal });
@@ -76,7 +76,7 @@ export async function tester(id, open, signal) {
   return { element, run: soon };
 }
 
-/** The texts, with what keys stand for marked. */
+/** The texts with the matched keys highlighted. */
 function marked(texts, entries) {
   const places = entries.flatMap(({ matches, title }) => matches.map((match) => ({ ...match, title })));
   places.sort((one, other) => one.start - other.start || other.end - one.end);

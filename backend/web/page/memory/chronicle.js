@@ -1,4 +1,4 @@
-/** One chronicle: its timeline, what the agent did for it, and having it written anew. */
+/** A chronicle: its timeline, the agent's runs, and rebuilds. */
 import { api } from "../core/api.js";
 import { more } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -25,7 +25,7 @@ export default async function chronicle({ params, query, signal, title }) {
     ...acts(it, reload, () => (location.hash = "#/chronicles")),
   ]);
 
-  // What goes on behind the replies appears by itself.
+  // Progress of background work is shown automatically.
   const live = h("p.soft", { role: "status" });
   let looking;
   const look = async () => {

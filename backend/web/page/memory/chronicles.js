@@ -1,4 +1,4 @@
-/** All chronicles: who uses them, making them, files. */
+/** The list of chronicles. */
 import { more } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
 import { chronicles } from "../core/store.js";
@@ -19,7 +19,7 @@ export default async function list({ signal, title }) {
       ? h("ul.list", {}, items.map((it) => row(it, names)))
       : h("div.empty", {}, icon("memory"), h("p", {}, m("none"))));
   };
-  // The agent writes while nobody looks.
+  // The agent may have changed the chronicles.
   chronicles.drop();
   addEventListener("chronicles-changed", show, { signal });
   await show();

@@ -1,4 +1,4 @@
-/** Embedding models that an administrator can fetch: what each is, how far it is, which is in use. */
+/** Embedding models that an administrator can download, with their progress and use. */
 import { row } from "../activity.js";
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
@@ -10,7 +10,7 @@ const w = (path, values) => m(`models.${path}`, values);
 const tongue = new Intl.DisplayNames(texts.language, { type: "language" });
 const isUnderWay = ({ job }) => job && !/done|dead/.test(job.state);
 
-/** The section; `changed()` hears that another model may be in use. */
+/** The section. `changed()` is called after a change of the model in use. */
 export function models(signal, changed) {
   const out = h("div.stack");
   let before, busy, watching;

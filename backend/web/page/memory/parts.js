@@ -1,4 +1,4 @@
-/** What the views of memory share: words, ways, forms in dialogs, files, a chronicle's acts. */
+/** Shared parts of the memory views: texts, tabs, dialogs, import, and menus of chronicles. */
 import { api } from "../core/api.js";
 import { attempt, deleting, dialog, sure } from "../core/dialogs.js";
 import { h, settled, tabs as links } from "../core/dom.js";
@@ -7,18 +7,18 @@ import { importing } from "../core/importing.js";
 import { chats, chronicles, kept, lorebooks } from "../core/store.js";
 import { t, texts } from "../core/words.js";
 
-/** A text of this part of the page. */
+/** A text of the memory views. */
 export const m = (path, values) => t(`memory.${path}`, values);
 
-/** Titles of all chats, by id. */
+/** Return the titles of all chats by id. */
 export const titles = async () =>
   new Map((await chats.all()).map((it) => [it.id, it.title || t("chats.untitled")]));
 
-/** Links to places beside each other, `[name, address]`, of which one is here. */
+/** Tabs from `[name, address]`. `here` is the current one. */
 export const tabs = (here, ...places) =>
   links(m("memory"), here, places.map(([name, href]) => [name, m(name), href]));
 
-/** The tabs of all memory. */
+/** The tabs of the memory views. */
 export const areas = (here) => tabs(here, ["search", "#/memory"], ["chronicles", "#/chronicles"], ["state", "#/memory/status"]);
 
 const { kinds, weights } = texts.memory;
@@ -46,8 +46,8 @@ const CHRONICLE = [
 ];
 
 /**
- * Ask for fields in a dialog; what `send(values)` gave. What is typed outlives the dialog, under
- * `key` in this browser, until it is sent.
+ * Ask for fields in a dialog, and return the result of `send(values)`. The input is kept under
+ * `key` in this browser until it is sent.
  */
 export const asking = (key, label, fields, value, send) =>
   dialog(label, (close) => {
@@ -68,11 +68,13 @@ export const asking = (key, label, fields, value, send) =>
   }, { wide: fields.length > 2 });
 
 /**
- * A form that narrows what a view shows. What stands in it stands in the address, too.
+ * A form that filters a view. Its values are part of the address.
  *
- * @param {object} inputs Labels of fields, or options `[value, label]` of selects, by the API's names.
- * @param {Function} changed Hears that something else is wanted.
- * @returns {{element, wanted, narrow}} `wanted()`: what is set, by name; `narrow(name, value)` sets one.
+ * @param {object} inputs Labels of fields, or options `[value, label]` of selects, by the API's
+ *   names.
+ * @param {Function} changed Called after each change.
+ * @returns {{element, wanted, narrow}} `wanted()` returns the values by name; `narrow(name, value)`
+ *   sets one.
  */
 export function sieve(place, query, signal, inputs, changed) {
   const input = ([name, what]) => {
@@ -100,7 +102,9 @@ export function sieve(place, query, signal, inputs, changed) {
   return { element, wanted, narrow };
 }
 
-/** Signals that end with `signal`, and each when the next is asked for. */
+/**
+ * Return a function for signals. A signal aborts with `signal`, or when the next one is requested.
+ */
 export function signals(signal) {
   let last = new AbortController();
   return () => {
@@ -110,7 +114,7 @@ export function signals(signal) {
   };
 }
 
-/** Ask for a new chronicle; it, or undefined. */
+/** Ask for a new chronicle. Returns it, or undefined. */
 export async function make() {
   const send = (values) => api.post("/chronicles", values);
   const made = await asking("chronicle", m("make"), CHRONICLE, {}, send);
@@ -118,7 +122,7 @@ export async function make() {
   return made;
 }
 
-/** Files of events that come in, into new chronicles or into the one `to` names. */
+/** Import of event files, into new chronicles or into the chronicle `to`. */
 export const files = importing({
   accept: ".json",
   drop: m("drop"),
@@ -132,7 +136,7 @@ export const files = importing({
   },
 });
 
-/** Items of a chronicle's menu; `changed()` and `gone()` may hear what came of them. */
+/** The menu of a chronicle. `changed()` and `gone()` are called after changes and deletion. */
 export function acts(it, changed, gone) {
   const { id, revision: ifMatch } = it;
   const path = `/chronicles/${id}`;

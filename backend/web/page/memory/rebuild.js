@@ -1,4 +1,4 @@
-/** Having a chronicle written anew from a chat: what that takes, and how far it is. */
+/** Rebuild a chronicle from a chat: its cost and its progress. */
 import { row } from "../activity.js";
 import { api } from "../core/api.js";
 import { dialog, toast } from "../core/dialogs.js";
@@ -6,7 +6,7 @@ import { fill, h, pause, refill } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { m, titles } from "./parts.js";
 
-/** Ask what to read, say what that takes, and start; the job, or undefined. */
+/** Ask for the messages to read, show the cost, and start. Returns the job, or undefined. */
 export async function rebuild({ id, chat_ids: chats }) {
   const names = await titles();
   const path = `/chronicles/${id}/rebuild`;
@@ -40,7 +40,7 @@ export async function rebuild({ id, chat_ids: chats }) {
 
 const isUnderWay = ({ kind, state }) => kind.endsWith("rebuild") && !/done|dead/.test(state);
 
-/** A place that shows how far a chronicle's rebuild is, and how it ended: then `ended()` is called. */
+/** The progress of a chronicle's rebuild and its result. `ended()` is called at the end. */
 export function strip({ id }, signal, ended) {
   const element = h("ul.list.rebuilt");
   const read = () => api.get(`/chronicles/${id}/rebuild`, { signal });
@@ -54,7 +54,7 @@ export function strip({ id }, signal, ended) {
     toast(m("result", { events: 0, entries: 0, replaced: 0, ...job.counts }), { seconds: 12 });
     ended();
   };
-  // One that was under way when somebody came.
+  // A rebuild that already runs.
   const look = async () => {
     const { items } = await api.get("/jobs", { signal });
     const found = items.some(isUnderWay) && (await read());

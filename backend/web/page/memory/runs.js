@@ -1,4 +1,4 @@
-/** What the agent did for the chats of a chronicle. */
+/** The agent's runs for the chats of a chronicle. */
 import { api } from "../core/api.js";
 import { attempt, sure, told } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
@@ -6,7 +6,7 @@ import { ago, dateTime, t } from "../core/words.js";
 import { m, titles } from "./parts.js";
 import { follow, isBusy, standing, undo, written } from "./watch.js";
 
-/** A section for each chat, with its runs, newest first. */
+/** One section per chat with its runs, newest first. */
 export async function runs({ chat_ids: ids }, signal) {
   const names = await titles();
   if (!ids.length) return h("p.empty", {}, m("no_chats"));

@@ -1,4 +1,4 @@
-/** Search over everything: campaigns, events, lore, messages. */
+/** Search over campaigns, events, lore, and messages. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
@@ -8,7 +8,7 @@ import { date, t, texts } from "../core/words.js";
 import { signal, upper, why } from "../inspector/why.js";
 import { areas, m, sieve, signals, titles } from "./parts.js";
 
-/** What can be found: its icon, the list that its home is in, and how it is called in an address. */
+/** The kinds of results: icon, list of the container, and name in addresses. */
 const KINDS = {
   campaign: ["book", "campaigns", "item"],
   event: ["memory", "chronicles", "event"],
@@ -61,7 +61,7 @@ function result(it, find, names) {
   const [sign, place, key] = KINDS[it.kind];
   const href = `#/${place}/${it.container_id}?${key}=${it.position ?? it.source_id}`;
   const home = names.get(it.container_id) ?? "";
-  // Heading and text may begin with the same name.
+  // Title and text may begin with the same name.
   const text = it.title && it.text.startsWith(`${it.title}:`) ? it.text.slice(it.title.length + 1).trim() : it.text;
   const reasons = it.signals?.map(signal) ?? [why([it.why])];
   return h("li", {},

@@ -1,4 +1,4 @@
-/** How memory is: the model, what is indexed and what waits, what needs a hand, and a rebuild. */
+/** Memory status: the model, indexed and waiting texts, problems, and a rebuild. */
 import { row } from "../activity.js";
 import { api } from "../core/api.js";
 import { attempt, sure } from "../core/dialogs.js";
@@ -18,7 +18,7 @@ const counted = ({ kind, total, waiting: count }) =>
     h("div.grow", {}, m(`places.${kind}`), count > 0 && h("small.help", {}, s("waiting", { count }))),
     h("span.figure", {}, number(total)));
 
-/** A problem, and what to do about it; a text that the page lacks is the server's. */
+/** A problem with advice. The server's text is used if the page has none. */
 const problem = ({ kind, advice, count }) =>
   h("li", { class: kind === "no_model" ? "" : "fault" }, icon("alert"),
     h("div.grow", {}, has(`memory.status.problems.${kind}`) ? s(`problems.${kind}`, { count }) : advice));

@@ -1,4 +1,4 @@
-/** A chronicle's events along the story's time. */
+/** The events of a chronicle in the order of the story. */
 import { api } from "../core/api.js";
 import { attempt, deleting, more, sure, undoable } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -7,7 +7,7 @@ import { EVENT, KINDS, asking, m, sieve, signals, titles } from "./parts.js";
 
 const PAGE = 200;
 
-/** @returns {{element, add, refresh}} `add()` asks for a new event, `refresh()` shows what changed. */
+/** @returns {{element, add, refresh}} `add()` asks for a new event, `refresh()` shows changes. */
 export async function timeline(it, query, signal) {
   const path = `/chronicles/${it.id}/events`;
   const names = await titles();
@@ -31,7 +31,7 @@ export async function timeline(it, query, signal) {
     order: [["", m("oldest")], ["newest", m("newest")]],
   }, () => refresh((count = PAGE)));
 
-  /** Read as many events as are wanted, from the start: what is drawn and has not changed stays. */
+  /** Read the events from the start. Unchanged ones are not drawn again. */
   const read = async () => {
     const ending = next();
     const found = [];
@@ -58,13 +58,13 @@ export async function timeline(it, query, signal) {
     for (const event of events.filter(({ id }) => !away.has(id))) {
       const old = kept.get(event.id);
       const node = JSON.stringify(old?.event) === JSON.stringify(event) ? old : draw(event);
-      // A day is said once, where it begins.
+      // A day is shown once, where it begins.
       const before = day;
       day = node.querySelector("b").textContent;
       node.classList.toggle("same", day && day === before);
       nodes.set(event.id, node);
     }
-    // What stays is not touched: the view does not jump.
+    // Unchanged nodes stay in place, so that the view does not jump.
     for (const node of [...list.children]) if (nodes.get(node.event.id) !== node) node.remove();
     [...nodes.values()].forEach((node, place) => {
       if (list.children[place] !== node) list.insertBefore(node, list.children[place]);
@@ -79,7 +79,7 @@ export async function timeline(it, query, signal) {
   const feature = (event) =>
     fill(spot, h("section.card", {}, h("h2", {}, m("this")), h("ol.timeline", {}, draw(event))));
 
-  /** Show what became of an event, and be it one that the list leaves out. */
+  /** Show the new state of an event, even if the list leaves it out. */
   const put = async (event) => {
     await refresh();
     const isFeatured = spot.querySelector("li")?.event.id === event.id;
@@ -106,7 +106,7 @@ export async function timeline(it, query, signal) {
     },
     async act(options) {
       await api.delete(`${path}/${id}`, undefined, options);
-      // What it had replaced counts again.
+      // The events that it replaced are active again.
       await refresh();
     },
     show() {
@@ -149,7 +149,7 @@ export async function timeline(it, query, signal) {
     return Object.assign(node, { event });
   };
 
-  /** Why an event does not count now. */
+  /** The reason why an event is inactive. */
   const reason = (event) => h("p.soft", {}, event.superseded_by
     ? [
         h("a", { href: `#/chronicles/${it.id}?event=${event.superseded_by}` }, m("replaced")), " ",
@@ -157,7 +157,7 @@ export async function timeline(it, query, signal) {
       ]
     : m("elsewhere"));
 
-  /** The messages that an event comes from, read when they are asked for. */
+  /** The source messages of an event, loaded on demand. */
   const sources = (ids) => {
     const said = ({ text, author, is_active, chat_id: chat, position }) => [
       h("p.prose", {}, text),
@@ -171,7 +171,7 @@ export async function timeline(it, query, signal) {
     return h("details", { ontoggle: open }, h("summary.soft", {}, m("origin", { count: ids.length })));
   };
 
-  // Several that become one.
+  // Selected events can be merged.
   const choose = (id, is) => {
     chosen[is ? "add" : "delete"](id);
     fill(bar, h("span.grow", {}, m("chosen", { count: chosen.size })),

@@ -1,14 +1,14 @@
-/** The agent's work for a chat: how it stands, watching it, taking it back. */
+/** The agent's work for a chat: state, progress, and undo. */
 import { api } from "../core/api.js";
 import { attempt, sure, toast } from "../core/dialogs.js";
 import { fill, h, icon, pause } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { m, signals } from "./parts.js";
 
-/** Whether something is under way. */
+/** True if a job is queued or running. */
 export const isBusy = ({ job }) => job && job.state !== "dead";
 
-/** How the work stands, in a line; `again` hears that what the agent gave up is tried once more. */
+/** The state of the work in one line. `again` is called after a retry. */
 export function standing({ enabled, job, pending: count, tokens_today, tokens_per_day }, again) {
   if (!enabled) return m("off");
   if (tokens_today >= tokens_per_day) return m("limit");
@@ -17,10 +17,10 @@ export function standing({ enabled, job, pending: count, tokens_today, tokens_pe
   return [m("stuck", { count }), " ", h("button", { onclick: retry }, t("common.retry"))];
 }
 
-/** Show how the work stands, again and again while something is under way and the page is seen. */
+/** Poll the state while a job runs and the page is visible. */
 export async function follow(id, signal, show) {
   for (let wait = 2000; !signal.aborted; wait = Math.min(wait * 1.1, 20_000)) {
-    // A server that does not answer now may do so in a moment.
+    // Errors are ignored, because the next request may succeed.
     const view = !document.hidden && (await api.get(`/chats/${id}/enrichment`, { signal }).catch(() => null));
     if (view && !signal.aborted) show(view);
     if (view && !isBusy(view)) return;
@@ -28,14 +28,17 @@ export async function follow(id, signal, show) {
   }
 }
 
-/** What a run wrote, with the way to it. */
+/** A link to an item that a run has written. */
 export function written({ what, id, container_id: home, title }) {
   if (/removed|summary/.test(what)) return title;
   const way = what.startsWith("event") ? `chronicles/${home}?event` : `lorebooks/${home}?entry`;
   return h("a", { href: `#/${way}=${id}` }, title);
 }
 
-/** Take back a run; whether it was. What stayed is told, and may be taken back as well. */
+/**
+ * Undo a run. Returns true on success. Items that could not be undone are shown, with an option to
+ * force it.
+ */
 export async function undo(id, force) {
   const done = await attempt(() => api.post(`/enrichment/runs/${id}/undo`, undefined, { query: { force } }));
   if (!done) return false;
@@ -45,7 +48,7 @@ export async function undo(id, force) {
   return true;
 }
 
-/** For the chat: says what the agent does after each turn, and what came of it; nothing where it is off. */
+/** A line in the chat about the agent's work after each turn. Hidden if the agent is off. */
 export function chronicleWatch({ chat, events, signal }) {
   const element = h("div.watch", { role: "status", hidden: true });
   let newest;
@@ -56,7 +59,7 @@ export function chronicleWatch({ chat, events, signal }) {
     const made = view.items.filter((run) => run.id > newest && run.can_undo && run.kind === "turn");
     const line = h("div", {}, !view.job && made.length ? made.map(wrote) : standing(view, look));
     element.hidden = !view.enabled;
-    // What stands there already is not said again.
+    // Screen readers must not read the same text twice.
     if (line.textContent !== element.textContent) fill(element, line);
     if (!view.job) newest = view.items[0]?.id ?? "";
   };

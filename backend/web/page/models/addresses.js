@@ -1,4 +1,4 @@
-/** Addresses of providers that are refused: what can be done about one, and those that are allowed. */
+/** Refused addresses of providers: possible remedies, and the list of allowed addresses. */
 import { api } from "../core/api.js";
 import { attempt, toast } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
@@ -10,7 +10,7 @@ const ALLOWED = "/admin/provider-addresses";
 
 const shown = ({ host, port }) => `${host.includes(":") ? `[${host}]` : host}:${port}`;
 
-/** An address with another host, everything else as it is. */
+/** Return an address with another host. */
 function moved(url, host) {
   const made = new URL(url);
   made.hostname = host;
@@ -18,10 +18,11 @@ function moved(url, host) {
 }
 
 /**
- * Buttons for a refused address: enter another host in its place, or allow it as an administrator.
+ * Buttons for a refused address: replace its host, or allow it as an administrator.
  *
  * @param {object} [address] `address` of a problem: `host`, `port`, `can_be_allowed`, `instead`.
- * @param {object} does `again()` after it was allowed; `use(url)` with `url`, the one that was refused.
+ * @param {object} does `again()` is called after it was allowed, `use(url)` after `url` was
+ *   changed.
  */
 export function remedies(address, { url, use, again }) {
   if (!address) return null;
@@ -38,7 +39,7 @@ export function remedies(address, { url, use, again }) {
       h("button", { type: "button", onclick: allow }, m("addresses.allow", { address: shown(address) })));
 }
 
-/** The allowed addresses, for administrators to change. */
+/** The allowed addresses, for administrators. */
 export async function allowed(signal) {
   const list = h("ul.list", { "aria-label": m("addresses.title") });
   const none = h("p.soft", {}, m("addresses.none"));

@@ -1,4 +1,4 @@
-/** Which models of a provider are on offer, and what its user says of them. */
+/** The available models of a provider, and the user's settings for each. */
 import { api, Problem } from "../core/api.js";
 import { attempt, dialog, told } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
@@ -10,13 +10,16 @@ import { about, m } from "./picker.js";
 const SIZES = { context_window: 1024, max_output_tokens: 1 };
 const PRICES = ["input", "output", "cached_input"];
 
-/** Abilities of a model that its user can set, with their values; null leaves them to what is learned. */
+/** Abilities that the user can set, with their values. Null uses the learned value. */
 const SWITCHES = {
   tool_support: ["native", "structured", "fenced", "none"],
   message_shape: ["lenient", "system_first", "alternating", "no_system"],
 };
 
-/** Fields for a model's figures; `read()` gives those that are set. What is known stands in them as a hint. */
+/**
+ * Fields for a model's limits and prices. `read()` returns the set values. Known values are
+ * placeholders.
+ */
 function figures(model, own) {
   const made = (name, more, value, hint) => {
     const each = control({ name: `${model.name} ${name}`, kind: "number", label: m(`figures.${name}`), placeholder: hint ?? "", ...more });
@@ -46,7 +49,7 @@ function figures(model, own) {
   };
 }
 
-/** Choose a provider's models in a dialog, at the figures of `model` if it is named; true once stored. */
+/** Choose a provider's models in a dialog, which opens at `model`. Resolves to true once stored. */
 export function chosen(provider, model) {
   const { id, name, revision } = provider;
   const path = `${PATH}/${id}`;
@@ -66,7 +69,7 @@ export function chosen(provider, model) {
       const place = h("div");
       row.open = () => {
         const form = figures(model, own);
-        // What else was said of it stays.
+        // Other settings of the model are kept.
         const { context_window, max_output_tokens, price, tool_support, message_shape, ...rest } = own;
         row.read = () => ({ ...rest, ...form.read() });
         fill(place, form.element);
@@ -83,7 +86,7 @@ export function chosen(provider, model) {
     };
     const read = async (refresh) => {
       const { items, listed_at: at, problem } = await api.get(`${path}/models`, { query: { refresh } });
-      // What was ticked meanwhile stays so.
+      // Selections are kept while the list changes.
       [before, rows] = [rows, new Map()];
       find.items = items.map(line);
       fill(list, find.items.map(([element]) => element));
@@ -104,7 +107,7 @@ export function chosen(provider, model) {
       close(true);
     };
     const refresh = () => attempt(() => read(true));
-    // Who searches does not want it saved.
+    // Enter in the search field must not submit the form.
     find.input.addEventListener("keydown", (event) => event.key === "Enter" && event.preventDefault());
     const { element } = sendform({
       fields: [{ name: "all", control: () => all, value: !kept.size }],
@@ -116,7 +119,7 @@ export function chosen(provider, model) {
     attempt(async () => {
       await read(false);
       if (!rows.has(model)) return;
-      // Figures belong to models that are chosen.
+      // Only chosen models have settings.
       all.write(false);
       suit();
       rows.get(model).box.checked = true;

@@ -1,15 +1,15 @@
-/** The first thing of all: a model. */
+/** The first step: choose a model. */
 import { api } from "../core/api.js";
 import { act, h, icon } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { adding } from "./parts.js";
 import { m } from "./picker.js";
 
-/** Whether nothing but the demo can be asked, and nobody has said that it will do. */
+/** True if only the demo model is available and the user has not accepted it. */
 export const lacksModel = async (signal) =>
   !kept.get("demo") && (await api.all("/models", { signal })).every(({ provider }) => provider === "demo");
 
-/** Asks for a model, with the demo beside it; `done()` once there is one. */
+/** Ask for a model, or the demo. `done()` is called once there is one. */
 export async function first(done, signal) {
   const demo = () => {
     kept.set("demo", true);

@@ -1,4 +1,4 @@
-/** What the views of providers share: the form that adds one, and what a test of one says. */
+/** Shared parts of the provider views: the form that adds one, and the result of a test. */
 import { api } from "../core/api.js";
 import { attempt, explained, toast, told } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
@@ -9,7 +9,7 @@ import { remedies } from "./addresses.js";
 import { m, windowOf } from "./picker.js";
 
 export const PATH = "/providers";
-/** The preset for a server that Talekeeper does not know by name. */
+/** The preset for unknown servers. */
 const OTHER = "other";
 export const KEY = { name: "api_key", type: "password", label: m("key"), most: 4000 };
 export const ADDRESS = { name: "base_url", type: "url", label: m("address"), placeholder: "http://127.0.0.1:8080/v1", most: 500 };
@@ -19,15 +19,16 @@ export const MODELS = { name: "models", kind: "words", label: m("models"), help:
 const keyLink = ({ key_url: href }) =>
   href && h("a", { href, target: "_blank", rel: "noopener noreferrer" }, m("key_link"));
 
-/** Say in `box` that an address was refused, and what can be done about it: see `remedies`. */
+/** Show in `box` that an address was refused, with the options of `remedies`. */
 export function refused(error, box, remedy) {
   fill(box, h("div.trouble", { role: "alert" }, explained(error)), remedies(error.body.address, remedy));
   box.scrollIntoView({ block: "nearest" });
 }
 
 /**
- * Test a provider, and show in `box` how it went. `ask()` sends the request; `remedy` is that of
- * `remedies`. What the test found; undefined where the address was refused.
+ * Test a provider, and show the result in `box`.
+ * `ask()` sends the request, `remedy` is passed to `remedies`. Returns the result, or undefined if
+ * the address was refused.
  */
 export async function test(ask, box, remedy) {
   fill(box, h("p.soft", { role: "status" }, m("testing")));
@@ -56,8 +57,8 @@ export async function test(ask, box, remedy) {
 }
 
 /**
- * A form that tests a provider and adds it once it answers, or all the same on request; `done()` is
- * called then.
+ * A form that tests a provider and adds it. After a failed test the user can add it anyway.
+ * `done()` is called then.
  */
 export async function adding(done, signal) {
   const presets = await api.all("/provider-presets", { signal });
@@ -66,7 +67,7 @@ export async function adding(done, signal) {
   const options = presets.map(({ name, title, is_local: local }) => [name, local ? m("local", { title }) : title]);
   const add = async (provider, { ok, models }) => {
     const made = await api.post(PATH, { ...provider, failed_test: !ok });
-    // What the test listed is on offer from now on. Without the list the provider is as good.
+    // The listed models become available. The provider works without the list.
     if (models) await api.get(`${PATH}/${made.id}/models`).catch(() => {});
     toast(m(ok ? "added" : "added_untested", { name: made.name }));
     done();
@@ -115,7 +116,7 @@ export async function adding(done, signal) {
     fill(report);
   };
   service.input.addEventListener("change", suit);
-  // What was tested is not what would be saved.
+  // After a change, the result of the test no longer applies.
   element.addEventListener("input", () => fill(report));
   suit();
   return element;

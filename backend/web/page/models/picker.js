@@ -1,26 +1,29 @@
-/** Choosing a model among few or hundreds: what each can hold, costs and does. */
+/** Choose a model from a few or hundreds, by its context window, price and abilities. */
 import { dialog } from "../core/dialogs.js";
 import { fill, h, icon, set } from "../core/dom.js";
 import { control, finder } from "../core/form.js";
 import { money, t } from "../core/words.js";
 
-/** A text of the models'. */
+/** A text of the model views. */
 export const m = (path, values) => t(`models.${path}`, values);
 
-/** A model's window in words, and where the figure comes from: by default only if it is assumed. */
+/**
+ * The context window of a model as text. By default, the source is only named if the number is
+ * assumed.
+ */
 export function windowOf({ context_window: count, figures_from: from }, { always = false } = {}) {
   const source = (always || from === "default") && m(`figures_from.${from}`);
   return m("window", { count }) + (source ? ` (${source})` : "");
 }
 
-/** A link to the figures of a model, by its id. */
+/** A link to the details of a model, by its id. */
 export const figuresLink = (id, label) =>
   h("a", { href: `#/providers?${new URLSearchParams({ model: id })}` }, label);
 
-/** A link to the setting of a model's window, by the model's id. */
+/** A link to the setting of a model's context window, by the model's id. */
 export const windowLink = (id) => figuresLink(id, m("set_window"));
 
-/** What is known of a model, in words. */
+/** The details of a model as text. */
 export function about(model, options) {
   const { provider_name: provider, price, abilities = [], tool_support: support = "native" } = model;
   return [
@@ -33,7 +36,10 @@ export function about(model, options) {
   ].filter(Boolean).join(" · ");
 }
 
-/** Ask for one of the options `[id, title]`; its id, undefined where the dialog was dismissed. */
+/**
+ * Ask for one of the options `[id, title]`. Returns its id, or undefined if the dialog was
+ * dismissed.
+ */
 export const choose = (label, options, models, chosen) =>
   dialog(label, (close) => {
     const said = h("small.soft", { role: "status" });
@@ -46,7 +52,7 @@ export const choose = (label, options, models, chosen) =>
       return [h("li", {}, button), `${title} ${id} ${facts ?? ""}`];
     });
     const list = h("ul.models", {}, find.items.map(([element]) => element));
-    // Down from the field into the list, and up again.
+    // The arrow keys move between the field and the list.
     const onkeydown = (event) => {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
       if (!step && !(event.key === "Enter" && event.target === find.input)) return;
@@ -60,8 +66,9 @@ export const choose = (label, options, models, chosen) =>
   }, { wide: true });
 
 /**
- * A field as `control` makes others, whose `options` are models; `models` tells what they are.
- * `allow(id)` may ask once more whether it is to be that one.
+ * A field with the interface of `control` whose `options` are models; `models` contains their
+ * details.
+ * `allow(id)` may ask for confirmation of a choice.
  */
 export function picker(field) {
   const { options, models, label, allow = () => true } = field;

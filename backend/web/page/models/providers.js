@@ -1,4 +1,4 @@
-/** #/providers: whose models can be asked. */
+/** Route: #/providers */
 import { api, Problem } from "../core/api.js";
 import { attempt, deleting, dialog, explained, more, sure, toast } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
@@ -13,10 +13,10 @@ import { chosen } from "./chosen.js";
 import { ADDRESS, adding, KEY, MODELS, PATH, refused, test } from "./parts.js";
 import { m } from "./picker.js";
 
-/** A header as it is shown: of its value the last characters, where it has enough others. */
+/** A header as it is shown: only the end of its value, if the value is long enough. */
 const shown = (name, hint) => `${name}: …${hint ?? ""}`;
 
-/** A patch of headers out of their lines. One that is as it was shown stays. */
+/** Return a patch of headers from their lines. Unchanged lines keep their value. */
 function headersOf(lines, before) {
   const patch = Object.fromEntries(Object.keys(before).map((name) => [name, null]));
   for (const line of lines.map((each) => each.trim())) {
@@ -29,7 +29,7 @@ function headersOf(lines, before) {
   return patch;
 }
 
-/** Pairs of tags out of lines with an opening and a closing one. */
+/** Pairs of tags, from lines with an opening and a closing tag. */
 const tagsOf = (lines) =>
   lines.map((line) => {
     const [opening, closing, ...rest] = line.trim().split(/\s+/);
@@ -38,7 +38,7 @@ const tagsOf = (lines) =>
     return { opening, closing };
   });
 
-/** Change a provider; its key stays where no other is given. True once it is stored. */
+/** Edit a provider. Its key is kept unless a new one is entered. Returns true once it is stored. */
 const edit = (provider) =>
   dialog(m("edit_named", { name: provider.name }), (close) => {
     const { id, name, base_url: url, key_hint: hint, models, revision, scope } = provider;
@@ -63,7 +63,7 @@ const edit = (provider) =>
     const report = h("div.stack");
     const send = async ({ api_key: key, base_url: address, models: names, ...patch }) => {
       fill(report);
-      // What was said of a model stays with it.
+      // Known settings of a model are kept.
       patch.models = names.map((each) => models.find((known) => known.name === each) ?? { name: each });
       patch.base_url = address || null;
       patch.thought_tags = tagsOf(patch.thought_tags);
@@ -88,7 +88,7 @@ const edit = (provider) =>
     return element;
   });
 
-/** Say in a dialog whether a provider works. */
+/** Test a provider, and show the result in a dialog. */
 const tested = ({ id, name }) =>
   dialog(m("test_named", { name }), () => {
     const box = h("div.stack");
@@ -139,7 +139,7 @@ export default async function ({ signal, title, query }) {
     });
     await read();
   });
-  /** Open the figures of a model, by its id. */
+  /** Show the details of a model, by its id. */
   const show = (id) => attempt(async () => {
     history.replaceState(null, "", "#/providers");
     const slug = id.split("/", 1)[0];

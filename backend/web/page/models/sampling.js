@@ -1,4 +1,4 @@
-/** What a model can be told about how it writes: fields of an account and of a chat. */
+/** Sampling settings: fields of an account and of a chat. */
 import { among, field, numbers, text, word } from "../chat/fields.js";
 import { sure } from "../core/dialogs.js";
 import { fill, h, set } from "../core/dom.js";
@@ -9,7 +9,7 @@ import { m } from "./picker.js";
 const HARMS = ["harassment", "hate_speech", "sexually_explicit", "dangerous_content"];
 const FILTERS = [null, "off", "none", "high", "medium", "low"];
 
-/** How much a provider's filter lets through, for each kind of harm. */
+/** The strictness of a provider's content filter, by kind of harm. */
 function filters({ label, help }) {
   const options = FILTERS.map((each) => [each, m(`filters.${each}`)]);
   const made = HARMS.map((name) => [name, control({ kind: "select", name, label: m(`harms.${name}`), options })]);
@@ -28,7 +28,7 @@ function filters({ label, help }) {
 const given = (ranges) => numbers("sampling", ranges);
 const written = (name, form) => field("area", `sampling.${name}`, { make: json, form });
 
-/** The rare ones stand apart, and fold away. */
+/** Rarely used settings are in a group that is folded. */
 const GROUPS = {
   sampling: [
     ...given({ temperature: [0, 2], top_p: [0.01, 1], max_output_tokens: [1, 1e6], thinking_budget: [-1, 1e6] }),
@@ -59,28 +59,29 @@ const GROUPS = {
 };
 
 const isSet = (value) => value != null && value !== "" && value.length !== 0;
-/** The name of a setting, for people. */
+/** The label of a setting. */
 const label = (name) => word(name).split(" | ")[0];
 export const names = (all) => all.map(label).join(", ");
 const shown = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
 
-/** Settings that are set, and that a model does not take. */
+/** The names of set settings that a model does not support. */
 const untaken = (model, sampling) =>
   Object.keys(sampling).filter((name) =>
     isSet(sampling[name]) && model && !model.accepts.includes(name) && !model.refused.includes(name));
 
-/** A patch of the settings that a model does not take. */
+/** A patch that removes the settings that a model does not support. */
 export const dropped = (model, sampling) => Object.fromEntries(untaken(model, sampling).map((name) => [name, null]));
 
-/** Ask, where settings would go with the choice of a model; whether it may be chosen. */
+/** Ask for confirmation if a model would discard settings. Returns true if it may be chosen. */
 export async function fits(model, sampling) {
   const lost = untaken(model, sampling);
   return !lost.length || sure(m("lose", { model: model.title }), m("lose_help", { names: names(lost) }), m("lose_do"));
 }
 
 /**
- * Groups of fields for `autoform`; `named` gives their values; `suit(model, usual)` shows what the model takes. What
- * is set and not taken is marked, the others are named. `usual` has what counts where nothing is set.
+ * Groups of fields for `autoform`.
+ * `named` returns their values. `suit(model, usual)` shows the settings that the model supports,
+ * marks unsupported values and names the others. `usual` are the inherited values.
  */
 export function samplers() {
   const made = new Map();
@@ -129,7 +130,7 @@ export function samplers() {
       lacking.length > 0 && m("lacking", { model: model.title, names: names(lacking) }),
     ].filter(Boolean).join(" "));
   };
-  /** Settings by the names of their fields; with `all`, those that are not set as well. */
+  /** Settings by the names of their fields. With `all`, unset ones are included. */
   const named = (values, all) =>
     Object.fromEntries((all ? [...made.keys()] : Object.keys(values)).map((name) => [`sampling.${name}`, values[name] ?? null]));
   return { groups, suit, named };

@@ -1,4 +1,4 @@
-/** Which models do what beside the reply: fields of an account and of a chat. */
+/** Models for background tasks: fields of an account and of a chat. */
 import { h } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { m, picker } from "./picker.js";
@@ -7,9 +7,9 @@ const TASKS = ["triage", "agent", "summary", "suggestions", "compaction"];
 const EMBEDS = /embed|bge|gte-|e5-|minilm/i;
 const name = (task) => `task_models.${task}`;
 
-/** A field for the account's embedding model: any of a provider that can embed. */
+/** A field for the account's embedding model, from the providers that can embed. */
 export function embedding(providers, models) {
-  const able = new Map(providers.filter(({ kind }) => kind !== "anthropic").map((each) => [each.slug, each]));
+  const able = new Map(providers.filter((each) => each.can_embed).map((each) => [each.slug, each]));
   const named = [...able.values()].filter((each) => each.embedding_model).map((each) => `${each.slug}/${each.embedding_model}`);
   const listed = models.map(({ id }) => id).filter((id) => EMBEDS.test(id) && able.has(id.split("/")[0]));
   const list = h("datalist", { id: "embedding-models" }, [...new Set([...named, ...listed])].map((value) => h("option", { value })));
@@ -24,9 +24,8 @@ export function embedding(providers, models) {
 }
 
 /**
- * Fields for `autoform`, and `suit(chain, reply)`, which says what counts where nothing is chosen:
- * `chain` are the settings that are looked up, the nearest first, `reply` is the id of the model
- * that replies.
+ * Fields for `autoform`, and `suit(chain, reply)`, which shows the inherited values.
+ * `chain` are the settings in order of precedence, `reply` is the id of the reply's model.
  */
 export function tasks(models) {
   const made = new Map();
@@ -51,7 +50,7 @@ export function tasks(models) {
       write(read());
     };
     const above = first((each) => each.enrichment?.model);
-    // Without any choice the server has a model for it, or the reply's does it as well.
+    // Without a choice, the server's task model is used, or the model of the reply.
     const usual = known(reply)?.task_model ?? reply;
     const plain = usual === reply ? "reply" : "server_does";
     if (above) say("enrichment.model", "account", above);

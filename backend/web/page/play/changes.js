@@ -1,4 +1,4 @@
-/** What replies changed in the world of their campaign: a line under each, with the way back. */
+/** Changes of the campaign's world below the replies that made them, with undo. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h, style } from "../core/dom.js";
@@ -8,9 +8,9 @@ import { FACES, named } from "./stage.js";
 const NEWEST = 200;
 
 /**
- * The changes of a room's replies, kept as `room.changes`, by the ids of the messages.
+ * Load the changes of a room's replies into `room.changes`, by message id.
  *
- * Those of the newest replies are read; what a turn changes is heard from it.
+ * The changes of recent replies are read from the API, those of a turn from its events.
  */
 export function follow(room) {
   const { path, signal } = room;
@@ -35,7 +35,7 @@ export function follow(room) {
     put(items.filter((each) => each.actor === "tool" && each.message_id && each.counts).reverse());
   };
   attempt(read);
-  // A choice is kept, whatever becomes of the rest of its turn.
+  // The choice is kept even if the rest of the turn fails.
   let hasChosen = false;
   room.events.addEventListener("played", ({ detail: { event } }) => (hasChosen ||= event === "turn.choice_made"), { signal });
   room.events.addEventListener("turn", () => {
@@ -44,7 +44,7 @@ export function follow(room) {
   }, { signal });
 }
 
-/** The die that decided a reply, and what it fixed. */
+/** The die roll that decided a reply, and its result. */
 export function decided(message, room) {
   const all = room.changes?.get(message.id) ?? [];
   const { tier, die, outcome } = all.map(({ set }) => set["attributes.play"]).findLast((play) => play?.tier) ?? {};
@@ -54,7 +54,7 @@ export function decided(message, room) {
     h("span", {}, [said, outcome].filter(Boolean).join(" · ")));
 }
 
-/** The line under a reply that changed something; its changes unfold below it. */
+/** The line below a reply with changes. It unfolds to the list of changes. */
 export function changed(message, room) {
   const changes = room.changes?.get(message.id);
   if (!changes?.length) return false;

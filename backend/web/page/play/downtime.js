@@ -1,4 +1,4 @@
-/** Downtime: the player's own call, under rules that have it. */
+/** Downtime, for rule systems that have it. */
 import { api } from "../core/api.js";
 import { attempt, complain, toast } from "../core/dialogs.js";
 import { h } from "../core/dom.js";
@@ -8,14 +8,17 @@ import { asking } from "../memory/parts.js";
 const p = (path, values) => t(`play.${path}`, values);
 const named = (word) => (has(`play.words.${word}`) ? p(`words.${word}`) : word);
 
-/** The rules that there are, read once. */
+/** The rule systems, loaded once. */
 let rules;
 const known = (signal) => (rules ??= api.get("/campaigns/rules", { signal }).catch((error) => {
   rules = null;
   throw error;
 }));
 
-/** The button that begins or ends downtime; none where the rules have none, or something is under way. */
+/**
+ * The button that begins or ends downtime. Hidden without rules for it, and while something is in
+ * progress.
+ */
 export async function pause(campaign, play, changed, signal) {
   const { items } = await known(signal);
   const { moods } = items.find(({ name }) => name === campaign.rules) ?? {};

@@ -1,4 +1,6 @@
-/** What a played turn shows beside its text: the mood, what the model does, what it waits for. */
+/**
+ * The stage of a played turn: the mood, the model's actions, and the question that it waits with.
+ */
 import { api } from "../core/api.js";
 import { complain } from "../core/dialogs.js";
 import { fill, h, icon, settled, style } from "../core/dom.js";
@@ -7,17 +9,17 @@ import { figuresLink } from "../models/picker.js";
 import { pause } from "./downtime.js";
 
 const p = (path, values) => t(`play.${path}`, values);
-/** A word of the rules as people read it; one that only these rules have, by its own name. */
+/** A word of the rules as text. Words of custom rules are shown as they are. */
 export const named = (word) => (has(`play.words.${word}`) ? p(`words.${word}`) : word.replaceAll("_", " "));
 
-/** Faces of a die, as Unicode has them. */
+/** The faces of a die in Unicode. */
 export const FACES = "⚀⚁⚂⚃⚄⚅";
 
 /**
- * The line of the mood, what is being done, and the question that a turn waits with; they stand
- * between the messages and what is typed.
+ * The line of the mood, the current action, and the question of a waiting turn, between the
+ * messages and the composer.
  *
- * It hears the room's events "played" and "waiting".
+ * Listens for the room's events "played" and "waiting".
  */
 export function stage(room) {
   const { signal, events } = room;
@@ -30,7 +32,7 @@ export function stage(room) {
   const element = h("div.stage", {}, h("div.row", {}, mood, rest), untold, doing, question);
   let isPlayed = false;
 
-  /** Say that nothing is rolled and changed, where the model calls no tools. */
+  /** Warn that the model cannot call tools, so that nothing is rolled or changed. */
   const warn = () => {
     const { id, tool_support: support } = room.model ?? {};
     const words = [p("no_tools"), " ", figuresLink(id, p("no_tools_change"))];
@@ -38,12 +40,12 @@ export function stage(room) {
   };
   events.addEventListener("asked", warn, { signal });
 
-  /** The mood that the world is in, as the active path leaves it, and the way into downtime. */
+  /** Show the mood of the active path, and the button for downtime. */
   const read = async () => {
     const { campaign_id: id } = room.chat;
     const campaign = id && (await api.get(`/campaigns/${id}`, { signal }));
     const play = campaign?.attributes.play ?? {};
-    // What a turn that waits has changed counts once it is over.
+    // The changes of a waiting turn apply once it has ended.
     if (!room.waiting) tune(play);
     isPlayed = Boolean(campaign?.settings.tools);
     warn();
@@ -71,7 +73,7 @@ export function stage(room) {
   events.addEventListener("played", ({ detail: { event, data } }) => heard[event]?.(data), { signal });
   events.addEventListener("busy", () => room.busy || fill(doing), { signal });
 
-  /** One press: of what is offered, what the player takes. */
+  /** Send the chosen option. */
   const take = async (option) => {
     const buttons = [...question.querySelectorAll("button")];
     for (const each of buttons) each.disabled = true;

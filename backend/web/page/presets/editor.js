@@ -1,4 +1,4 @@
-/** One prompt preset: its blocks in order, what they are, and the prompt that comes of them. */
+/** A prompt preset: its blocks in order, the editor of a block, and a preview of the prompt. */
 import { samplers } from "../models/sampling.js";
 import { api } from "../core/api.js";
 import { attempt, complain, dialog, explain, menu, undoable } from "../core/dialogs.js";
@@ -15,11 +15,11 @@ const field = (name, more) => {
 const choice = (name, ...values) =>
   field(name, { kind: "select", options: values.map((each) => [each, say(`${name}_${each}`)]) });
 
-/** Markers whose text can be changed. */
+/** Markers with an editable text. */
 const WITH_TEXT = ["system_prompt", "post_history"];
-/** Markers that stand where they stand. */
+/** Markers that cannot be moved. */
 const FIXED = ["history", "memory"];
-/** Of a long prompt so many messages are shown from the start, and from the end. */
+/** Number of messages that are shown from the start and from the end of a long prompt. */
 const SHOWN = 25;
 
 const fieldsOf = ({ marker }) => [
@@ -33,7 +33,7 @@ const fieldsOf = ({ marker }) => [
   ...(WITH_TEXT.includes(marker) ? [field("forbid_overrides", { kind: "check", wide: true })] : []),
 ];
 
-/** The prompt of a chat under a preset, beside its blocks; `told(tokens)` hears what each block takes. */
+/** A preview of a chat's prompt with the preset. `told(tokens)` gets the tokens of each block. */
 function preview(chats, draft, told, signal) {
   const options = chats.map(({ id, title }) => [id, title || say("untitled")]);
   const chat = control({ kind: "select", label: say("chat"), options });
@@ -44,7 +44,7 @@ function preview(chats, draft, told, signal) {
     const mine = ++last;
     if (!chats.length) return fill(state, say("no_chat"));
     const { blocks, ...rest } = draft();
-    // A block's name says where each piece is from: ids are unique.
+    // The ids of blocks are unique, so they serve as names here.
     const preset = { ...rest, blocks: blocks.map((each) => ({ ...each, name: each.id })) };
     try {
       const view = await api.post(`/chats/${chat.read()}/context`, { prompt: true, preset }, { signal });
@@ -74,7 +74,7 @@ function preview(chats, draft, told, signal) {
   return { element, soon, show };
 }
 
-/** #/presets/ID */
+/** Route: #/presets/ID */
 export default async function ({ params: { id }, signal, title }) {
   let [preset, { items: chats }] = await Promise.all([
     api.get(`/presets/${id}`, { signal }),
@@ -108,7 +108,7 @@ export default async function ({ params: { id }, signal, title }) {
       fill(trouble);
     } catch (error) {
       if (error.slug !== "revision-mismatch") throw error;
-      // Somebody else's change must not be lost: what stands here is kept until the page is loaded again.
+      // The preset was changed elsewhere. The input stays until the page is loaded again.
       fill(trouble, say("changed_elsewhere"), " ", h("button", { onclick: () => location.reload() }, say("load_again")));
       throw error;
     }
@@ -141,7 +141,7 @@ export default async function ({ params: { id }, signal, title }) {
       value: { role: "system", ...block },
       signal: leaving.signal,
       async save(changes) {
-        // Null and what is as usual is left out, as the API has it.
+        // The API leaves out null and default values.
         const next = Object.fromEntries(Object.entries({ ...block, ...changes }).filter(([, value]) => value !== null && value !== ""));
         change(blocks.map((each) => (each.id === block.id ? next : each)));
         block = next;
@@ -152,7 +152,7 @@ export default async function ({ params: { id }, signal, title }) {
     const help = block.marker && h("p.soft", {}, say(`about_${block.marker}`));
     await dialog(name(block), () => h("div.stack", {}, help, form.element), { wide: true });
     leaving.abort();
-    // The button that opened it may have been drawn again.
+    // The button that opened the dialog may have been drawn again.
     [...controls(block.id)].find((each) => each.matches("button"))?.focus();
   };
   const add = () => {
@@ -170,7 +170,7 @@ export default async function ({ params: { id }, signal, title }) {
     });
   };
   const row = (block, place) => {
-    // Where nothing can be dragged and there are no arrow keys.
+    // A menu, for devices without dragging and arrow keys.
     const ask = (event) => {
       event.preventDefault();
       menu(event.currentTarget, [
@@ -185,7 +185,7 @@ export default async function ({ params: { id }, signal, title }) {
       event.preventDefault();
       move(place, place + step);
     };
-    // No button: some browsers let nothing be dragged by one.
+    // Not a button, because some browsers cannot drag by a button.
     const label = say("move", { name: name(block) });
     const grip = h("span.grip", { role: "button", tabindex: 0, title: label, "aria-label": label, onkeydown, onclick: ask }, icon("grip"));
     const off = block.enabled === false;
@@ -206,7 +206,7 @@ export default async function ({ params: { id }, signal, title }) {
       !block.marker && act("delete", say("delete", { name: name(block) }), () => remove(block), "quiet"));
     item.addEventListener("dragstart", (event) => {
       dragged = place;
-      // Some browsers drag nothing that carries nothing.
+      // Some browsers only drag elements that carry data.
       event.dataTransfer.setData("text/plain", name(block));
     });
     item.addEventListener("dragend", () => (dragged = null));
@@ -221,7 +221,7 @@ export default async function ({ params: { id }, signal, title }) {
   };
   const controls = (block) =>
     [...rows.children].find((item) => item.dataset.block === block)?.querySelectorAll("[tabindex], input, button") ?? [];
-  /** Draw the rows. The focus stays with its block, wherever that is now. */
+  /** Draw the rows. The focus stays with its block. */
   const draw = () => {
     const held = rows.contains(document.activeElement) && document.activeElement;
     const block = held && held.closest("li").dataset.block;

@@ -1,4 +1,4 @@
-/** Prompt presets: all of them, and how they come in and go out. */
+/** Prompt presets: list, import, export. */
 import { api } from "../core/api.js";
 import { attempt, complain, deleting, more, toast, undoable } from "../core/dialogs.js";
 import { areas } from "../account/parts.js";
@@ -8,7 +8,7 @@ import { t } from "../core/words.js";
 
 const say = (name, values) => t(`presets.${name}`, values);
 
-/** #/presets */
+/** Route: #/presets */
 export default async function ({ signal, title }) {
   title(say("title"));
   const rows = h("ul.list");

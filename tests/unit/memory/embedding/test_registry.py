@@ -16,8 +16,7 @@ from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder, choose_embedder, find_local_model
 from backend.memory.embedding.remote import (
-    GeminiEmbedder,
-    OpenAICompatibleEmbedder,
+    RemoteEmbedder,
     prepare_text,
     split_into_batches,
 )
@@ -101,7 +100,7 @@ def test_gemini_has_a_model_and_a_dimension_of_its_own() -> None:
     other = build_embedder(
         settings(gemini_api_key=KEY, embedding_model="gemini-embedding-2", embedding_dimension=1536)
     )
-    assert isinstance(usual, GeminiEmbedder)
+    assert isinstance(usual, RemoteEmbedder)
     assert usual.spec.collection == "gemini-gemini-embedding-001-768"
     assert other is not None
     assert other.spec.collection == "gemini-gemini-embedding-2-1536"
@@ -126,7 +125,7 @@ def test_a_key_goes_to_the_server_that_it_was_given_for(
     values: dict[str, Any], key: str | None
 ) -> None:
     embedder = build_embedder(settings(embedder="openai", embedding_model="bge", **values))
-    assert isinstance(embedder, OpenAICompatibleEmbedder)
+    assert isinstance(embedder, RemoteEmbedder)
     config = embedder.provider.config
     assert config.api_key == key
     assert config.base_url == (values.get("embedding_base_url") or URL)
