@@ -222,6 +222,17 @@ def read_with_namesakes(text: str) -> object:
     return read_vault({**namesakes, "canon/facts.md": text.encode()}, "Vault")
 
 
+COINED = [
+    "Aa Bb ", '"', "“", "'a", "Veil ", "VECTRA ", "a-", "aB", "x", "a *B", "Order of the ", "「",
+]  # fmt: skip
+TAGGED = ["you take the ", "“", "a ", "you ", "Name is ", "Captain ", "you give ", ",", "-a"]
+ARGUMENTS = ["{'", "'\\", "{'\\'", "[", "{}", '"\\', "{//", "{/", "x{,", '{"a": \'', "[1]"]
+REPLIES: list[tuple[Callable[[], CallReader], str, str]] = [
+    *((StructuredReader, '{"narration": "', part) for part in ("\\u0041", "\ud83d", "word ")),
+    *((StructuredReader, begin, part) for begin, part in (('{"', "\\n"), ("{", "["), ("", " "))),
+    *((FencedReader, "", part) for part in ("`", "```tools\n```", "```json\n{}\n```\n", "``` ")),
+    *((FencedReader, "```tools", part) for part in ("\n``", "\n[{'", "\n{'\\'")),
+]
 WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
     "a scene's mark": (opens_scene, lambda n: " " * n + "a"),
     "a scene's line of stars": (opens_scene, lambda n: "* " * (n // 2) + "a"),
@@ -268,28 +279,17 @@ WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
         lambda text: assign_distinct_ids([ToolCall("a", "roll", {}) for _ in text.split()]),
         repeat("call "),
     ),
-}
-COINED = [
-    "Aa Bb ", '"', "“", "'a", "Veil ", "VECTRA ", "a-", "aB", "x", "a *B", "Order of the ", "「",
-]  # fmt: skip
-TAGGED = ["you take the ", "“", "a ", "you ", "Name is ", "Captain ", "you give ", ",", "-a"]
-ARGUMENTS = ["{'", "'\\", "{'\\'", "[", "{}", '"\\', "{//", "{/", "x{,", '{"a": \'', "[1]"]
-REPLIES: list[tuple[Callable[[], CallReader], str, str]] = [
-    *((StructuredReader, '{"narration": "', part) for part in ("\\u0041", "\ud83d", "word ")),
-    *((StructuredReader, begin, part) for begin, part in (('{"', "\\n"), ("{", "["), ("", " "))),
-    *((FencedReader, "", part) for part in ("`", "```tools\n```", "```json\n{}\n```\n", "``` ")),
-    *((FencedReader, "```tools", part) for part in ("\n``", "\n[{'", "\n{'\\'")),
-]
-WORK |= {f"coined words in {part!r}": (find_terms_of_reply, repeat(part)) for part in COINED}
-WORK |= {f"tags in {part!r}": (find_tags, repeat(part)) for part in TAGGED}
-WORK |= {f"arguments {part!r}": (partial(read_calls, "roll"), repeat(part)) for part in ARGUMENTS}
-WORK |= {
-    f"a reply {begin!r}, {part!r} by {size}": (
-        partial(read_reply, reader, size),
-        repeat(part, begin),
-    )
-    for reader, begin, part in REPLIES
-    for size in (3, 64_000)
+    **{f"coined words in {part!r}": (find_terms_of_reply, repeat(part)) for part in COINED},
+    **{f"tags in {part!r}": (find_tags, repeat(part)) for part in TAGGED},
+    **{f"arguments {part!r}": (partial(read_calls, "roll"), repeat(part)) for part in ARGUMENTS},
+    **{
+        f"a reply {begin!r}, {part!r} by {size}": (
+            partial(read_reply, reader, size),
+            repeat(part, begin),
+        )
+        for reader, begin, part in REPLIES
+        for size in (3, 64_000)
+    },
 }
 
 
@@ -302,7 +302,7 @@ def test_four_times_the_text_takes_no_more_than_some_four_times_the_time(
     before = seconds(work, text(250))
     for length in (1_000, 4_000, 16_000, 64_000):
         taken = seconds(work, text(length))
-        assert taken < max(9 * before, 0.2), f"{taken:.2f} s for {length:,} characters"
+        assert taken < max(9 * before, 0.5), f"{taken:.2f} s for {length:,} characters"
         before = taken
 
 

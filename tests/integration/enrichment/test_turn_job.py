@@ -369,11 +369,14 @@ async def test_lines_without_an_answer_are_skipped_in_the_end(
 async def test_an_internal_error_leaves_a_failed_run(
     study: Study, model: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def wait_an_hour(*_: object) -> timedelta:
+        return timedelta(hours=1)
+
     await study.tell("I kill the king.", "The king is dead.")
     model.script(model.decides())
     with monkeypatch.context() as broken:
         broken.setattr(agent, "ShownReferences", None)
-        broken.setattr(running, "draw_delay", lambda *_: timedelta(hours=1))
+        broken.setattr(running, "draw_delay", wait_an_hour)
         await study.read()
     (run, detail) = (await study.runs())[-1]
     assert (run.state, run.error, run.prompt_tokens) == ("failed", "internal-error", 100)

@@ -65,7 +65,7 @@ from tests.fakes.openai_server import (
     tool_call,
 )
 from tests.fakes.scripted_server import Answer, Break
-from tests.fakes.strict_server import StrictServer, gemma_2, llama_cpp_mistral, mistral, qwen
+from tests.fakes.strict_server import Check, StrictServer, gemma_2, llama_cpp_mistral, mistral, qwen
 from tests.integration.generation.conftest import Vendor
 
 pytestmark = pytest.mark.anyio
@@ -231,7 +231,7 @@ async def test_the_shape_is_learned_from_the_first_refusal(
 
 @asynccontextmanager
 async def strict(
-    template: Any, *, status: int = 400, **config: Any
+    template: Check, *, status: int = 400, **config: Any
 ) -> AsyncGenerator[tuple[StrictServer, ChatModel]]:
     """Yield a server with this chat template, and its model."""
     async with StrictServer(template, status=status) as server:

@@ -35,6 +35,10 @@ SHARED = f"everybodys/{MODEL}"
 _names = count(1)
 
 
+def quietly(*_: object) -> None:
+    pass
+
+
 @pytest.fixture(scope="module")
 async def ada(server: Running) -> AsyncGenerator[Account]:
     """The first account, which is an administrator."""
@@ -221,7 +225,7 @@ async def test_a_new_root_key_takes_them_along(
     found = {each.name: each for each in await examine(settings)}["providers"]
     assert (found.state, found.detail) == ("fault", "cannot be decrypted: p1")
 
-    done = await rotate_root_key(database, path=path, value=None, report=lambda *_: None)
+    done = await rotate_root_key(database, path=path, value=None, report=quietly)
 
     assert (done.rewrapped, done.dropped) == (2, (1,))
     async with database.read() as session:

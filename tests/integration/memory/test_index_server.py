@@ -346,7 +346,6 @@ async def test_the_collections_of_a_test_are_deleted_though_it_closed_their_inde
 
 
 KEY = "qdrant-key-for-tests"
-OWNER, CHAT = uuid4(), uuid4()
 
 
 @pytest.fixture

@@ -208,7 +208,12 @@ def anthropic_calls(*events: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def started(call_id: str, index: int | None = 0, given: object = None) -> dict[str, Any]:
-    block = {"type": "tool_use", "id": call_id, "name": "damage", "input": given or {}}
+    block: dict[str, Any] = {
+        "type": "tool_use",
+        "id": call_id,
+        "name": "damage",
+        "input": given or {},
+    }
     return {"type": "content_block_start", "index": index, "content_block": block}
 
 
