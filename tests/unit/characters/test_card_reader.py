@@ -242,7 +242,7 @@ def test_a_charx_brings_its_assets_and_its_main_icon() -> None:
     assert imported.avatar == imported.assets[0].data
     assert imported.assets[0].data.startswith(b"\x89PNG")
     assert [asset.type for asset in imported.card.assets] == ["icon", "emotion", "x_vendor"]
-    assert imported.warnings == ["The file does not hold every asset of the card: 1 is elsewhere."]
+    assert imported.warnings == ["The file does not contain every asset of the card: 1 is missing."]
 
 
 def test_a_lorebook_is_refused_with_words_for_it() -> None:
