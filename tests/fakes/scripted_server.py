@@ -142,7 +142,7 @@ class ScriptedServer:
                     answer = self._answers.popleft() if self._answers else self.usual(request)
                 if not await self.respond(Exchange(request, answer, reader, writer)):
                     break
-        except ConnectionError:
+        except (ConnectionError, asyncio.IncompleteReadError):
             self.hung_up.set()
         finally:
             writer.close()

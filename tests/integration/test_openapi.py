@@ -557,7 +557,7 @@ async def test_requests_are_answered_while_the_document_is_rendered_once_for_all
         return to_schema(self)
 
     APPLICATIONS.forget()
-    monkeypatch.setattr(openapi, "completed", slow)
+    monkeypatch.setattr(openapi, "complete_document", slow)
     monkeypatch.setattr(OpenAPIConfig, "to_openapi_schema", noting)
     async with running(sqlite_url, tmp_path) as server, server.browser() as client:
         state = server.server.server_state

@@ -110,7 +110,7 @@ def count_lines_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         read.append(len(found.ids))
         return found
 
-    monkeypatch.setattr(repository, "active_lines", counted)
+    monkeypatch.setattr(repository, "load_active_messages", counted)
     return read
 
 
