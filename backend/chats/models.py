@@ -8,7 +8,7 @@ from typing import Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ForeignKey, Index, String, text
+from sqlalchemy import ForeignKey, Index, String, text, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
@@ -58,7 +58,8 @@ class Chat(Base):
     `count_unit` is the `CountUnit` of its messages. The chat remembers the events of the chronicle
     `chronicle_id`. `chronicle_enabled` is the owner's consent to record events there; messages
     before `chronicle_since`, the time of the last consent, are not recorded. The chat is a session
-    of the campaign `campaign_id`.
+    of the campaign `campaign_id`. While `is_ready` is false, an import is
+    storing it, and it is in no list.
     """
 
     __tablename__ = "chats"
@@ -84,6 +85,7 @@ class Chat(Base):
     count_unit: Mapped[str]
     revision: Mapped[int] = mapped_column(default=1)
     hidden_changes: Mapped[int] = mapped_column(default=0, server_default="0")
+    is_ready: Mapped[bool] = mapped_column(default=True, server_default=true())
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
 
@@ -118,8 +120,9 @@ class Message(Base):
     `scene_id` is the first message of its scene, and `scene_place` its place in it. `audience` is
     `public`, `gm`, or ids of a campaign's entities separated by spaces. `sealed_typed` is the
     user's line before macro expansion, or null if it had no macros. `sealed_injected_context` is
-    the campaign's part of the prompt of this reply. `notices` describe problems of the reply (JSON,
-    not encrypted: numbers and the model's id).
+    the campaign's part of the prompt of this reply. `sealed_source` is the JSON of an imported
+    file's members that have no column, for an export. `notices` describe problems of the reply
+    (JSON, not encrypted: numbers and the model's id).
     """
 
     __tablename__ = "messages"
@@ -166,6 +169,7 @@ class Message(Base):
     sealed_typed: Mapped[bytes | None]
     sealed_thinking: Mapped[bytes | None]
     sealed_injected_context: Mapped[bytes | None]
+    sealed_source: Mapped[bytes | None] = mapped_column(deferred=True)
     audience: Mapped[str] = mapped_column(default="public", server_default="public")
     notices: Mapped[str | None]
     created_at: Mapped[CreatedAt]
@@ -177,3 +181,50 @@ MESSAGE_CONTENT = Column("messages", "sealed_content")
 MESSAGE_TYPED = Column("messages", "sealed_typed")
 MESSAGE_THINKING = Column("messages", "sealed_thinking")
 MESSAGE_CONTEXT = Column("messages", "sealed_injected_context")
+MESSAGE_SOURCE = Column("messages", "sealed_source")
+
+
+class StoredFile(Base):
+    """A picture or file of messages, stored once for all messages with the same content.
+
+    `digest` is the SHA-256 of the content, keyed with the user's key. `sealed_description` is the
+    JSON of its media type and its size in bytes.
+    """
+
+    __tablename__ = "stored_files"
+    __table_args__ = (Index(None, "user_id", "digest", unique=True),)
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[ListedOwnerId]
+    digest: Mapped[bytes]
+    sealed_description: Mapped[bytes]
+    sealed_data: Mapped[bytes]
+    created_at: Mapped[CreatedAt]
+
+
+FILE_DESCRIPTION = Column("stored_files", "sealed_description")
+FILE_DATA = Column("stored_files", "sealed_data")
+
+
+class MessageFile(Base):
+    """A file of a message, at its place among them.
+
+    `sealed_reference` is the JSON of its name and of the path in the imported file. `file_id` is
+    null if the content was missing there.
+    """
+
+    __tablename__ = "message_files"
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    message_id: Mapped[UUID] = mapped_column(
+        ForeignKey("messages.id", ondelete="CASCADE"), index=True
+    )
+    file_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("stored_files.id", ondelete="SET NULL"), index=True
+    )
+    place: Mapped[int]
+    sealed_reference: Mapped[bytes]
+
+
+FILE_REFERENCE = Column("message_files", "sealed_reference")

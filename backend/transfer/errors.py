@@ -1,0 +1,23 @@
+"""Errors of imports, exports and archives."""
+
+from __future__ import annotations
+
+from backend.errors import NotFoundError, ValidationError
+
+
+class TransferFileError(ValidationError):
+    """A file is broken or of an unknown kind. The detail names the place and what to do."""
+
+    slug, title = "import-file-invalid", "The file could not be imported"
+
+
+class ImportNotFoundError(NotFoundError):
+    """There is no such import, or it belongs to another account."""
+
+    slug, title = "import-not-found", "Import not found"
+
+
+class ArchiveNotFoundError(NotFoundError):
+    """The account has no finished archive, or it has expired."""
+
+    slug, title = "archive-not-found", "Archive not found"
