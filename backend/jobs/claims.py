@@ -211,6 +211,8 @@ def _query_shares(shares: CTE, state: Waiting, *, is_postgres: bool) -> Select[U
     of_share = (
         select(first.c.id)
         .where(first.c.kind.in_(bindparam("kinds", expanding=True)), _lane_is_free(first))
+        # PostgreSQL may join the lanes in an order of its own.
+        .order_by(first.c.run_after)
         .limit(bindparam("each", type_=Integer()))
         .correlate(shares)
     )
