@@ -79,6 +79,9 @@ from scripts.bench.tables import (
     print_rows,
 )
 
+STATE_STAGE = (SituationService, "load_layers")
+"""The function that is timed."""
+
 SMALL_SIZES = CampaignSizes(entities=150, facts=200, changes=1_200, messages=200)
 SWIPE_CHANGES = 50
 RESTORE_CHANGES = 500
@@ -146,8 +149,7 @@ async def _time_turns(
     names = world.names[100 : 100 + WARM_UP_TURNS + turns]
     lines = [f"What does {each} say of it?" for each in names]
     rows: list[Row] = []
-    watched = (SituationService, "_layers")
-    with Watch(watched) as watch:
+    with Watch(STATE_STAGE) as watch:
         for label, tools in (("without tools", False), ("with tools", True)):
             settings = {"settings": {"tools": tools}}
             check(await api.patch(f"/campaigns/{world.campaign_id}", json=settings))
@@ -166,7 +168,7 @@ async def _time_turns(
                 make_row(name, "  turn: plain chat", plain),
                 make_row(name, "  difference of each pair", difference, note="aim: 5"),
             ]
-    own = [1000 * call.seconds for call in watch.calls[watched]]
+    own = [1000 * call.seconds for call in watch.calls[STATE_STAGE]]
     return [*rows, make_row(name, "  of it: state of the campaign", own)]
 
 

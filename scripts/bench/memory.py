@@ -39,7 +39,7 @@ from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import Hit, Query, Scope, ScopePart
-from backend.memory.indexing import documents as points
+from backend.memory.indexing import documents
 from backend.memory.indexing.collections import UserEmbedders
 from backend.memory.runtime import MemoryRuntime, index_folder
 from backend.memory.search import query as parsed_query
@@ -141,25 +141,28 @@ async def time_requests(
     return times, results
 
 
+INDEXING_STAGES: dict[str, tuple[tuple[Any, str], ...]] = {
+    "reading rows": ((MessageSource, "rows"),),
+    "embedding": ((LocalEmbedder, "embed"),),
+    "cache of vectors": ((CachedEmbedder, "embed_documents"),),
+    "terms": ((documents, "build_sparse_vector"),),
+    "writes to the engine": ((EdgeIndex, "upsert"), (EdgeIndex, "delete_sources")),
+}
+"""Functions that are timed, by the label of their row."""
+
+
 async def bench_indexing(account: Account, chat_id: UUID, messages: int) -> list[Row]:
     """Return the rows of the job that indexes a chat."""
-    stages: dict[str, tuple[tuple[Any, str], ...]] = {
-        "reading rows": ((MessageSource, "rows"),),
-        "embedding": ((LocalEmbedder, "embed"),),
-        "cache of vectors": ((CachedEmbedder, "embed_documents"),),
-        "terms": ((points, "sparse_vector"),),
-        "writes to the engine": ((EdgeIndex, "upsert"), (EdgeIndex, "delete_sources")),
-    }
-    with Watch(*(each for watched in stages.values() for each in watched)) as watch:
+    with Watch(*(each for watched in INDEXING_STAGES.values() for each in watched)) as watch:
         seconds = await index_container(account, "message", chat_id)
     owned = await account.services.memory.collections.current.count(account.identity.user_id)
     rate = round(messages / seconds, 1)
     rows = [_row("indexing: messages", rate, unit="1/s", note=f"{owned:,} points")]
     known = 0.0
-    for label, watched in stages.items():
+    for label, watched in INDEXING_STAGES.items():
         spent = watch.sum_seconds(*watched)
         if label == "cache of vectors":  # it includes the model's time
-            spent -= watch.sum_seconds(*stages["embedding"])
+            spent -= watch.sum_seconds(*INDEXING_STAGES["embedding"])
         known += spent
         rows.append(_row(f"  of it: {label}", round(100 * spent / seconds, 1), unit="%"))
     rows.append(_row("  of it: the rest", round(100 * (1 - known / seconds), 1), unit="%"))

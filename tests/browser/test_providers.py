@@ -44,7 +44,7 @@ def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     key.fill(API_KEY)
     model.script(Answer(status=404))
     page.get_by_role("button", name="Add provider").click()
-    expect(page.get_by_role("alert")).to_contain_text("type the names of its models")
+    expect(page.get_by_role("alert")).to_contain_text("enter the names of the models")
     assert_accessible(page)
     page.get_by_label("Models").fill(MODEL)
     model.script(Answer(status=404), reply("Yes."))

@@ -254,7 +254,7 @@ class Evening:
 
 async def evening(server: Running, table: Table, **settings: Any) -> Evening:
     """A chat with Mara in it; without `compaction_interval` it is compacted by hand alone."""
-    await table.change("", settings={"compaction_interval": 100, **settings})
+    await table.change("", settings={"compaction_interval": 100, "scene_beats": 1_000, **settings})
     chat = await new_session(table, first_mes="")
     await table.account.patch(f"/chats/{chat}/settings", {"chronicle_enabled": True})
     return Evening(server, table, chat)

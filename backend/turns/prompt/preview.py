@@ -134,7 +134,8 @@ def _count_layers(record: ContextRecord) -> PromptLayers | None:
     if not any(item.kind == "campaign" for item in record.items):
         return None
     cold = sum(item.tokens for item in record.items if item.kind in COLD_KINDS)
-    frozen = sum(item.tokens for item in record.items if item.place == "head") - cold
+    head = [item for item in record.items if item.place == "head"]
+    frozen = sum(item.tokens for item in head if item.kind not in COLD_KINDS)
     rest = record.totals.prompt - record.totals.retrieved - frozen - cold
     return PromptLayers(frozen=frozen, cold=cold, search=record.totals.retrieved, hot=rest)
 

@@ -157,8 +157,11 @@ class TurnResumer:
             if not reply.is_active:
                 raise ChatChangedError("The turn is on another branch. Activate its reply first.")
             run, play = await self._resume(identity, turn, reply, progress, choice)
-            if await claim_turn(self._database, run, play, before=turn.segments):
-                return run, READY_ID + progress.transcript.length - 1
+            made_id = find_choice_id(progress.transcript, choice)
+            if made_id is not None and await claim_turn(
+                self._database, run, play, before=turn.segments
+            ):
+                return run, made_id
             log.info("turn.not_claimed", turn_id=turn_id, attempt=attempt)
         raise ChatChangedError("Read the chat again, and choose again.")
 
