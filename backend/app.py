@@ -82,6 +82,7 @@ from backend.turns.api.controller import (
 )
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
+from backend.transfer.controller import ChatImportController, ImportController
 from backend.turns.play.downtime import DowntimeController
 from backend.usage.models_in_use import ModelsInUseController
 from backend.usage.spending import ChatUsageController, MeasureController
@@ -147,6 +148,8 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     SearchController,
     MemoryController,
     EmbeddingModelController,
+    ImportController,
+    ChatImportController,
     JobController,
 )
 """Controllers below `API`. The guard checks the scope of each request."""
@@ -298,6 +301,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         chores |= {
             "optimize": database.optimize,
             "activity": partial(delete_old_activity, database),
+            "uploads": services.imports.sweep,
         }
     return chores
 
