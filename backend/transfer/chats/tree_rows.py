@@ -61,7 +61,6 @@ class TreePlace:
 
     id: UUID
     role: Role
-    text: str
     position: int
     path_tokens: int
     scene_id: UUID | None
@@ -204,7 +203,6 @@ class TreeBuilder:
         node = TreePlace(
             id=message_id,
             role=role,
-            text=swipe.text,
             position=parent.position + 1 if parent else 0,
             path_tokens=parent.path_tokens if parent else 0,
             scene_id=message_id if opens_scene(swipe.text) else None,
