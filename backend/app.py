@@ -74,6 +74,7 @@ from backend.quotas.controller import AccountUsageController, UsageController
 from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
+from backend.transfer.controller import ChatImportController, ImportController
 from backend.turns.api.controller import (
     LoreTesterController,
     MessageContextController,
@@ -82,7 +83,6 @@ from backend.turns.api.controller import (
 )
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
-from backend.transfer.controller import ChatImportController, ImportController
 from backend.turns.play.downtime import DowntimeController
 from backend.usage.models_in_use import ModelsInUseController
 from backend.usage.spending import ChatUsageController, MeasureController

@@ -368,7 +368,11 @@ async def _import(settings: Settings, options: argparse.Namespace) -> int:
                 identity = await imports.open_with_api_key(services, token, options.user)
             work = imports.import_path(services, identity, options.path, choices, _show_files)
             task = asyncio.create_task(work)
-            with stop_signals(lambda _: task.cancel()):
+
+            def stop(_: int) -> None:
+                task.cancel()
+
+            with stop_signals(stop):
                 found = await task
         except AppError as error:
             raise UsageError(error.detail or error.title) from error

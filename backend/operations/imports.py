@@ -96,9 +96,7 @@ async def import_path(
     return ImportedPath(view.counts, view.state == "finished", lines)
 
 
-async def _list_results(
-    imports: ImportService, identity: Identity, import_id: UUID
-) -> list[str]:
+async def _list_results(imports: ImportService, identity: Identity, import_id: UUID) -> list[str]:
     lines: list[str] = []
     after: UUID | None = None
     while True:

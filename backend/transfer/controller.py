@@ -82,7 +82,7 @@ class ImportController(Controller):
         operation_class=UploadOperation,
         request_max_body_size=None,
     )
-    async def create_import(
+    async def create_import(  # noqa: PLR0913, PLR0917  # one parameter for each option
         self,
         request: AnyRequest,
         identity: NamedDependency[Identity],
@@ -208,7 +208,7 @@ class ChatImportController(Controller):
         operation_class=UploadOperation,
         request_max_body_size=None,
     )
-    async def import_chat(
+    async def import_chat(  # noqa: PLR0913, PLR0917  # one parameter for each option
         self,
         request: AnyRequest,
         identity: NamedDependency[Identity],

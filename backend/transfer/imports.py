@@ -34,7 +34,7 @@ from backend.jobs.service import STOPPED_SLUG
 from backend.quotas.limits import STORED_BYTES
 from backend.quotas.service import Quotas
 from backend.settings import Settings
-from backend.transfer.contracts import ImportOptions, ImportPlanner, StepResult
+from backend.transfer.contracts import ImportOptions, ImportPlanner
 from backend.transfer.errors import (
     ImportNotContinuableError,
     ImportNotFoundError,
@@ -153,9 +153,7 @@ class ImportService:
             request, identity.sealer, name=name, check_room=check_room
         )
 
-    async def start(
-        self, identity: Identity, upload: Upload, options: ImportOptions
-    ) -> ImportView:
+    async def start(self, identity: Identity, upload: Upload, options: ImportOptions) -> ImportView:
         """Queue the import of an upload."""
         row = self._make_row(identity, upload.id, upload.name, options, size=upload.size)
         try:
@@ -345,9 +343,7 @@ class ImportService:
             return None
         return row, make_job_identity(user, job.keys, job.id)
 
-    async def _import_upload(
-        self, row: Import, identity: Identity, job: RunningJob
-    ) -> ImportState:
+    async def _import_upload(self, row: Import, identity: Identity, job: RunningJob) -> ImportState:
         if not await asyncio.to_thread(self._uploads.has, row.id):
             if not self._is_alone and row.expires_at > now():
                 raise RetryLaterError(after=ELSEWHERE_RETRY_SECONDS)
@@ -378,8 +374,8 @@ class ImportService:
             return await self._runner.run(row, identity, tree, options, control)
         except (UnavailableError, LostLeaseError, RetryLaterError):
             raise
-        except Exception as error:  # noqa: BLE001  # a retry would fail in the same way
-            log.error("import.failed", user_id=row.user_id, exc_info=error)
+        except Exception as error:  # a retry would fail in the same way
+            log.exception("import.failed", user_id=row.user_id, exc_info=error)
             detail = error.detail if isinstance(error, AppError) else UNEXPECTED
             await self._runner.record_failure(row, identity, tree, control, detail)
             return "failed"

@@ -34,8 +34,8 @@ class Import(Base):
 
     The upload is a sealed file named by `id`, deleted at `expires_at` or when the import has
     finished. An import of the command line has no upload and no job. A row in the state `running`
-    whose job has ended was stopped. `sealed_options` is the JSON of the request's options and of the upload's name.
-    `job_id` is its last job.
+    whose job has ended was stopped. `sealed_options` is the JSON of the request's options and of
+    the upload's name. `job_id` is its last job.
     """
 
     __tablename__ = "imports"

@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Final, Literal, cast
 
 from backend.campaigns.files.transfer import is_campaign
@@ -24,11 +25,21 @@ from backend.characters.cards.translation import MANIFEST
 from backend.characters.errors import CardError
 from backend.transfer.contracts import FileTree
 from backend.transfer.errors import TransferFileError
+from backend.transfer.formats.bundles import BundleFormat
 from backend.transfer.formats.chat_file import ChatFormat
 
 FileContent = Literal[
-    "character", "lorebook", "preset", "scripts", "campaign", "chronicle", "group", "chat"
+    "character",
+    "lorebook",
+    "preset",
+    "scripts",
+    "campaign",
+    "chronicle",
+    "group",
+    "bundle",
+    "chat",
 ]
+"""A bundle is a file of another program with characters and their chats."""
 
 HEAD_BYTES = 64 * 1024
 
@@ -66,12 +77,30 @@ _YAML_NAME = re.compile(rb"^(?:name|char_name|spec)\s*:", re.MULTILINE)
 class Recognition:
     """What a file is. If it cannot be imported, `content` is None and `reason` says why.
 
-    `formats` are the chat formats that may read it, the most likely first.
+    `chat_format` reads a chat, and `bundle_format` a bundle.
     """
 
     content: FileContent | None = None
     reason: str = ""
-    formats: Sequence[ChatFormat] = ()
+    chat_format: ChatFormat | None = None
+    bundle_format: BundleFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFormats:
+    """The formats of chats and bundles. The first one that matches is used."""
+
+    chats: Sequence[ChatFormat]
+    bundles: Sequence[BundleFormat] = ()
+
+    def find_chat(self, head: bytes, name: str) -> ChatFormat | None:
+        return next((each for each in self.chats if each.matches(head, name)), None)
+
+    def find_bundle(self, head: bytes, name: str) -> BundleFormat | None:
+        return next((each for each in self.bundles if each.matches(head, name)), None)
+
+    def get_chat(self, name: str) -> ChatFormat | None:
+        return next((each for each in self.chats if each.name == name), None)
 
 
 def is_package(paths: Iterable[str]) -> bool:
@@ -81,14 +110,12 @@ def is_package(paths: Iterable[str]) -> bool:
     return CARD_NAME in known or is_backyard or is_campaign(known)
 
 
-def recognise(
-    tree: FileTree, path: str, formats: Sequence[ChatFormat], *, chat_format: str | None = None
+def recognise(  # noqa: PLR0911  # one return for each kind of file
+    tree: FileTree, path: str, formats: KnownFormats, *, chat_format: str | None = None
 ) -> Recognition:
     """Recognise a file of a tree. CPU-bound. Raises `TransferFileError` for a broken file.
 
-    Args:
-        formats: The known chat formats. The first that matches is used.
-        chat_format: The format that the user has named. Every file is then a chat of this format.
+    With `chat_format`, which the user has named, every file is a chat of this format.
     """
     size = tree.get_size(path)
     with tree.open(path) as file:
@@ -96,20 +123,24 @@ def recognise(
         if not head.strip():
             return Recognition(reason="The file is empty.")
         if chat_format is not None:
-            named = [each for each in formats if each.name == chat_format]
-            return Recognition("chat", formats=named)
+            return Recognition("chat", chat_format=formats.get_chat(chat_format))
         is_small = size <= MAX_FILE_BYTES
         data = head + file.read() if is_small else head
-    name = path.rpartition("/")[2]
+    name = PurePosixPath(path).name
+    if not PurePosixPath(path).suffix:  # a body without a name
+        name = f"{name}.jsonl"
     if head.startswith(png.SIGNATURE):
         return _recognise_png(data, is_small=is_small)
     if head.startswith(b"PK") or (is_small and is_archive(data)):
         return _recognise_zip(data, is_small=is_small)
     if head.startswith(_PICTURES):
         return Recognition(reason="The picture is not a PNG. Only PNG pictures contain cards.")
-    if b"\0" in head and not head.startswith(_UTF16_MARKS):
-        return Recognition(reason=f"The file is not of a known kind. {CAN_BE_IMPORTED}")
-    return _recognise_text(head, data, name, formats, is_small=is_small)
+    if (bundle_format := formats.find_bundle(head, name)) is not None:
+        return Recognition("bundle", bundle_format=bundle_format)
+    chat = formats.find_chat(head, name)
+    if chat is None and b"\0" in head and not head.startswith(_UTF16_MARKS):
+        return _refuse("The file is not of a known kind.")
+    return _recognise_text(head, data, chat, is_small=is_small)
 
 
 def _recognise_png(data: bytes, *, is_small: bool) -> Recognition:
@@ -118,7 +149,7 @@ def _recognise_png(data: bytes, *, is_small: bool) -> Recognition:
     try:
         has_card = bool(png.find_texts(data).cards)
     except CardError as error:
-        return Recognition(reason=error.detail)
+        raise TransferFileError(error.detail) from error
     if has_card:
         return Recognition("character")
     return Recognition(reason="The picture contains no character card.")
@@ -142,22 +173,23 @@ def _recognise_zip(data: bytes, *, is_small: bool) -> Recognition:
 
 
 def _recognise_text(
-    head: bytes, data: bytes, name: str, formats: Sequence[ChatFormat], *, is_small: bool
+    head: bytes, data: bytes, chat: ChatFormat | None, *, is_small: bool
 ) -> Recognition:
-    matching = [each for each in formats if each.matches(head, name)]
     start = head.removeprefix(_UTF8_MARK).lstrip()
     is_json = start.startswith((b"{", b"[")) or head.startswith(_UTF16_MARKS)
     if is_json and is_small and not _has_lines(start):
-        return _recognise_json(data, matching)
+        return _recognise_json(data, chat)
     if not is_json and len(data) <= YAML_BYTES.allowed and _is_yaml_card(data):
         return Recognition("character")
-    if matching:
-        return Recognition("chat", formats=matching)
+    if chat is not None:
+        return Recognition("chat", chat_format=chat)
     if is_json and not is_small:
         return Recognition(reason=_describe_large("file"))
     if is_json:
-        return Recognition(reason=f"The lines of JSON are not a known kind of chat. {CAN_BE_IMPORTED}")
-    return Recognition(reason=f"The text is not of a known kind. {CAN_BE_IMPORTED}")
+        return Recognition(
+            reason=f"The lines of JSON are not a known kind of chat. {CAN_BE_IMPORTED}"
+        )
+    return _refuse("The text is not of a known kind.")
 
 
 def _has_lines(start: bytes) -> bool:
@@ -166,30 +198,34 @@ def _has_lines(start: bytes) -> bool:
     return first.rstrip().endswith(b"}") and rest.lstrip().startswith(b"{")
 
 
-def _recognise_json(data: bytes, matching: Sequence[ChatFormat]) -> Recognition:
+def _recognise_json(  # noqa: PLR0911  # one return for each kind of file
+    data: bytes, chat: ChatFormat | None
+) -> Recognition:
     try:
         value: Any = parse_json(data)
     except CardError as error:
         # A broken chat is read up to its fault, so that the result can name the line.
-        if matching:
-            return Recognition("chat", formats=matching)
+        if chat is not None:
+            return Recognition("chat", chat_format=chat)
         raise TransferFileError(error.detail) from error
     if isinstance(value, dict) and is_card(cast("Object", value)):
         return Recognition("character")
     kind = find_kind(value)
-    if matching and (kind is None or kind.name in _OFTEN_CHATS):
-        return Recognition("chat", formats=matching)
+    if chat is not None and (kind is None or kind.name in _OFTEN_CHATS):
+        return Recognition("chat", chat_format=chat)
     if kind is not None:
         content = _KINDS.get(kind.name)
         if content == "chat":
-            return Recognition(reason=f"This is a chat of an unknown format. {CAN_BE_IMPORTED}")
+            return _refuse("This is a chat of an unknown format.")
         if content is None:
             return Recognition(reason=f"This is {kind.name}. It cannot be imported by itself.")
         return Recognition(content)
     try:
         normalise(value)
     except CardError as error:
-        return Recognition(reason=f"The file is not of a known kind. {error.detail} {CAN_BE_IMPORTED}")
+        return Recognition(
+            reason=f"The file is not of a known kind. {error.detail} {CAN_BE_IMPORTED}"
+        )
     return Recognition("character")
 
 
@@ -201,6 +237,10 @@ def _is_yaml_card(data: bytes) -> bool:
     except CardError:
         return False
     return True
+
+
+def _refuse(reason: str) -> Recognition:
+    return Recognition(reason=f"{reason} {CAN_BE_IMPORTED}")
 
 
 def _describe_large(noun: str) -> str:

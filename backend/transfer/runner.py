@@ -258,8 +258,8 @@ class _Run:
         except AppError as error:
             full = error if error.extra.get("quota") == STORED_BYTES.name else None
             result = StepResult(outcome="failed", detail=error.detail or error.title)
-        except Exception as error:  # noqa: BLE001  # the other files are imported
-            log.error("import.step_failed", user_id=self._row.user_id, exc_info=error)
+        except Exception as error:  # the other files are imported
+            log.exception("import.step_failed", user_id=self._row.user_id, exc_info=error)
             result = StepResult(outcome="failed", detail=UNEXPECTED)
         # An earlier run may have ended between the step's transaction and that of its result.
         if self._is_first and self._control.is_resumed and result.outcome == "already_there":

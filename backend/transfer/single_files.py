@@ -6,19 +6,21 @@ refer to characters.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.files.transfer import CampaignTransfer
+from backend.characters.avatars import AvatarService
 from backend.characters.cards.text import parse_json
-from backend.characters.errors import CardError
+from backend.characters.errors import CardError, ImageError
 from backend.characters.personas import PersonaService
 from backend.characters.service import CharacterService
 from backend.chats.schemas import NewChat
@@ -26,6 +28,7 @@ from backend.chronicles.transfer import ChronicleTransfer
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import RecordCreated
 from backend.database.engine import Database
+from backend.errors import TooLargeError
 from backend.http.schemas import MAX_PAGE, make_etag
 from backend.lorebooks.service import LorebookService
 from backend.presets.service import PresetService
@@ -40,10 +43,11 @@ from backend.transfer.contracts import (
     StepResult,
 )
 from backend.transfer.errors import TransferFileError
+from backend.transfer.formats.bundles import BundleFormat, PictureReader
 from backend.transfer.formats.chat_file import ChatFormat, ChatReading
 from backend.transfer.imported import digest_file, digest_parts, find_imported, make_recorder
 from backend.transfer.models import ItemKind
-from backend.transfer.recognition import FileContent, Recognition, recognise
+from backend.transfer.recognition import FileContent, KnownFormats, Recognition, recognise
 from backend.turns.api.openings import OpeningService
 
 T = TypeVar("T")
@@ -69,11 +73,12 @@ class StoreChat(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileServices:
-    """The services that store single files. `formats` are the known formats of chats."""
+    """The services that store single files, and the formats of other programs."""
 
     database: Database
     pool: CpuPool
     characters: CharacterService
+    avatars: AvatarService
     personas: PersonaService
     lorebooks: LorebookService
     presets: PresetService
@@ -81,7 +86,7 @@ class FileServices:
     campaigns: CampaignTransfer
     chronicles: ChronicleTransfer
     opening: OpeningService
-    formats: Sequence[ChatFormat]
+    formats: KnownFormats
     store_chat: StoreChat
 
 
@@ -153,9 +158,11 @@ class _FileRun:
             case None:
                 return ImportStep(path=path, run=partial(_skip, found.reason))
             case "chat":
-                return ImportStep(
-                    path=path, run=partial(self._import_chats, path, found.formats[0])
-                )
+                run = partial(self._import_chats, path, found.chat_format)
+                return ImportStep(path=path, run=run)
+            case "bundle":
+                run = partial(self._import_bundle, path, found.bundle_format)
+                return ImportStep(path=path, run=run)
             case "scripts":
                 return ImportStep(path=path, run=partial(self._import_scripts, path))
             case content:
@@ -248,33 +255,110 @@ class _FileRun:
         return StepResult(outcome="imported", kind="scripts", warnings=warnings)
 
     async def _import_chats(
-        self, path: str, chat_format: ChatFormat, context: ImportContext
+        self, path: str, chat_format: ChatFormat | None, context: ImportContext
     ) -> StepResult:
         """Store each chat of a file that is not already there.
 
         The first chat has the digest of the file, and each other one has a digest of its own.
         """
+        if chat_format is None:
+            raise TransferFileError("The format of the chat is unknown.")
         name = PurePosixPath(path).name
         file_digest, names = await self._digest(path), await self._load_names()
         results: list[StepResult] = []
-        file = await self._work(partial(context.tree.open, path))
-        try:
+        async with self._opened(path) as file:
             readings = chat_format.read(file, name=name)
             while (reading := await self._work(partial(next, readings, None))) is not None:
                 digest = _digest_chat(context, file_digest, len(results))
-                if (found := await self._find(digest)) is not None:
-                    known = StepResult(outcome="already_there", kind="chat", item_id=found)
-                    results.append(known)
-                    await self._work(partial(_skip_messages, reading))
-                    continue
                 target = names.make_target(context, reading, name=name, digest=digest)
-                stored = await self._services.store_chat(
-                    self._identity, reading, target, report=context.report
-                )
+                stored = await self._store_chat(reading, target)
                 results.append(names.add_warning(reading, target, stored))
+        return _join_chats(results)
+
+    async def _import_bundle(
+        self, path: str, bundle_format: BundleFormat | None, context: ImportContext
+    ) -> StepResult:
+        """Import the characters of a file of another program, each with its chats."""
+        if bundle_format is None:
+            raise TransferFileError("The format of the file is unknown.")
+        name = PurePosixPath(path).name
+        file_digest, names = await self._digest(path), await self._load_names()
+        characters: list[StepResult] = []
+        chats: list[StepResult] = []
+        pictures: dict[str, UUID] = {}
+        warnings: list[str] = []
+        async with self._opened(path) as file:
+            bundles = bundle_format.read(file, name=name)
+            while (bundle := await self._work(partial(next, bundles, None))) is not None:
+                warnings += bundle.warnings
+                members: list[UUID] = []
+                if bundle.card is not None:
+                    result = await self._import_card_of_bundle(bundle.name, bundle.card)
+                    characters.append(result)
+                    warnings += result.warnings
+                    if result.item_id is not None:
+                        members = [result.item_id]
+                        names.prefer(bundle.name, result.item_id)
+                        if bundle.picture and result.outcome == "imported":
+                            pictures[bundle.picture] = result.item_id
+                for reading in bundle.chats:
+                    digest = _digest_chat(context, file_digest, 1 + len(chats))
+                    target = names.make_target(
+                        context, reading, name=name, digest=digest, members=members
+                    )
+                    chats.append(await self._store_chat(reading, target))
+        if pictures and bundle_format.read_pictures is not None:
+            warnings += await self._set_pictures(path, bundle_format.read_pictures, pictures)
+        self._names = None
+        return _join_bundle(characters, chats, warnings)
+
+    async def _import_card_of_bundle(self, name: str, card: bytes) -> StepResult:
+        digest = digest_parts(self._sealer, "card-of-file", [card])
+        if (found := await self._find(digest)) is not None:
+            return StepResult(outcome="already_there", kind="character", item_id=found)
+        record = make_recorder(self._sealer, "character", digest)
+        try:
+            made = await self._services.characters.import_file(self._identity, card, record=record)
+        except CardError as error:
+            reason = f"The character {name} was left out: {error.detail}"
+            return StepResult(outcome="failed", kind="character", warnings=[reason])
+        return StepResult(
+            outcome="imported", kind="character", item_id=made.character.id, warnings=made.warnings
+        )
+
+    async def _set_pictures(
+        self, path: str, read_pictures: PictureReader, wanted: Mapping[str, UUID]
+    ) -> list[str]:
+        """Set the pictures of new characters. Return warnings."""
+        warnings: list[str] = []
+        async with self._opened(path) as file:
+            pictures = read_pictures(file, names=wanted.keys())
+            while (found := await self._work(partial(next, pictures, None))) is not None:
+                name, data = found
+                try:
+                    await self._services.avatars.replace(
+                        self._identity, "character", wanted[name], data
+                    )
+                except (ImageError, TooLargeError) as error:
+                    warnings.append(f"A picture was left out: {error.detail}")
+        return warnings
+
+    async def _store_chat(self, reading: ChatReading, target: ChatTarget) -> StepResult:
+        """Store a chat unless it is already there."""
+        if (found := await self._find(target.digest)) is not None:
+            await self._work(partial(_skip_messages, reading))
+            return StepResult(outcome="already_there", kind="chat", item_id=found)
+        return await self._services.store_chat(
+            self._identity, reading, target, report=self._context.report
+        )
+
+    @asynccontextmanager
+    async def _opened(self, path: str) -> AsyncGenerator[BinaryIO]:
+        file = await self._work(partial(self._context.tree.open, path))
+        try:
+            yield file
         finally:
             file.close()
-        return _join_results(results)
 
     async def _load_names(self) -> _Names:
         """Return the names of characters and personas. A new character makes them stale."""
@@ -345,6 +429,10 @@ class _Names:
         self._by_name.setdefault(name, character_id)
         self._by_name.setdefault(_fold(name), character_id)
 
+    def prefer(self, name: str, character_id: UUID) -> None:
+        """Let a name mean this character, whatever it meant before."""
+        self._by_name[name] = self._by_name[_fold(name)] = character_id
+
     def find(self, name: str) -> UUID | None:
         """Return a character by the file of its card, or by its name."""
         stem = name.removesuffix(".png")
@@ -353,10 +441,18 @@ class _Names:
         return self._by_file.get(name) or next(filter(None, found), None)
 
     def make_target(
-        self, context: ImportContext, reading: ChatReading, *, name: str, digest: bytes
+        self,
+        context: ImportContext,
+        reading: ChatReading,
+        *,
+        name: str,
+        digest: bytes,
+        members: Sequence[UUID] = (),
     ) -> ChatTarget:
-        named = map(self.find, reading.head.character_names)
-        members = context.options.character_ids or [each for each in named if each is not None]
+        """Return where a chat belongs. Its members are `members`, or else those that it names."""
+        if not (members := members or context.options.character_ids):
+            named = map(self.find, reading.head.character_names)
+            members = [each for each in named if each is not None]
         return ChatTarget(
             file_name=name,
             digest=digest,
@@ -418,7 +514,7 @@ def _skip_messages(reading: ChatReading) -> None:
         pass
 
 
-def _join_results(results: Sequence[StepResult]) -> StepResult:
+def _join_chats(results: Sequence[StepResult]) -> StepResult:
     """Return the result of a file with several chats. Its item is the first new chat."""
     if not results:
         return StepResult(outcome="skipped", detail="The file contains no chat.")
@@ -430,6 +526,29 @@ def _join_results(results: Sequence[StepResult]) -> StepResult:
         first,
         detail=f"New chats: {imported:,} of {len(results):,}.",
         warnings=[warning for each in results for warning in each.warnings],
+    )
+
+
+def _join_bundle(
+    characters: Sequence[StepResult], chats: Sequence[StepResult], warnings: Sequence[str]
+) -> StepResult:
+    """Return the result of a file with characters and chats. Its item is the first character."""
+    results = [*characters, *chats]
+    if not any(each.item_id for each in results):
+        return StepResult(
+            outcome="failed", detail="No character could be imported.", warnings=warnings
+        )
+    first = next(each for each in results if each.item_id)
+    new_characters = sum(each.outcome == "imported" for each in characters)
+    new_chats = sum(each.outcome == "imported" for each in chats)
+    warnings = [*warnings, *(warning for each in chats for warning in each.warnings)]
+    return StepResult(
+        outcome="imported" if new_characters or new_chats else "already_there",
+        kind=first.kind,
+        item_id=first.item_id,
+        detail=f"New: {new_characters:,} of {len(characters):,} characters, {new_chats:,} of "
+        f"{len(chats):,} chats.",
+        warnings=warnings,
     )
 
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from backend.characters.cards.charx import normalise_path
 from backend.characters.errors import CardError
@@ -121,7 +121,7 @@ class FolderTree(SafeTree):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder.resolve().name or str(folder))
         self._root = folder.resolve()
-        self._files: dict[str, tuple[bytes, int]] = {}
+        self._files: dict[str, tuple[Path, int]] = {}
         for place, path in _walk(self._root):
             self._add(place, path)
         _check_total(size for _, size in self._files.values())
@@ -137,7 +137,7 @@ class FolderTree(SafeTree):
             raise _make_missing_error()
         place, _ = self._files[path]
         try:
-            file = open(place, "rb")  # noqa: SIM115  # the caller closes it
+            file = place.open("rb")
         except OSError as error:
             raise TransferFileError(
                 f"The file cannot be read ({os.strerror(error.errno or 0)})."
@@ -147,10 +147,9 @@ class FolderTree(SafeTree):
             raise TransferFileError("This is not a plain file.")
         return file
 
-    def _add(self, place: bytes, path: str) -> None:
+    def _add(self, place: Path, path: str) -> None:
         try:
-            found = os.stat(place)
-            target = Path(os.fsdecode(os.path.realpath(place)))
+            found, target = place.stat(), place.resolve()
         except OSError as error:
             reason = f"The file cannot be read ({os.strerror(error.errno or 0)})."
             self.refused.append(Refusal(path, reason))
@@ -170,12 +169,12 @@ class FolderTree(SafeTree):
             _check_count(len(self._files) + len(self.refused))
 
 
-def _walk(root: Path) -> Iterator[tuple[bytes, str]]:
-    """Yield the places and paths of all entries but folders, in the order of their paths.
+def _walk(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the places and paths of all entries except folders, in the order of their paths.
 
-    Names are read as bytes, because those of other systems may not be valid UTF-8.
+    A name that is not valid UTF-8 is shown with replacement characters.
     """
-    folders: list[tuple[bytes, str]] = [(os.fsencode(root), "")]
+    folders: list[tuple[Path, str]] = [(root, "")]
     while folders:
         check_stopped()
         place, path = folders.pop()
@@ -185,18 +184,16 @@ def _walk(root: Path) -> Iterator[tuple[bytes, str]]:
         except OSError:
             yield place, path.rstrip("/")
             continue
-        below: list[tuple[bytes, str]] = []
+        below: list[tuple[Path, str]] = []
         for entry in entries:
-            name = entry.name.decode(errors="replace")
+            name = os.fsencode(entry.name).decode(errors="replace")
             if _is_ignored(name):
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                if path.count("/") <= MAX_DEPTH:
-                    below.append((entry.path, f"{path}{name}/"))
-                else:
-                    yield entry.path, f"{path}{name}"
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_folder and path.count("/") <= MAX_DEPTH:
+                below.append((place / entry.name, f"{path}{name}/"))
             else:
-                yield entry.path, f"{path}{name}"
+                yield place / entry.name, f"{path}{name}"
         folders += reversed(below)
 
 
@@ -316,7 +313,7 @@ class _Raw(io.RawIOBase):
 class _EntryReader(io.RawIOBase):
     """Reads an entry of a zip, and compares it with its header."""
 
-    def __init__(self, file: BinaryIO | zipfile.ZipExtFile, entry: zipfile.ZipInfo) -> None:
+    def __init__(self, file: IO[bytes], entry: zipfile.ZipInfo) -> None:
         super().__init__()
         self._file = file
         self._expected = entry.file_size
@@ -471,4 +468,3 @@ def open_file(open_again: Callable[[], BinaryIO], name: str, size: int) -> SafeT
             return tree
         tree.close()
     return SingleFileTree(name, size, open_again)
-

@@ -110,8 +110,6 @@ class UploadStore:
         incoming = self._path(upload_id, _INCOMPLETE_SUFFIX)
         try:
             size = await self._write(incoming, upload_id, sealer, body.read(), check_room)
-            if not size:
-                raise ValidationError("The file is empty.")
             await asyncio.to_thread(_rename, incoming, self._path(upload_id))
         except BaseException as error:
             await asyncio.shield(asyncio.to_thread(incoming.unlink, missing_ok=True))
@@ -183,6 +181,8 @@ class UploadStore:
                 if writer.tell() - checked >= CHECK_BYTES:
                     checked = writer.tell()
                     await check_room(self._pending[sealer.user_id])
+            if not writer.tell() and not pending:
+                raise ValidationError("The file is empty.")
             await check_room(self._pending[sealer.user_id])
             await asyncio.to_thread(writer.write, bytes(pending))
             return await asyncio.to_thread(writer.finish)
