@@ -329,7 +329,7 @@ class _Run:
         await self._note_progress()
 
     async def _note_progress(self) -> None:
-        counts = {**self._counts, MESSAGES: self._counts[MESSAGES] + self._messages}
+        counts = self._counts + Counter({MESSAGES: self._messages})
         await self._control.note_progress(self._done, self._total, counts)
 
 
