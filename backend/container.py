@@ -90,6 +90,8 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
+from backend.transfer.chats.exporting import ChatExporter
+from backend.transfer.chats.storing import ChatImporter
 from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
@@ -256,6 +258,15 @@ class Services:
         self.campaign_transfer = CampaignTransfer(
             database, index, pool, user_models=user_models, checks_added=checks_added
         )
+        self.chat_importer = ChatImporter(
+            database,
+            index,
+            pool,
+            settings,
+            user_models=user_models,
+            checks_added=checks_added,
+        )
+        self.chat_exporter = ChatExporter(database, pool, name_of=self.accounts.name_of)
         participants.add(
             WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )
