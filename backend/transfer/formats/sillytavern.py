@@ -168,7 +168,7 @@ def _read_records(file: BinaryIO, warnings: FileWarnings) -> Iterator[tuple[int,
             for text in _split_objects(line, number, warnings):
                 yield number, msgspec.json.decode(text, type=Members), text
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            if not is_complete:
+            if not is_complete and line.startswith(b"{"):
                 warnings.add(f"Line {number:,}, the last one, is cut off and was left out.")
                 return
             raise TransferFileError(
