@@ -16,7 +16,7 @@ from backend.chats.models import Message
 from backend.chats.transfer import read_log
 from backend.database.engine import Database
 from tests.integration.chats.trees import Grove, sign_up
-from tests.support.chat_files import (
+from tests.support.stored_chats import (
     ChatShelf,
     encode,
     make_header,

@@ -24,7 +24,7 @@ from backend.transfer.chats.storing import ABANDONED_AFTER
 from backend.transfer.errors import TransferFileError
 from backend.transfer.models import ImportedFile
 from tests.integration.chats.trees import Grove, sign_up
-from tests.support.chat_files import (
+from tests.support.stored_chats import (
     ChatShelf,
     encode,
     make_header,
