@@ -18,7 +18,14 @@ from backend.transfer.formats.sillytavern import (
     read_sillytavern,
     write_sillytavern,
 )
-from tests.support.stored_chats import encode, make_header, make_line, make_swiped, read, write_lines
+from tests.support.stored_chats import (
+    encode,
+    make_header,
+    make_line,
+    make_swiped,
+    read,
+    write_lines,
+)
 
 HEADER = make_header()
 HI = make_line("Hi.")
