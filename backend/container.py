@@ -90,6 +90,7 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
+from backend.transfer.chats.exporting import ChatExporter
 from backend.transfer.chats.storing import ChatImporter
 from backend.transfer.formats.registry import BUNDLES, FORMATS
 from backend.transfer.formats.sillytavern import SILLYTAVERN
@@ -262,6 +263,15 @@ class Services:
         self.campaign_transfer = CampaignTransfer(
             database, index, pool, user_models=user_models, checks_added=checks_added
         )
+        self.chat_importer = ChatImporter(
+            database,
+            index,
+            pool,
+            settings,
+            user_models=user_models,
+            checks_added=checks_added,
+        )
+        self.chat_exporter = ChatExporter(database, pool, name_of=self.accounts.name_of)
         participants.add(
             WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )
@@ -345,14 +355,6 @@ class Services:
         self.compactions = CompactionService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
         self.model_fetches = ModelFetches(queue, memory)
-        chat_importer = ChatImporter(
-            database,
-            index,
-            pool,
-            settings,
-            user_models=user_models,
-            checks_added=checks_added,
-        )
         formats = KnownFormats((SILLYTAVERN, *FORMATS), BUNDLES)
         single_files = SingleFilePlanner(
             FileServices(
@@ -368,7 +370,7 @@ class Services:
                 chronicles=self.chronicle_transfer,
                 opening=self.opening,
                 formats=formats,
-                store_chat=chat_importer.store,
+                store_chat=self.chat_importer.store,
             )
         )
         self.imports = ImportService(

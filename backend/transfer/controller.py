@@ -98,7 +98,7 @@ class ImportController(Controller):
         """Upload a file of any kind: a SillyTavern folder or an archive in a zip, a chat, a card.
 
         The body is a form with a part `file`, or the file itself with its name in
-        `Content-Disposition` or `name`. What it is, is recognised by its content. A job imports it,
+        `Content-Disposition` or `name`. Its kind is recognised by its content. A job imports it,
         and each file gets a result. Files that were imported before are left out, unless `copy` is
         set. Broken files do not affect the others.
 
@@ -155,7 +155,7 @@ class ImportController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[ImportResultView]:
-        """List what became of each file, in the order of the import."""
+        """List the result of each file, in the order of the import."""
         return await imports.list_results(
             identity, import_id, outcome=outcome, limit=limit, after=after
         )

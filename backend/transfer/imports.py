@@ -1,4 +1,4 @@
-"""Imports of uploads: the job, and what users do with it."""
+"""Imports of uploads: their job, and its start, results, continuation and end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ IMPORT_KIND = "transfer.import"
 UPLOAD_RETENTION = timedelta(days=1)
 """Time for which the upload of an import that has not finished is kept."""
 ELSEWHERE_RETRY_SECONDS = 3.0
-"""Wait of a job whose upload is on the disk of another process."""
+"""Wait of a job if another process has its upload."""
 
 UNEXPECTED = (
     "An unexpected error ended the import. Files with a result are not affected. The server's log "
@@ -236,7 +236,7 @@ class ImportService:
         return await self.get(identity, import_id)
 
     async def delete(self, identity: Identity, import_id: UUID) -> None:
-        """Stop an import, and delete its upload and results. What it has imported stays.
+        """Stop an import, and delete its upload and results. The imported items are kept.
 
         Raises `ImportNotFoundError`.
         """

@@ -1,4 +1,4 @@
-"""Recognises what a file is by its content. Names do not count.
+"""Recognises the kind of a file by its content. Names do not count.
 
 CPU-bound. Files are read up to the limits of their importers; of chats, only the beginning.
 """
@@ -61,7 +61,7 @@ _KINDS: Final[Mapping[str, FileContent]] = {
     "a regex script": "scripts",
     "a group of SillyTavern": "group",
 }
-"""What the kinds of `characters.cards.kinds` are imported as. The others cannot be imported."""
+"""The importers of the kinds in `characters.cards.kinds`. The others cannot be imported."""
 
 _OFTEN_CHATS: Final = frozenset({"a chat", "a story of KoboldAI"})
 """Kinds that a chat format may read better."""
@@ -75,7 +75,7 @@ _YAML_NAME = re.compile(rb"^(?:name|char_name|spec)\s*:", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Recognition:
-    """What a file is. If it cannot be imported, `content` is None and `reason` says why.
+    """The kind of a file. If it cannot be imported, `content` is None and `reason` says why.
 
     `chat_format` reads a chat, and `bundle_format` a bundle.
     """

@@ -1,4 +1,4 @@
-"""Runs the plan of an import step by step, and records what became of each file."""
+"""Runs the plan of an import step by step, and records the result of each file."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ class ImportRunner:
                 async for row in stream_rows(session, query)
             }
 
-    async def was_made_by(self, row: Import, result: StepResult) -> bool:
-        """True if an item that is already there was recorded after the import began."""
+    async def is_new_item(self, row: Import, result: StepResult) -> bool:
+        """True if the item of a result was recorded after the import began."""
         query = select(
             exists().where(
                 ImportedFile.item_id == result.item_id,
@@ -263,7 +263,7 @@ class _Run:
             result = StepResult(outcome="failed", detail=UNEXPECTED)
         # An earlier run may have ended between the step's transaction and that of its result.
         if self._is_first and self._control.is_resumed and result.outcome == "already_there":
-            made_here = await self._runner.was_made_by(self._row, result)
+            made_here = await self._runner.is_new_item(self._row, result)
             result = replace(result, outcome="imported") if made_here else result
         self._is_first = False
         self._counts[MESSAGES] += self._messages

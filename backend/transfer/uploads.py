@@ -94,7 +94,7 @@ class UploadStore:
     ) -> Upload:
         """Store the file of a request: the part `file` of a form, or the whole body.
 
-        `name` takes precedence over the name in the request. Whatever goes wrong, no file is left.
+        `name` takes precedence over the name in the request. After an error, no file is left.
 
         Raises:
             TooLargeError: The file exceeds `TALEKEEPER_MAX_IMPORT_BYTES`.

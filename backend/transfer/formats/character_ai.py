@@ -53,7 +53,6 @@ from backend.transfer.formats.json_files import (
     make_reading,
     read_whole,
     to_list,
-    to_object,
 )
 from backend.transfer.formats.send_dates import parse_send_date
 
@@ -64,6 +63,8 @@ _PAGE_END: Final = b"`)"
 _LIST_BEGINNING: Final = re.compile(rb"\s*\[\s*\[?\s*\{")
 
 ReadMessages = Callable[[list[Any], str, Notes], list[FileMessage]]
+_Part = tuple[list[Any], ReadMessages, object]
+"""The messages of a chat, their reader, and the chat's date."""
 
 
 def matches(head: bytes, _: str) -> bool:
@@ -145,28 +146,32 @@ def _make_head(title: str, messages: list[FileMessage], character: str, date: ob
     )
 
 
-def _list_parts(raw: object) -> list[tuple[list[Any], ReadMessages, object]]:
-    """Return the messages of each chat, their reader, and the chat's date."""
-    if not isinstance(raw, dict):
-        values = to_list(raw, "The file")
-        if values and isinstance(values[0], list):
-            return [
-                (to_list(each, f"Chat {number:,}"), _read_short, None)
-                for number, each in enumerate(values, 1)
-            ]
-        if values and isinstance(values[0], dict) and "turns" in values[0]:
-            return [_find_part(each, here) for each, here in iterate_objects(values, "Chat")]
-        is_turn = bool(values) and isinstance(values[0], dict) and "candidates" in values[0]
-        return [(values, _read_turns if is_turn else _read_short, None)]
-    whole = to_object(raw, "The file")
-    if "history" in whole and "histories" not in whole:
-        histories = get_list(whole, "history", "The file")
+def _list_parts(raw: object) -> list[_Part]:
+    """Return the chats of a file."""
+    if isinstance(raw, dict):
+        return _list_parts_of_object(cast("Object", raw))
+    values = to_list(raw, "The file")
+    first = values[0] if values else None
+    if isinstance(first, list):
+        return [
+            (to_list(each, f"Chat {number:,}"), _read_short, None)
+            for number, each in enumerate(values, 1)
+        ]
+    if isinstance(first, dict) and "turns" in first:
+        return [_find_part(each, here) for each, here in iterate_objects(values, "Chat")]
+    is_turn = isinstance(first, dict) and "candidates" in first
+    return [(values, _read_turns if is_turn else _read_short, None)]
+
+
+def _list_parts_of_object(raw: Object) -> list[_Part]:
+    if "history" in raw and "histories" not in raw:
+        histories = get_list(raw, "history", "The file")
         return [
             (to_list(each, f"Chat {number:,}"), _read_page, None)
             for number, each in enumerate(histories, 1)
         ]
-    inner: Any = whole.get("histories")
-    source = cast("Object", inner) if isinstance(inner, dict) else whole
+    inner: Any = raw.get("histories")
+    source = cast("Object", inner) if isinstance(inner, dict) else raw
     if "turns" in source:
         return [_find_part(source, "Chat 1")]
     member = "histories" if "histories" in source else "chats"
@@ -174,7 +179,7 @@ def _list_parts(raw: object) -> list[tuple[list[Any], ReadMessages, object]]:
     return [_find_part(each, here) for each, here in iterate_objects(chats, "Chat")]
 
 
-def _find_part(chat: Object, place: str) -> tuple[list[Any], ReadMessages, object]:
+def _find_part(chat: Object, place: str) -> _Part:
     date = chat.get("create_time") or chat.get("created")
     if "turns" in chat:
         return get_list(chat, "turns", place), _read_turns, date

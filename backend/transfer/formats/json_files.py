@@ -29,7 +29,8 @@ _JSON_VALUES: Final = Limit("json_values", 2_000_000, "or more values")
 
 UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-_PARTS: Final = re.compile(r'"(?>(?:[^"\\]++|\\.)*)"|[{}\[\]]', re.DOTALL)
+# The last quote is optional, so that a text that is cut is searched once.
+_PARTS: Final = re.compile(r'"(?>(?:[^"\\]++|\\.)*+)"?+|[{}\[\]]', re.DOTALL)
 
 NO_TEXT: Final = "A message without text was left out"
 
@@ -93,7 +94,7 @@ def list_top_members(head: bytes) -> set[str]:
             depth += 1
         elif part in "}]":
             depth -= 1
-        elif depth == 1:
+        elif depth == 1 and part.endswith('"'):
             found.add(part[1:-1])
     return found
 

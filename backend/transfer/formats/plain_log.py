@@ -122,7 +122,7 @@ def matches(head: bytes, name: str) -> bool:
     if "\0" in text or (first[:1] in _MARKUP and not found):
         return False
     counts = Counter(each.name for each in found)
-    return any(count > 1 or name.lower() in _USUAL for name, count in counts.items())
+    return any(each.date or counts[each.name] > 1 or each.name.lower() in _USUAL for each in found)
 
 
 def read(file: BinaryIO, *, name: str) -> Iterator[ChatReading]:
