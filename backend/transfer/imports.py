@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -70,6 +70,11 @@ DAMAGED = "The upload is damaged on the server's disk. Upload the file again."
 
 ReportFiles = Callable[[int, int, Mapping[str, int]], None]
 """Called with the number of files that have a result, their total, and counts by outcome."""
+
+
+def make_lane(user_id: UUID) -> UUID:
+    """Return the lane of a user's imports. The lane of the user's id is that of the index."""
+    return uuid5(user_id, IMPORT_KIND)
 
 
 class StoredOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -311,7 +316,7 @@ class ImportService:
         job = NewJob(
             kind=IMPORT_KIND,
             user_id=identity.user_id,
-            lane=identity.user_id,
+            lane=make_lane(identity.user_id),
             payload={"import_id": str(row.id), "is_continued": is_continued},
         )
         key = self._queue.grant(identity.sealer, identity.key_mode)

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 from backend.campaigns.files.transfer import is_campaign
 from backend.characters.cards import png
@@ -202,7 +202,7 @@ def _recognise_json(  # noqa: PLR0911  # one return for each kind of file
     data: bytes, chat: ChatFormat | None
 ) -> Recognition:
     try:
-        value: Any = parse_json(data)
+        value: object = parse_json(data)
     except CardError as error:
         # A broken chat is read up to its fault, so that the result can name the line.
         if chat is not None:

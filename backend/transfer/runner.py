@@ -109,7 +109,7 @@ class ImportRunner:
         self._database = database
         self._pool = pool
         self._planners = planners
-        self._check_room = check_room
+        self.check_room = check_room
 
     async def run(
         self,
@@ -154,9 +154,6 @@ class ImportRunner:
 
     async def count(self, identity: Identity, planner: ImportPlanner, tree: FileTree) -> int:
         return await self._pool.run(identity.user_id, partial(planner.count, tree), is_job=True)
-
-    async def check_room(self, user_id: UUID, size: int) -> None:
-        await self._check_room(user_id, size)
 
     async def load_results(self, import_id: UUID) -> dict[bytes, _Earlier]:
         """Return the results of earlier runs by path digest."""

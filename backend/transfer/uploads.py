@@ -128,11 +128,6 @@ class UploadStore:
         raw = SealedFileReader(self._path(upload_id), sealer, UPLOAD, upload_id)
         return io.BufferedReader(raw, WRITE_BYTES)
 
-    def get_size(self, upload_id: UUID, sealer: Sealer) -> int:
-        """Return the size of an upload in bytes. Raises `OSError` and `SealBrokenError`."""
-        with SealedFileReader(self._path(upload_id), sealer, UPLOAD, upload_id) as file:
-            return file.size
-
     def delete(self, upload_id: UUID) -> None:
         """Delete an upload. Idempotent."""
         with contextlib.suppress(OSError):  # another system may have it open: swept later

@@ -27,7 +27,12 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_zip_brings_files_of_every_kind(ada: Account) -> None:
-    chronicle = {"format": "talekeeper-chronicle", "version": 1, "name": "Days", "events": []}
+    chronicle: dict[str, Any] = {
+        "format": "talekeeper-chronicle",
+        "version": 1,
+        "name": "Days",
+        "events": [],
+    }
     data = zipped(
         {
             "cards/Mara.png": card_png("Mara"),
