@@ -47,6 +47,7 @@ from backend.transfer.formats.json_files import (
     list_top_members,
     load_object,
     make_reading,
+    make_scenario,
 )
 from backend.transfer.formats.send_dates import parse_send_date
 
@@ -178,7 +179,7 @@ def _read_chat(chat: _Chat) -> ChatReading:
         user_name=next(filter(None, users), ""),
         character_names=list(dict.fromkeys(filter(None, speakers))),
         created_at=parse_send_date(chat.raw.get("createdAt"), zone=UTC),
-        scenario=find_text(chat.raw, "scenario") or None,
+        scenario=make_scenario(find_text(chat.raw, "scenario"), notes),
     )
     return make_reading(head, _read_messages(chat, path, siblings, notes), notes)
 

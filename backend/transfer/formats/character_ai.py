@@ -60,7 +60,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _PAGE_TITLE: Final = b"<title>CAI Library</title>"
 _PAGE_START: Final = b"JSON.parse(`"
 _PAGE_END: Final = b"`)"
-_LIST_BEGINNING: Final = re.compile(rb"\s*\[\s*\[?\s*\{")
+_LIST_BEGINNING: Final = re.compile(rb"\s*+\[\s*+(?:\[\s*+)?+\{")
 
 ReadMessages = Callable[[list[Any], str, Notes], list[FileMessage]]
 _Part = tuple[list[Any], ReadMessages, object]

@@ -21,6 +21,8 @@ from backend.transfer.formats.chat_file import ChatHead, ChatReading, FileMessag
 MAX_FILE_BYTES: Final = 64 * MEGABYTE
 MAX_NOTE_CHARACTERS: Final = 20_000
 """The longest text of an `AuthorsNote`."""
+MAX_SCENARIO_CHARACTERS: Final = 200_000
+"""The longest scenario of a card."""
 
 _JSON_BYTES: Final = Limit("json_bytes", 2 * MAX_FILE_BYTES, "bytes of JSON")
 """A text in UTF-16 can be twice as long in UTF-8. The file itself is limited when it is read."""
@@ -157,8 +159,18 @@ def make_note(text: str, notes: Notes) -> AuthorsNote | None:
     return AuthorsNote(text=text)
 
 
+def make_scenario(text: str, notes: Notes) -> str | None:
+    """Return the chat's own scenario, or None without text."""
+    if len(text) > MAX_SCENARIO_CHARACTERS:
+        notes.add(
+            f"The scenario was left out: it has more than {MAX_SCENARIO_CHARACTERS:,} characters"
+        )
+        return None
+    return text if text.strip() else None
+
+
 def make_reading(head: ChatHead, messages: Iterator[FileMessage], notes: Notes) -> ChatReading:
-    """Return a reading whose warnings are the sentences of `notes`, after the last message."""
+    """Return a reading. After the last message, its warnings are the sentences of `notes`."""
     reading = ChatReading(head, iter(()))
     reading.messages = _iterate(messages, notes, reading.warnings)
     return reading

@@ -12,8 +12,8 @@ says how the text marks who speaks:
 | 4 | instruct | `{{[INPUT]}}`, or `instruct_starttag` | `{{[OUTPUT]}}`, or `instruct_endtag` |
 
 In instruct mode, `{{[SYSTEM]}}` marks a system message, and each mark can have an end such as
-`{{[INPUT_END]}}`. The tags in the settings have line breaks as `\n`. A save without settings, such
-as one of KoboldAI, is of the mode whose marks it has. Pictures are `[<|d|data URI|d|>]` in the
+`{{[INPUT_END]}}`. The tags in the settings have line breaks as `\n`. The mode of a save without
+settings, such as one of KoboldAI, is guessed from the marks in its text. Pictures are `[<|d|data URI|d|>]` in the
 text.
 
 In a story every action becomes a message, because no mark says which of them the user wrote. The
@@ -53,6 +53,7 @@ from backend.transfer.formats.json_files import (
     load_object,
     make_note,
     make_reading,
+    make_scenario,
 )
 from backend.transfer.formats.thought_tags import split_thoughts
 
@@ -112,15 +113,15 @@ def read(file: BinaryIO, *, name: str) -> Iterator[ChatReading]:
         notes.add(
             f"The world info was left out: {lore:,} entries. Import the file as a lorebook as well"
         )
-    memory = get_text(raw, "memory", "The file")
-    if memory.strip():
+    memory = make_scenario(get_text(raw, "memory", "The file"), notes)
+    if memory is not None:
         notes.add("The memory became the scenario of the chat")
     head = ChatHead(
         title=get_stem(name),
         user_name=names.user,
         character_names=list(names.others) if mode in ("chat", "instruct") else [],
         authors_note=make_note(get_text(raw, "authorsnote", "The file"), notes),
-        scenario=memory if memory.strip() else None,
+        scenario=memory,
     )
     yield make_reading(head, _read_turns(turns), notes)
 

@@ -52,7 +52,7 @@ from backend.transfer.formats.thought_tags import split_thoughts
 MARK: Final = "<|BEGIN-VISIBLE-CHAT|>"
 _ROW_TEXTS: Final = 2
 _BEGINNING: Final = re.compile(
-    rb'\s*\{\s*"(?:internal|visible|data|data_visible)"\s*:\s*\[\s*(?:\[\s*"|\])'
+    rb'\s*+\{\s*+"(?:internal|visible|data|data_visible)"\s*+:\s*+\[\s*+(?:\[\s*+"|\])'
 )
 
 

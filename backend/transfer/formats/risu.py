@@ -57,7 +57,7 @@ from backend.transfer.formats.thought_tags import split_thoughts
 NEWEST_VERSION: Final = 2
 COLD_MARK: Final = "\uef01COLDSTORAGE\uef01"
 
-_TYPE: Final = re.compile(rb'"type"\s*:\s*"risu(?:Chat|AllChats)"')
+_TYPE: Final = re.compile(rb'"type"\s*+:\s*+"risu(?:Chat|AllChats)"')
 _MACRO: Final = re.compile(r"\{\{(user|char)\}\}|<(user|char|bot)>", re.IGNORECASE)
 _SUMMARIES: Final = ("supaMemoryData", "hypaV2Data", "hypaV3Data")
 

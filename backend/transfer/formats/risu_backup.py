@@ -2,7 +2,7 @@
 
 A local backup (`risu-backup.bin`) is a sequence of files. Each has the length of its name (four
 bytes, little-endian), the name, the length of the content, and the content. Pictures come first,
-named by their digest; `database.risudat` is last. The database is also a file by itself.
+named by their digest; `database.risudat` is last. The database can also be a separate file.
 
 | The database begins with | and continues as |
 |---|---|
