@@ -45,6 +45,7 @@ from backend.transfer.formats.chat_file import (
     FileSwipe,
 )
 from backend.transfer.formats.json_files import (
+    find_name,
     find_text,
     get_list,
     get_stem,
@@ -54,6 +55,7 @@ from backend.transfer.formats.json_files import (
     make_note,
     make_reading,
     make_scenario,
+    split_lines,
 )
 from backend.transfer.formats.thought_tags import split_thoughts
 
@@ -106,7 +108,7 @@ def read(file: BinaryIO, *, name: str) -> Iterator[ChatReading]:
     mode = _MODES.get(_to_key(settings.get("opmode"))) or _guess_mode(story)
     if mode == "chat" and not names.user:
         mode = "story"
-    turns = list(_TURNS[mode](parts, names, settings))
+    turns = _TURNS[mode](parts, names, settings)
     if mode == "story":
         notes.add("A story does not mark the user's texts: all of it was read as the narrator's")
     if lore := len(get_list(raw, "worldinfo", "The file")):
@@ -148,10 +150,11 @@ def _list_actions(raw: Object) -> list[str]:
 
 
 def _find_names(settings: Object) -> _Names:
-    others = find_text(settings, "chatopponent").split(_NAME_SEPARATOR, _MAX_NAMES)[:_MAX_NAMES]
+    listed = find_text(settings, "chatopponent").split(_NAME_SEPARATOR, _MAX_NAMES)[:_MAX_NAMES]
+    others = [find_name({"name": each}, "name") for each in listed]
     return _Names(
-        find_text(settings, "chatname").strip(),
-        list(dict.fromkeys(filter(None, (each.strip() for each in others)))),
+        find_name(settings, "chatname"),
+        list(dict.fromkeys(filter(None, others))),
     )
 
 
@@ -168,7 +171,7 @@ def _split_story(parts: list[str], _: _Names, _settings: Object) -> Iterator[_Tu
 
 def _split_adventure(parts: list[str], names: _Names, _: Object) -> Iterator[_Turn]:
     pending: list[str] = []
-    for line in "".join(parts).split("\n"):
+    for line in split_lines("".join(parts)):
         check_stopped()
         if not line.startswith(_ACTION):
             pending.append(line)
@@ -184,7 +187,7 @@ def _split_chat(parts: list[str], names: _Names, _: Object) -> Iterator[_Turn]:
     role: Role = "system"
     author = ""
     pending: list[str] = []
-    for line in "".join(parts).split("\n"):
+    for line in split_lines("".join(parts)):
         check_stopped()
         name, mark, rest = line.partition(":")
         if not mark or name.strip() not in speakers:
@@ -199,13 +202,14 @@ def _split_chat(parts: list[str], names: _Names, _: Object) -> Iterator[_Turn]:
 
 def _split_instruct(parts: list[str], names: _Names, settings: Object) -> Iterator[_Turn]:
     authors = {"user": names.user, "assistant": names.others[0] if len(names.others) == 1 else ""}
-    # The pieces are texts with the name of a placeholder between any two.
-    first, *pieces = _PLACEHOLDER.split(_replace_tags("".join(parts), settings))
-    yield _Turn("system", "", first)
-    for placeholder, text in zip(pieces[::2], pieces[1::2], strict=True):
+    story = _replace_tags("".join(parts), settings)
+    role: Role = "system"
+    start = 0
+    for found in _PLACEHOLDER.finditer(story):
         check_stopped()
-        role = _ROLES[placeholder]
-        yield _Turn(role, authors.get(role, ""), text)
+        yield _Turn(role, authors.get(role, ""), story[start : found.start()])
+        role, start = _ROLES[found[1]], found.end()
+    yield _Turn(role, authors.get(role, ""), story[start:])
 
 
 def _replace_tags(story: str, settings: Object) -> str:
@@ -230,7 +234,7 @@ _TURNS: Final = {
 }
 
 
-def _read_turns(turns: list[_Turn]) -> Iterator[FileMessage]:
+def _read_turns(turns: Iterator[_Turn]) -> Iterator[FileMessage]:
     for turn in turns:
         files: list[FileReference] = []
 

@@ -145,6 +145,7 @@ def test_each_format_is_found_by_its_name() -> None:
         ("card.yaml", b"name: Ada\ngreeting: Hm.\n"),
         ("story.txt", b"It was night.\nThe door was open: nobody had closed it.\n"),
         ("page.html", b"<!DOCTYPE html><title>Other</title>"),
+        ("title.json", to_json({"title": "gamestarted", "a": {"histories": 1}})),
         ("empty.txt", b""),
         ("zeros.bin", bytes(1_000)),
     ],
@@ -352,7 +353,14 @@ def test_a_broken_backup_is_refused_with_its_place(data: bytes, reason: str) -> 
 def test_a_database_that_grows_beyond_the_limit_is_refused() -> None:
     bomb = risu_database_file({"characters": "x" * (65 * 1024 * 1024)})
     assert len(bomb) < 100_000
-    assert "more than 64 MB" in refusal(bomb, "risu.bin")
+    assert "too large: 64 MB are allowed" in refusal(bomb, "risu.bin")
+
+
+def test_a_name_is_one_line_of_limited_length() -> None:
+    database = risu_database(username="Ellis\n" + "x" * 1_000_000)
+    chat = read(risu_backup(database=risu_database_file(database)), "risu.bin")[0]
+    assert chat.head.user_name == "Ellis " + "x" * 194
+    assert chat.messages[1].author == chat.head.user_name
 
 
 # Agnai
