@@ -74,6 +74,8 @@ from backend.quotas.controller import AccountUsageController, UsageController
 from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
+from backend.transfer.chats.controller import ChatExportController
+from backend.transfer.controller import ChatImportController, ImportController
 from backend.turns.api.controller import (
     LoreTesterController,
     MessageContextController,
@@ -114,6 +116,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ScriptController,
     OpeningController,
     ChatController,
+    ChatExportController,
     MessageController,
     LorebookController,
     LoreEntryController,
@@ -147,6 +150,8 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     SearchController,
     MemoryController,
     EmbeddingModelController,
+    ImportController,
+    ChatImportController,
     JobController,
 )
 """Controllers below `API`. The guard checks the scope of each request."""
@@ -298,6 +303,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         chores |= {
             "optimize": database.optimize,
             "activity": partial(delete_old_activity, database),
+            "uploads": services.imports.sweep,
         }
     return chores
 

@@ -90,6 +90,13 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
+from backend.transfer.chats.exporting import ChatExporter
+from backend.transfer.chats.storing import ChatImporter
+from backend.transfer.formats.registry import BUNDLES, FORMATS
+from backend.transfer.formats.sillytavern import SILLYTAVERN
+from backend.transfer.imports import ImportService
+from backend.transfer.recognition import KnownFormats
+from backend.transfer.single_files import FileServices, SingleFilePlanner
 from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
@@ -256,6 +263,15 @@ class Services:
         self.campaign_transfer = CampaignTransfer(
             database, index, pool, user_models=user_models, checks_added=checks_added
         )
+        self.chat_importer = ChatImporter(
+            database,
+            index,
+            pool,
+            settings,
+            user_models=user_models,
+            checks_added=checks_added,
+        )
+        self.chat_exporter = ChatExporter(database, pool, name_of=self.accounts.name_of)
         participants.add(
             WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )
@@ -339,11 +355,39 @@ class Services:
         self.compactions = CompactionService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
         self.model_fetches = ModelFetches(queue, memory)
+        formats = KnownFormats((SILLYTAVERN, *FORMATS), BUNDLES)
+        single_files = SingleFilePlanner(
+            FileServices(
+                database=database,
+                pool=pool,
+                characters=self.characters,
+                avatars=self.avatars,
+                personas=self.personas,
+                lorebooks=self.lorebooks,
+                presets=self.presets,
+                scripts=self.scripts,
+                campaigns=self.campaign_transfer,
+                chronicles=self.chronicle_transfer,
+                opening=self.opening,
+                formats=formats,
+                store_chat=self.chat_importer.store,
+            )
+        )
+        self.imports = ImportService(
+            database,
+            settings,
+            queue,
+            pool,
+            quotas=self.quotas,
+            planners=(single_files,),
+            formats=[each.name for each in formats.chats],
+        )
         self.kinds = {
             **memory.kinds,
             **self.model_fetches.kinds,
             **job_kinds(enrichment),
             **self.recount.kinds,
+            **self.imports.kinds,
         }
         self.jobs = JobService(queue, stoppable=find_stoppable_kinds(self.kinds))
         self.worker = build_worker(

@@ -23,6 +23,7 @@ from backend.chats.events import (
     WorldShared,
     check_audience,
 )
+from backend.chats.files import copy_references, delete_unused_files
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -36,7 +37,7 @@ from backend.chats.token_counting import CountUnit
 from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
 from backend.core.events import Participants
-from backend.database.base import new_id, now, split_chunks
+from backend.database.base import RecordCreated, new_id, now, record_nothing, split_chunks
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.generation.model import ModelSpec
@@ -137,6 +138,7 @@ class ChatService:
         persona_id: UUID | None,
         greetings: Sequence[MessageDraft],
         campaign_id: UUID | None = None,
+        record: RecordCreated = record_nothing,
     ) -> ChatView:
         """Create a chat. The first greeting is its first message, and the others are swipes."""
         async with self._database.read() as session:
@@ -161,6 +163,7 @@ class ChatService:
             session.add(chat)
             await session.flush()
             await self._check_added(session, identity.user_id)
+            await record(session, chat_id)
             _add_members(session, chat_id, character_ids)
             if campaign_id is not None:
                 for handler in self._participants.find_handlers(CampaignChosen):
@@ -181,7 +184,7 @@ class ChatService:
     async def list_chats(
         self, identity: Identity, *, limit: int, after: UUID | None, character_id: UUID | None
     ) -> Page[ChatView]:
-        query = select(Chat).where(Chat.user_id == identity.user_id)
+        query = select(Chat).where(Chat.user_id == identity.user_id, Chat.is_ready)
         if after is not None:
             query = query.where(Chat.id < after)
         if character_id is not None:
@@ -296,6 +299,7 @@ class ChatService:
                 await handler.chat_deleted(session, identity, chat)
             await session.execute(delete(Message).where(Message.chat_id == chat.id))
             await session.execute(delete(Chat).where(Chat.id == chat.id))
+            await delete_unused_files(session, identity.user_id)
             await self._index.changed(session, identity, kind="message", container_id=chat_id)
 
     async def fork(
@@ -390,6 +394,7 @@ async def _copy_path(
         rows += [copy_row(sealer, row, fork_id, copied) async for row in opened]
     for part in split_chunks(rows, tree.INSERT_BATCH_SIZE):
         await session.execute(insert(Message), part)
+    await copy_references(session, sealer, copied)
     return copied
 
 

@@ -56,6 +56,18 @@ class Identity:
         return open_user_settings(self.sealer, self.user.sealed_settings)
 
 
+def make_job_identity(user: User, sealer: Sealer, job_id: UUID) -> Identity:
+    """Return the identity with which a job or a command calls services for its user.
+
+    It belongs to no session or API key: its slot is the job. It may read and write, but not change
+    the account. `user` is the row at the start of the job, `sealer` the one that the job carries.
+    Raises `ValueError` if the sealer is another user's.
+    """
+    if user.id != sealer.user_id:
+        raise ValueError("The key belongs to another user.")
+    return Identity(user, job_id, "session", "chat", sealer)
+
+
 def open_user_settings(sealer: Sealer, sealed: bytes | None) -> UserSettings:
     """Decrypt the settings of the sealer's user. None means that the account has set nothing."""
     if sealed is None:

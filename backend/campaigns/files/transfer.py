@@ -69,7 +69,13 @@ from backend.chronicles.repository import SourceMessage, StoryEvent, make_chroni
 from backend.chronicles.transfer import IncomingEvent, incoming_event, write_events
 from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import CpuPool, check_stopped
-from backend.database.base import new_id, split_chunks, stream_rows
+from backend.database.base import (
+    RecordCreated,
+    new_id,
+    record_nothing,
+    split_chunks,
+    stream_rows,
+)
 from backend.database.engine import Database
 from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
@@ -285,6 +291,12 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
     )
 
 
+def is_campaign(paths: Iterable[str]) -> bool:
+    """True if a zip with these paths is an exported campaign or a vault."""
+    files, _ = _remove_folders(dict.fromkeys(paths, b""))
+    return MAIN in files or is_vault(files)
+
+
 def _remove_folders(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
     """Remove hidden files and folders that contain all others; return the innermost name, too."""
     kept = {path: data for path, data in files.items() if not _is_hidden(path)}
@@ -391,7 +403,14 @@ class CampaignTransfer:
         data = await self._pool.run(identity.user_id, write)
         return FileDownload(data, "application/zip", fields.name, "zip")
 
-    async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedCampaign:
+    async def import_new(
+        self,
+        identity: Identity,
+        data: bytes,
+        name: str,
+        *,
+        record: RecordCreated = record_nothing,
+    ) -> ImportedCampaign:
         """Store the campaign of a zip in one transaction.
 
         `name` is used if the file names no campaign. Raises `CampaignFileError`,
@@ -410,6 +429,7 @@ class CampaignTransfer:
             await self._store(session, identity, rows, chats)
             for check in self._checks_added:
                 await check(session, identity.user_id)
+            await record(session, rows.campaign.id)
             [view] = await build_campaign_views(session, sealer, [rows.campaign])
         return ImportedCampaign(**msgspec.structs.asdict(view), warnings=draft.warnings)
 
