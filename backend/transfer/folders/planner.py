@@ -224,9 +224,8 @@ def _plan_library(run: FolderRun) -> Iterator[ImportStep]:
     yield from make(import_world, folder.list_files(layout.WORLDS))
     yield from make(import_card, folder.list_files(layout.CHARACTERS))
     for persona in run.settings.personas:
-        path = f"{layout.PERSONA_PICTURES}/{persona.file}"
-        found = folder.find(path) or folder.join(path)
-        yield ImportStep(path=found, run=partial(import_persona, run, persona))
+        path = folder.join(f"{layout.PERSONA_PICTURES}/{persona.file}")
+        yield ImportStep(path=path, run=partial(import_persona, run, persona))
     settings, secrets = (folder.find(name) for name in (layout.SETTINGS_FILE, layout.SECRETS_FILE))
     yield from make(import_settings, [settings] if settings else [])
     yield from make(import_preset, folder.list_files(layout.PRESETS))
