@@ -44,7 +44,7 @@ SENTENCES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderSize:
-    """How much a folder contains. `chats` counts branches, but not the chats of groups.
+    """The size of a folder. `chats` counts branches, but not the chats of groups.
 
     A message has `sentences` sentences, and a reply up to `swipes` versions. Pictures have
     `picture_side` pixels a side, of noise, so that their size does not shrink in a zip.
@@ -83,7 +83,7 @@ class SillyTavernFolder:
 
     @cached_property
     def characters(self) -> list[Character]:
-        """Names repeat: then SillyTavern puts a number behind the name of the card's file."""
+        """Names repeat: then SillyTavern adds a number to the name of the card's file."""
         found: list[Character] = []
         for number in range(self.size.characters):
             name = NAMES[number % len(NAMES)]
@@ -194,12 +194,12 @@ class SillyTavernFolder:
             "extensions": {
                 "talkativeness": "0.5",
                 "fav": character.number == 0,
-                "world": self._world_of(character),
+                "world": self._find_world(character),
                 "depth_prompt": {"prompt": "", "depth": 4, "role": "system"},
             },
             "group_only_greetings": [],
         }
-        world = self._world_of(character)
+        world = self._find_world(character)
         if world:
             data["character_book"] = self._make_card_book(self.worlds.index(world))
         card = {
@@ -224,7 +224,7 @@ class SillyTavernFolder:
         texts = {"chara": _dump(card), "ccv3": _dump(third)}
         return make_picture(self.size.picture_side, seed=character.number, texts=texts)
 
-    def _world_of(self, character: Character) -> str:
+    def _find_world(self, character: Character) -> str:
         """Return the world of each third card."""
         return (
             self.worlds[character.number % len(self.worlds)] if self._has_world(character) else ""

@@ -1,4 +1,4 @@
-"""Import what belongs to the account: settings, tags, regex scripts, quick replies and keys."""
+"""Import the settings of the account, tags, regex scripts, quick replies and keys."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _PROVIDERS: Final[Mapping[str, str]] = {
 
 
 async def import_settings(run: FolderRun, path: str, _context: ImportContext) -> StepResult:
-    """Apply the settings that have a counterpart. What the account has set already stays.
+    """Apply the settings that have a counterpart. Values that the account has set are kept.
 
     Each part is applied again without effect, so a second run changes nothing.
     """

@@ -135,7 +135,7 @@ class ChatImport:
     async def import_group(
         self, path: str, chats: Sequence[str], _context: ImportContext
     ) -> StepResult:
-        """Report a group, whose members and name its chats get. Open a chat if it has none."""
+        """Report a group. Its chats get its members and name. Open a chat if it has none."""
         run = self.run
         group = run.contents.groups.get(path)
         if group is None:
@@ -169,7 +169,7 @@ class ChatImport:
         )
 
     def _start_reading(self, file: BinaryIO, source: ChatSource) -> ChatReading:
-        """Read the head of a chat, and add what SillyTavern takes from elsewhere."""
+        """Read the head of a chat, and add the lock of its persona and the group's name."""
         reading = next(self.run.services.read_chat(file, name=get_name(source.path)), None)
         if reading is None:
             raise TransferFileError("The file contains no chat.")

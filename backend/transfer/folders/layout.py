@@ -32,7 +32,7 @@ _MARKERS: Final = frozenset(
     }
 )
 _OWN_PARTS: Final = frozenset({"backups", "thumbnails", "__MACOSX", "node_modules"})
-"""Folders whose content is never a user folder of its own."""
+"""Folders that are ignored in the search for a user folder."""
 
 IMPORTED_FOLDERS: Final = frozenset(
     {CHARACTERS, CHATS, GROUPS, GROUP_CHATS, WORLDS, PERSONA_PICTURES, PRESETS, QUICK_REPLIES}

@@ -57,7 +57,7 @@ async def import_world(run: FolderRun, path: str, _context: ImportContext) -> St
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """What a card's file says about its import.
+    """The parts of a card file that decide about its import.
 
     `world` is the name of the book that it is linked to, and `embedded` the texts of the entries in
     its own book.

@@ -1,4 +1,4 @@
-"""The import of a SillyTavern user folder: what is in it, and the order of its steps."""
+"""Plan the import of a SillyTavern user folder: its contents, and the order of the steps."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _FILE_FOLDERS = (
     layout.QUICK_REPLIES,
     layout.GROUPS,
 )
-"""Folders in which each file is a step of its own."""
+"""Folders in which each file is one step."""
 
 
 def read_outline(tree: FileTree) -> FolderOutline:
@@ -136,7 +136,7 @@ def _sort_group_chats(folder: UserFolder, groups: Mapping[str, Group]) -> dict[s
 def _list_skipped(
     folder: UserFolder, settings: FolderSettings, *, outside: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is not imported: (path, reason)."""
+    """Yield the files and folders that are not imported: (path, reason)."""
     chosen = folder.root.rstrip("/")
     for other in folder.others:
         reason = f"Another user's folder: {chosen!r} was imported. Import this one by itself."

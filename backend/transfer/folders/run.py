@@ -57,7 +57,7 @@ class StoreChat(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderServices:
-    """The services that store what a folder contains."""
+    """The services that store the contents of a folder."""
 
     database: Database
     pool: CpuPool

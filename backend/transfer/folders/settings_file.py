@@ -72,7 +72,7 @@ class FolderSettings:
         global_books: Names of the books that are active everywhere.
         character_books: Names of more books by card file without extension.
         scripts: The regex scripts of the account, as written.
-        scripted_cards: Card files whose own scripts may run.
+        scripted_cards: Card files with scripts that may run.
         notes: Author's notes by card file without extension.
         lore: The overrides of World Info's settings.
         left_out: Sentences about settings that are in use and have no counterpart.
