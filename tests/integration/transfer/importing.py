@@ -1,16 +1,17 @@
-"""Imports of folders in memory, with a simple reader and store of chats."""
+"""Imports of folders in memory."""
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, BinaryIO
 from uuid import UUID
 
 from backend.accounts.auth.identity import Identity
 from backend.errors import AppError
+from backend.transfer.chats.storing import ChatImporter
 from backend.transfer.contracts import (
     ChatTarget,
     ImportContext,
@@ -18,11 +19,10 @@ from backend.transfer.contracts import (
     ReportMessages,
     StepResult,
 )
-from backend.transfer.errors import TransferFileError
 from backend.transfer.folders.planner import SillyTavernPlanner
 from backend.transfer.folders.run import FolderServices
-from backend.transfer.formats.chat_file import ChatHead, ChatReading, FileMessage, FileSwipe
-from backend.transfer.imported import record_imported
+from backend.transfer.formats.chat_file import ChatHead, ChatReading
+from backend.transfer.formats.sillytavern import read_sillytavern
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Account, Running
 
@@ -48,12 +48,11 @@ class MemoryTree:
 
 @dataclass
 class StoredChat:
-    """A chat that was stored: its head, its target and the texts of its messages."""
+    """A chat that was stored, with its head and target."""
 
     id: UUID
     head: ChatHead
     target: ChatTarget
-    texts: list[str]
 
 
 @dataclass
@@ -63,6 +62,18 @@ class Importing:
     server: Running
     account: Account
     chats: list[StoredChat] = field(default_factory=list[StoredChat])
+
+    @cached_property
+    def importer(self) -> ChatImporter:
+        parts = self.server.parts
+        return ChatImporter(
+            parts.database,
+            parts.index,
+            parts.cpu_pool,
+            parts.settings,
+            user_models=parts.user_models,
+            checks_added=(),
+        )
 
     async def run(
         self, files: dict[str, bytes], *, first: int | None = None, **options: Any
@@ -108,7 +119,7 @@ class Importing:
             profile=parts.profile,
             providers=parts.providers,
             chats=parts.chats,
-            read_chat=read_lines,
+            read_chat=read_sillytavern,
             store_chat=self._store,
         )
 
@@ -123,52 +134,7 @@ class Importing:
         *,
         report: ReportMessages,
     ) -> StepResult:
-        texts = [message.swipes[message.selected].text for message in reading.messages]
-        await report(len(texts))
-        chat_id = target.joins
-        if chat_id is None:
-            opened = await self.server.parts.chats.open(
-                identity,
-                title=reading.head.title or target.file_name,
-                character_ids=target.members,
-                persona_id=target.personas.get(reading.head.persona),
-                greetings=(),
-            )
-            chat_id = opened.id
-        async with self.server.parts.database.write() as session:
-            await record_imported(
-                session, identity.sealer, digest=target.digest, kind="chat", item_id=chat_id
-            )
-        self.chats.append(StoredChat(chat_id, reading.head, target, texts))
-        return StepResult(outcome="imported", kind="chat", item_id=chat_id)
-
-
-def read_lines(file: BinaryIO, *, name: str) -> Iterator[ChatReading]:
-    """Read the members of a chat that the importer of folders uses."""
-    header = _parse(file.readline())
-    metadata = header.get("chat_metadata", {})
-    head = ChatHead(
-        title=name.removesuffix(".jsonl"),
-        lorebook=metadata.get("world_info", ""),
-        persona=metadata.get("persona", ""),
-        main_chat=metadata.get("main_chat", ""),
-        source=json.dumps(header).encode(),
-    )
-    yield ChatReading(head, map(_read_message, file))
-
-
-def _read_message(line: bytes) -> FileMessage:
-    value = _parse(line)
-    return FileMessage(
-        role="user" if value["is_user"] else "assistant",
-        author=value["name"],
-        swipes=[FileSwipe(text=value["mes"])],
-    )
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(line)
-    except ValueError as error:
-        raise TransferFileError("Line 1 is not valid JSON.") from error
-    return value
+        result = await self.importer.store(identity, reading, target, report=report)
+        assert result.item_id is not None
+        self.chats.append(StoredChat(result.item_id, reading.head, target))
+        return result

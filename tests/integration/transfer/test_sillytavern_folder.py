@@ -30,7 +30,7 @@ def importing(server: Running, ada: Account) -> Importing:
     return Importing(server, ada)
 
 
-def list_files(folder: SillyTavernFolder = SMALL, prefix: str = "") -> dict[str, bytes]:
+def files_of(folder: SillyTavernFolder = SMALL, prefix: str = "") -> dict[str, bytes]:
     return {prefix + path: data for path, data in folder.iterate_files()}
 
 
@@ -46,7 +46,7 @@ async def list_all(account: Account, path: str) -> list[dict[str, Any]]:
 
 
 async def test_everything_of_a_folder_is_there(importing: Importing, ada: Account) -> None:
-    results = await importing.run(list_files())
+    results = await importing.run(files_of())
     assert not [path for path, result in results.items() if result.outcome == "failed"]
     kinds = Counter(result.kind for result in results.values() if result.outcome == "imported")
     assert kinds["character"] == len(await list_all(ada, "/characters")) == 18
@@ -57,7 +57,7 @@ async def test_everything_of_a_folder_is_there(importing: Importing, ada: Accoun
 
 
 async def test_personas_have_pictures_books_and_locks(importing: Importing, ada: Account) -> None:
-    results = await importing.run(list_files())
+    results = await importing.run(files_of())
     stored = {each["id"]: each for each in await list_all(ada, "/personas")}
     files = list(SMALL.personas)
     ids = [str(results[f"User Avatars/{file}"].item_id) for file in files]
@@ -84,7 +84,7 @@ async def test_personas_have_pictures_books_and_locks(importing: Importing, ada:
 async def test_books_tags_and_notes_reach_the_characters(
     importing: Importing, ada: Account
 ) -> None:
-    results = await importing.run(list_files())
+    results = await importing.run(files_of())
     for character in SMALL.characters:
         character_id = results[f"characters/{character.file}"].item_id
         view = await ada.get(f"/characters/{character_id}")
@@ -106,7 +106,7 @@ async def test_books_tags_and_notes_reach_the_characters(
 
 
 async def test_settings_with_a_counterpart_are_applied(importing: Importing, ada: Account) -> None:
-    results = await importing.run(list_files())
+    results = await importing.run(files_of())
     scripts = await ada.get("/me/regex-scripts")
     assert [script["scriptName"] for script in scripts["scripts"]] == ["Trim spaces"]
     settings = await ada.get("/me/settings")
@@ -122,7 +122,7 @@ async def test_settings_with_a_counterpart_are_applied(importing: Importing, ada
 async def test_what_the_account_has_set_already_stays(importing: Importing, ada: Account) -> None:
     own = await ada.post("/personas", {"name": "Me"}, 201)
     await ada.patch("/me/settings", {"persona_id": own["id"], "lore": {"scan_depth": 9}})
-    await importing.run(list_files())
+    await importing.run(files_of())
     settings = await ada.get("/me/settings")
     assert settings["persona_id"] == own["id"]
     assert settings["lore"]["scan_depth"] == 9
@@ -130,7 +130,7 @@ async def test_what_the_account_has_set_already_stays(importing: Importing, ada:
 
 
 async def test_groups_bring_their_members_and_old_metadata(importing: Importing) -> None:
-    results = await importing.run(list_files())
+    results = await importing.run(files_of())
     members = [results[f"characters/{each.file}"].item_id for each in SMALL.characters]
     old = importing.find_chat(SMALL.group_chat_paths[2].rpartition("/")[2])
     assert old.head.title == "Party 1"
@@ -138,7 +138,7 @@ async def test_groups_bring_their_members_and_old_metadata(importing: Importing)
     assert old.target.speakers[SMALL.characters[4].file] == members[4]
     metadata = json.loads(old.head.source or b"{}")["chat_metadata"]
     assert metadata["note_prompt"].startswith("Note of 2025-03-02")
-    assert len(old.texts) == 6
+    assert len(await importing.account.messages(str(old.id))) == 6
     current = importing.find_chat(SMALL.group_chat_paths[3].rpartition("/")[2])
     assert json.loads(current.head.source or b"{}")["chat_metadata"] == {
         "note_prompt": "An old group."
@@ -149,7 +149,7 @@ async def test_groups_bring_their_members_and_old_metadata(importing: Importing)
 
 
 async def test_branches_join_the_chats_that_they_came_from(importing: Importing) -> None:
-    await importing.run(list_files())
+    await importing.run(files_of())
     names = [path.rpartition("/")[2] for path in SMALL.chat_paths]
     order = [chat.target.file_name for chat in importing.chats]
     for path in SMALL.branch_paths:
@@ -160,8 +160,24 @@ async def test_branches_join_the_chats_that_they_came_from(importing: Importing)
     assert sum(chat.target.joins is None for chat in importing.chats[: len(names)]) == 16
 
 
+async def test_chats_open_with_their_swipes_persona_and_book(
+    importing: Importing, ada: Account
+) -> None:
+    results = await importing.run(files_of())
+    chat = await ada.get(f"/chats/{results[SMALL.chat_paths[0]].item_id}")
+    persona = results[f"User Avatars/{next(iter(SMALL.personas))}"].item_id
+    assert chat["persona_id"] == str(persona)
+    books = await ada.get(f"/chats/{chat['id']}/lorebooks")
+    linked = {book["lorebook"]["name"] for book in books["items"] if book["source"] == "chat"}
+    assert linked == {SMALL.worlds[0]}
+    first, second = (await ada.messages(chat["id"]))[:2]
+    assert (first["sibling_count"], first["author"]) == (2, "Mara")
+    assert first["character_id"] == str(results["characters/Mara.png"].item_id)
+    assert second["persona_id"] == str(persona)
+
+
 async def test_messages_find_their_files(importing: Importing) -> None:
-    files = list_files()
+    files = files_of()
     await importing.run(files)
     find = importing.chats[0].target.find_file
     assert find is not None
@@ -180,7 +196,7 @@ async def test_messages_find_their_files(importing: Importing) -> None:
 async def test_a_second_run_brings_nothing_and_a_new_file_only_itself(
     importing: Importing, ada: Account
 ) -> None:
-    files = list_files()
+    files = files_of()
     await importing.run(files)
     before = [len(await list_all(ada, path)) for path in ("/characters", "/chats", "/lorebooks")]
     again = await importing.run(files)
@@ -198,7 +214,7 @@ async def test_a_second_run_brings_nothing_and_a_new_file_only_itself(
 
 
 async def test_a_chat_that_went_on_joins_its_earlier_import(importing: Importing) -> None:
-    files = list_files()
+    files = files_of()
     first = await importing.run(files)
     path = SMALL.chat_paths[0]
     files[path] += b"\n" + _line("And then the bell rang.")
@@ -209,15 +225,15 @@ async def test_a_chat_that_went_on_joins_its_earlier_import(importing: Importing
 async def test_a_card_that_was_only_played_is_the_same_character(
     importing: Importing, ada: Account
 ) -> None:
-    await importing.run(list_files(SillyTavernFolder(FolderSize(characters=1, chats=0, worlds=0))))
+    await importing.run(files_of(SillyTavernFolder(FolderSize(characters=1, chats=0, worlds=0))))
     other = FolderSize(characters=1, chats=0, worlds=0, picture_side=25)
-    results = await importing.run(list_files(SillyTavernFolder(other)))
+    results = await importing.run(files_of(SillyTavernFolder(other)))
     assert results["characters/Mara.png"].outcome == "already_there"
     assert len(await list_all(ada, "/characters")) == 1
 
 
 async def test_a_continued_import_knows_what_the_first_part_made(importing: Importing) -> None:
-    files = list_files()
+    files = files_of()
     done = await importing.run(files, first=60)
     assert any(result.kind == "chat" for result in done.values())
     results = await importing.run(files)
@@ -227,7 +243,7 @@ async def test_a_continued_import_knows_what_the_first_part_made(importing: Impo
 
 async def test_copies_are_made_if_asked_for(importing: Importing, ada: Account) -> None:
     folder = SillyTavernFolder(FolderSize(characters=2, chats=5, groups=0))
-    files = list_files(folder)
+    files = files_of(folder)
     await importing.run(files)
     await importing.run(files, copy=True)
     assert len(await list_all(ada, "/characters")) == 4
@@ -251,7 +267,7 @@ async def test_finds_the_folder_in_a_larger_tree(
     importing: Importing, prefix: str, more: dict[str, bytes]
 ) -> None:
     folder = SillyTavernFolder(FolderSize(characters=2, chats=5, groups=1))
-    results = await importing.run(list_files(folder, prefix) | more)
+    results = await importing.run(files_of(folder, prefix) | more)
     assert results[f"{prefix}characters/Mara.png"].outcome == "imported"
     assert len(importing.chats) == 7
     if more:
@@ -260,7 +276,7 @@ async def test_finds_the_folder_in_a_larger_tree(
 
 async def test_says_which_of_several_users_was_imported(importing: Importing) -> None:
     folder = SillyTavernFolder(FolderSize(characters=2, chats=2, groups=0))
-    files = list_files(folder, "data/default-user/") | list_files(folder, "data/ben/")
+    files = files_of(folder, "data/default-user/") | files_of(folder, "data/ben/")
     results = await importing.run(files)
     assert results["data/ben"].outcome == "skipped"
     assert "'data/default-user' was imported" in results["data/ben"].detail
@@ -270,7 +286,7 @@ async def test_says_which_of_several_users_was_imported(importing: Importing) ->
 async def test_folders_without_counterpart_are_skipped_once_with_a_reason(
     importing: Importing,
 ) -> None:
-    files = list_files()
+    files = files_of()
     files["characters/Mara/joy.png"] = files["characters/Mara/anger.png"] = make_picture(4, seed=1)
     files["odd/one.bin"] = files["odd/two.bin"] = b"?"
     files["User Avatars/unnamed.png"] = make_picture(4, seed=1)
@@ -286,7 +302,7 @@ async def test_folders_without_counterpart_are_skipped_once_with_a_reason(
 
 
 async def test_keys_are_imported_only_if_they_are_named(importing: Importing, ada: Account) -> None:
-    files = list_files(SillyTavernFolder(FolderSize(characters=1, chats=0, groups=0)))
+    files = files_of(SillyTavernFolder(FolderSize(characters=1, chats=0, groups=0)))
     result = (await importing.run(files))["secrets.json"]
     assert result.outcome == "skipped"
     assert "api_key_openai" in result.detail
@@ -308,7 +324,7 @@ async def test_keys_are_imported_only_if_they_are_named(importing: Importing, ad
 
 
 async def test_broken_files_fail_by_themselves(importing: Importing, ada: Account) -> None:
-    files = list_files()
+    files = files_of()
     files |= {
         "characters/Broken.png": b"\x89PNG\r\n\x1a\nnothing",
         "characters/plain.png": make_picture(4, seed=3),
@@ -346,7 +362,7 @@ async def test_broken_files_fail_by_themselves(importing: Importing, ada: Accoun
 
 
 async def test_broken_settings_do_not_stop_the_rest(importing: Importing) -> None:
-    files = list_files(SillyTavernFolder(FolderSize(characters=2, chats=2, groups=0)))
+    files = files_of(SillyTavernFolder(FolderSize(characters=2, chats=2, groups=0)))
     files["settings.json"] = b'{"power_user": '
     results = await importing.run(files)
     assert results["settings.json"].outcome == "failed"
@@ -355,7 +371,7 @@ async def test_broken_settings_do_not_stop_the_rest(importing: Importing) -> Non
 
 
 async def test_names_may_differ_in_case_and_unicode_form(importing: Importing) -> None:
-    files = list_files(SillyTavernFolder(FolderSize(characters=2, chats=10, groups=0)))
+    files = files_of(SillyTavernFolder(FolderSize(characters=2, chats=10, groups=0)))
     renamed = {
         path.replace("chats/Zoë/", "chats/zoe\u0308/").replace("worlds/", "Worlds/"): data
         for path, data in files.items()
@@ -367,9 +383,7 @@ async def test_names_may_differ_in_case_and_unicode_form(importing: Importing) -
 
 
 async def test_a_group_without_chats_opens_one(importing: Importing, ada: Account) -> None:
-    files = list_files(
-        SillyTavernFolder(FolderSize(characters=3, chats=0, groups=1, group_chats=0))
-    )
+    files = files_of(SillyTavernFolder(FolderSize(characters=3, chats=0, groups=1, group_chats=0)))
     result = (await importing.run(files))["groups/1740852000000.json"]
     assert (result.outcome, result.kind) == ("imported", "chat")
     chat = await ada.get(f"/chats/{result.item_id}")
@@ -383,7 +397,7 @@ def test_the_builder_is_deterministic_and_writes_a_folder_or_a_zip(tmp_path: Pat
     written = folder.write_to(tmp_path / "default-user")
     paths = sorted(path for path in written.rglob("*") if path.is_file())
     files = {path.relative_to(written).as_posix(): path.read_bytes() for path in paths}
-    assert files == list_files(SillyTavernFolder(FolderSize(characters=2, chats=5)))
+    assert files == files_of(SillyTavernFolder(FolderSize(characters=2, chats=5)))
     for name in ("one.zip", "two.zip"):
         folder.write_zip(tmp_path / name, prefix="data/default-user/")
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
