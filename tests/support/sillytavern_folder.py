@@ -244,7 +244,7 @@ class SillyTavernFolder:
         ]
 
     def _make_world(self, number: int) -> dict[str, Any]:
-        entries = {
+        entries: dict[str, dict[str, Any]] = {
             str(uid): {
                 "uid": uid,
                 "key": keys,

@@ -110,7 +110,7 @@ class ChatImport:
                 file_name=get_name(source.path),
                 digest=digest,
                 members=list(members.values()),
-                speakers={**self.speakers, **self._list_names(members)},
+                speakers=self._find_speakers(source, members),
                 personas=self.personas,
                 lorebook_id=lorebook_id,
                 joins=joins,
@@ -196,10 +196,14 @@ class ChatImport:
             warnings.append("No group of the folder has this chat, so it has no members.")
         return found, warnings
 
-    def _list_names(self, members: Mapping[str, UUID]) -> dict[str, UUID]:
-        """Return members by name, because another character may have the same name."""
+    def _find_speakers(self, source: ChatSource, members: Mapping[str, UUID]) -> dict[str, UUID]:
+        """Return characters by card file and name.
+
+        Former members of a group speak in its chats. Of equal names, members come first.
+        """
         names = [(self.cast[fold_name(file)][1].name, member) for file, member in members.items()]
-        return dict(reversed(names))
+        found = {**dict(reversed(names)), **members}
+        return found if source.card_file else {**self.speakers, **found}
 
     def _digest_name(self, source: ChatSource) -> bytes:
         """Return the digest of a chat's place, by which a later version of its file joins it."""

@@ -11,12 +11,15 @@ import pytest
 
 from tests.integration.transfer.importing import Importing
 from tests.support.server import Account, Running
+from tests.support.shared import ada, server, shared_url
 from tests.support.sillytavern_folder import (
     FolderSize,
     SillyTavernFolder,
     make_picture,
     make_secrets,
 )
+
+__all__ = ["ada", "server", "shared_url"]
 
 pytestmark = pytest.mark.anyio
 
@@ -103,6 +106,30 @@ async def test_books_tags_and_notes_reach_the_characters(
     assert first["extensions"]["talkativeness"] == "0.5"
     worlds = {book["name"]: book["is_global"] for book in await list_all(ada, "/lorebooks")}
     assert worlds == {name: name == SMALL.worlds[-1] for name in SMALL.worlds}
+
+
+async def test_a_book_in_a_card_stays_if_it_differs_from_its_world(
+    importing: Importing, ada: Account
+) -> None:
+    files = files_of(SillyTavernFolder(FolderSize(characters=1, chats=0, groups=0, worlds=1)))
+    world = json.loads(files["worlds/Seagate.json"])
+    world["entries"]["0"]["content"] = "The gate was rebuilt."
+    files["worlds/Seagate.json"] = json.dumps(world).encode()
+    result = (await importing.run(files))["characters/Mara.png"]
+    assert "a lorebook beside 'Seagate'" in result.warnings[-1]
+    books = await ada.get(f"/characters/{result.item_id}/lorebooks")
+    assert [book["name"] for book in books["items"]] == ["Seagate", "Seagate"]
+
+
+async def test_scripts_of_cards_may_run_as_before(importing: Importing, ada: Account) -> None:
+    files = files_of(SillyTavernFolder(FolderSize(characters=2, chats=0, groups=0)))
+    settings = json.loads(files["settings.json"])
+    settings["extension_settings"]["character_allowed_regex"] = ["Zoë.png", "gone.png"]
+    files["settings.json"] = json.dumps(settings).encode()
+    results = await importing.run(files)
+    for file, allowed in (("Mara.png", None), ("Zoë.png", True)):
+        view = await ada.get(f"/characters/{results[f'characters/{file}'].item_id}")
+        assert view["scripts_allowed"] is allowed
 
 
 async def test_settings_with_a_counterpart_are_applied(importing: Importing, ada: Account) -> None:
