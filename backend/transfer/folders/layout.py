@@ -31,7 +31,7 @@ _MARKERS: Final = frozenset(
         *("TextGen Settings", "NovelAI Settings", "KoboldAI Settings", SETTINGS_FILE),
     }
 )
-_OWN_PARTS: Final = frozenset({"backups", "thumbnails", "__MACOSX", "node_modules"})
+_OWN_PARTS: Final = frozenset({"backups", "thumbnails", "node_modules"})
 """Folders that are ignored in the search for a user folder."""
 
 IMPORTED_FOLDERS: Final = frozenset(
@@ -66,7 +66,9 @@ DEEPER_REASON: Final = "SillyTavern has no folders here."
 UNKNOWN_FOLDER_REASON: Final = f"This is no folder of SillyTavern. {_NO_COUNTERPART}"
 UNKNOWN_FILE_REASON: Final = _NO_COUNTERPART
 
-_SYSTEM_FILES: Final = frozenset({".ds_store", "thumbs.db", "desktop.ini", ".gitkeep"})
+_PLACEHOLDER: Final = ".gitkeep"
+_APPLE_DOUBLE: Final = "._"
+"""The beginning of the names of files that macOS adds on drives of other systems."""
 
 
 def get_name(path: str) -> str:
@@ -162,7 +164,7 @@ def find_user_folder(paths: Collection[str]) -> UserFolder | None:
     if not roots:
         return None
     best, *others = sorted(roots, key=lambda root: _rank(root, len(markers[root])))
-    inside = [path for path in paths if path.startswith(best) and not _is_system_file(path)]
+    inside = [path for path in paths if path.startswith(best) and not _is_empty_file(path)]
     return UserFolder(best, inside, others)
 
 
@@ -184,6 +186,7 @@ def _rank(root: str, markers: int) -> tuple[bool, int, int, str]:
     return handle != DEFAULT_HANDLE, -markers, root.count("/"), root
 
 
-def _is_system_file(path: str) -> bool:
-    name = get_name(path).casefold()
-    return name in _SYSTEM_FILES or name.startswith("._") or "__MACOSX/" in path
+def _is_empty_file(path: str) -> bool:
+    """True for the name of a file without content of the user."""
+    name = get_name(path)
+    return name == _PLACEHOLDER or name.startswith(_APPLE_DOUBLE)

@@ -12,12 +12,17 @@ from backend.characters.schemas import PersonaFields
 from backend.errors import AppError
 from backend.transfer.contracts import ImportContext, StepResult
 from backend.transfer.errors import TransferFileError
-from backend.transfer.folders.layout import PERSONA_PICTURES, WORLDS
+from backend.transfer.folders.layout import PERSONA_PICTURES, WORLDS, UserFolder
 from backend.transfer.folders.run import FolderRun
 from backend.transfer.folders.settings_file import UNUSED_POSITION, FolderPersona
 from backend.transfer.imported import digest_parts, make_recorder
 
 _IN_PROMPT: Final = 0
+
+
+def make_path(folder: UserFolder, persona: FolderPersona) -> str:
+    """Return the path of a persona's step, even if its picture is missing."""
+    return folder.join(f"{PERSONA_PICTURES}/{persona.file}")
 
 
 def _digest_persona(run: FolderRun, persona: FolderPersona) -> bytes:
@@ -38,7 +43,7 @@ async def import_persona(
             record=make_recorder(run.sealer, "persona", digest),
         )
         persona_id = made.id
-    run.note("persona", persona.file, persona_id)
+    run.note("persona", make_path(run.folder, persona), persona_id)
     warnings = await _add_picture(run, persona, persona_id)
     warnings += await _link_book(run, persona, persona_id)
     if is_new and persona.position == UNUSED_POSITION:
@@ -83,13 +88,16 @@ async def _link_book(run: FolderRun, persona: FolderPersona, persona_id: UUID) -
     book_id = await run.find_item("lorebook", path)
     if book_id is None:
         return [f"Its lorebook {persona.lorebook!r} was not imported, so it is not linked."]
-    await run.services.links.link(run.identity, "persona", persona_id, book_id)
+    try:
+        await run.services.links.link(run.identity, "persona", persona_id, book_id)
+    except AppError as error:
+        return [f"Its lorebook {persona.lorebook!r} was not linked: {error.detail}"]
     return []
 
 
 async def find_persona(run: FolderRun, persona: FolderPersona) -> UUID | None:
     """Return the persona of a picture file, or None if it was not imported."""
-    found = run.context.found.get(("persona", persona.file))
+    found = run.context.found.get(("persona", make_path(run.folder, persona)))
     if found is None:
         found = await run.find(_digest_persona(run, persona))
     return found

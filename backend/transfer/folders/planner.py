@@ -20,7 +20,7 @@ from backend.transfer.folders.chats import ChatImport, ChatSource, order_chats
 from backend.transfer.folders.groups import Group, read_group
 from backend.transfer.folders.layout import UserFolder, find_user_folder, fold_name
 from backend.transfer.folders.library import import_card, import_preset, import_world
-from backend.transfer.folders.personas import import_persona
+from backend.transfer.folders.personas import import_persona, make_path
 from backend.transfer.folders.run import (
     FolderContents,
     FolderRun,
@@ -224,8 +224,7 @@ def _plan_library(run: FolderRun) -> Iterator[ImportStep]:
     yield from make(import_world, folder.list_files(layout.WORLDS))
     yield from make(import_card, folder.list_files(layout.CHARACTERS))
     for persona in run.settings.personas:
-        path = folder.join(f"{layout.PERSONA_PICTURES}/{persona.file}")
-        yield ImportStep(path=path, run=partial(import_persona, run, persona))
+        yield ImportStep(path=make_path(folder, persona), run=partial(import_persona, run, persona))
     settings, secrets = (folder.find(name) for name in (layout.SETTINGS_FILE, layout.SECRETS_FILE))
     yield from make(import_settings, [settings] if settings else [])
     yield from make(import_preset, folder.list_files(layout.PRESETS))

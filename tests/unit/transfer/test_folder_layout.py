@@ -71,7 +71,7 @@ def test_other_trees_are_not_a_user_folder(paths: list[str]) -> None:
 
 
 def test_files_of_operating_systems_are_left_out() -> None:
-    junk = ["characters/.DS_Store", "characters/._Mara.png", "worlds/Thumbs.db"]
+    junk = ["characters/.gitkeep", "characters/._Mara.png", "worlds/._Sea.json"]
     found = find_user_folder([*USER_FILES, *junk])
     assert found is not None
     assert found.list_files("characters") == ["characters/Mara.png"]
