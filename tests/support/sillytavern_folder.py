@@ -160,7 +160,7 @@ class SillyTavernFolder:
         yield "content.log", b"Mara.png\n"
         yield "stats.json", b"{}"
 
-    def write_to(self, target: Path) -> Path:
+    def write_folder(self, target: Path) -> Path:
         """Write the folder, and return its path."""
         for path, data in self.iterate_files():
             file = target / path

@@ -67,7 +67,7 @@ async def import_settings(run: FolderRun, path: str, _context: ImportContext) ->
         "active lorebooks": await _activate_books(run, warnings),
     }
     counts |= await _change_characters(run, cast_by_file, warnings)
-    done = [f"{count:,} {name}" for name, count in counts.items() if count]
+    done = [f"{name} ({count:,})" for name, count in counts.items() if count]
     return StepResult(
         outcome="imported" if done else "already_there",
         kind="settings",
@@ -86,8 +86,8 @@ async def _add_scripts(run: FolderRun, warnings: list[str]) -> int:
     ]
     if len(wanted) < len(listed):
         warnings.append(
-            f"{len(listed) - len(wanted):,} regex scripts cannot be read or are over the limit of "
-            f"{MAX_SCRIPTS}."
+            "Regex scripts that cannot be read, or are over the limit of "
+            f"{MAX_SCRIPTS}, were left out: {len(listed) - len(wanted):,}."
         )
     for _ in range(MAX_ATTEMPTS):
         present, revision = await run.services.scripts.read(run.identity)
@@ -100,8 +100,7 @@ async def _add_scripts(run: FolderRun, warnings: list[str]) -> int:
         room = MAX_SCRIPTS - len(present)
         if len(added) > room:
             warnings.append(
-                f"{len(added) - room:,} regex scripts were left out, because an account can have "
-                f"{MAX_SCRIPTS}."
+                f"An account can have {MAX_SCRIPTS} regex scripts. Left out: {len(added) - room:,}."
             )
             added = added[:room]
         if not added:
@@ -255,8 +254,8 @@ async def import_quick_replies(run: FolderRun, path: str, _context: ImportContex
         room = MAX_QUICK_REPLIES - len(present)
         if len(added) > room:
             raise TransferFileError(
-                f"The set has {len(added):,} new quick replies, and the account has room for "
-                f"{room:,} of {MAX_QUICK_REPLIES}. Delete some first."
+                f"An account can have {MAX_QUICK_REPLIES} quick replies. It has room for "
+                f"{room:,}, and the set has {len(added):,} new ones. Delete some first."
             )
         patch = {"quick_replies": msgspec.to_builtins([*present, *added])}
         try:
@@ -269,7 +268,7 @@ async def import_quick_replies(run: FolderRun, path: str, _context: ImportContex
         return StepResult(
             outcome="imported",
             kind="settings",
-            detail=f"{len(added):,} texts were added to the account's quick replies.",
+            detail=f"Texts added to the account's quick replies: {len(added):,}.",
             warnings=warnings,
         )
     raise TransferFileError("The account's settings were being changed. Import the folder again.")

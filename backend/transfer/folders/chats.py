@@ -149,7 +149,7 @@ class ChatImport:
             await run.record("settings", run.identity.user_id, digest)
             return StepResult(
                 outcome="imported",
-                detail=f"Its {len(members):,} members are in each of its {len(chats):,} chats.",
+                detail=f"Its chats ({len(chats):,}) have its members ({len(members):,}).",
                 warnings=warnings,
             )
         opened = await run.services.chats.open(

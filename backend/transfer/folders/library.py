@@ -51,7 +51,7 @@ async def import_world(run: FolderRun, path: str, _context: ImportContext) -> St
         except AppError as error:
             warnings.append(f"It is named {made.lorebook.name!r}: {error.detail}")
     if made.skipped:
-        warnings.append(f"{made.skipped:,} of its entries were left out.")
+        warnings.append(f"Entries that were left out: {made.skipped:,}.")
     return StepResult(outcome="imported", kind="lorebook", item_id=book_id, warnings=warnings)
 
 

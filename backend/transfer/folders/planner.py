@@ -142,7 +142,7 @@ def _list_skipped(
         reason = f"Another user's folder: {chosen!r} was imported. Import this one by itself."
         yield other.rstrip("/"), reason
     if chosen and outside:
-        yield chosen, f"This folder was imported. {outside:,} files outside of it were ignored."
+        yield chosen, f"This folder was imported. Files outside of it ({outside:,}) were ignored."
     personas = {fold_name(persona.file) for persona in settings.personas}
     for path in folder.list_files(layout.PERSONA_PICTURES):
         if fold_name(layout.get_name(path)) not in personas:

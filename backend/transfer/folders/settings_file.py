@@ -208,7 +208,7 @@ def _describe_left_out(notes: Object, variables: Object) -> list[str]:
         )
     if count := len(get_object(variables, "global")):
         sentences.append(
-            f"{count:,} global variables were left out: Talekeeper has variables of chats only."
+            f"Global variables ({count:,}) were left out: Talekeeper has variables of chats only."
         )
     return sentences
 

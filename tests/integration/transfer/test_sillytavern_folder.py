@@ -143,7 +143,7 @@ async def test_settings_with_a_counterpart_are_applied(importing: Importing, ada
         {"set": "Moves", "label": "Look", "text": "*I look around.*"},
         {"set": "Moves", "label": "Roll", "text": "/roll 1d20 | /echo"},
     ]
-    assert any("global variables" in warning for warning in results["settings.json"].warnings)
+    assert any("Global variables" in warning for warning in results["settings.json"].warnings)
 
 
 async def test_what_the_account_has_set_already_stays(importing: Importing, ada: Account) -> None:
@@ -298,7 +298,7 @@ async def test_finds_the_folder_in_a_larger_tree(
     assert results[f"{prefix}characters/Mara.png"].outcome == "imported"
     assert len(importing.chats) == 7
     if more:
-        assert "outside of it were ignored" in results[prefix.rstrip("/")].detail
+        assert "This folder was imported" in results[prefix.rstrip("/")].detail
 
 
 async def test_says_which_of_several_users_was_imported(importing: Importing) -> None:
@@ -421,7 +421,7 @@ async def test_a_group_without_chats_opens_one(importing: Importing, ada: Accoun
 
 def test_the_builder_is_deterministic_and_writes_a_folder_or_a_zip(tmp_path: Path) -> None:
     folder = SillyTavernFolder(FolderSize(characters=2, chats=5))
-    written = folder.write_to(tmp_path / "default-user")
+    written = folder.write_folder(tmp_path / "default-user")
     paths = sorted(path for path in written.rglob("*") if path.is_file())
     files = {path.relative_to(written).as_posix(): path.read_bytes() for path in paths}
     assert files == files_of(SillyTavernFolder(FolderSize(characters=2, chats=5)))
