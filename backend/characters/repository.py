@@ -26,6 +26,7 @@ from backend.characters.models import (
     Character,
     CharacterAsset,
     Persona,
+    Summary,
     open_card,
     open_persona,
     open_summary,
@@ -127,13 +128,10 @@ async def get_card(
     return open_card(sealer, character_id, blob)
 
 
-async def find_names(
+async def load_summaries(
     session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID, sealer: Sealer
-) -> dict[UUID, str]:
-    """Return the names of characters in a chat: the nickname, or else the name.
-
-    They are in the order of `character_ids`. Characters of other users are left out.
-    """
+) -> dict[UUID, Summary]:
+    """Return the summaries of characters by id. Characters of other users are left out."""
     if not character_ids:
         return {}
     rows = await session.execute(
@@ -141,7 +139,17 @@ async def find_names(
             Character.id.in_(character_ids), Character.user_id == owner_id
         )
     )
-    found = {row.id: open_summary(sealer, row.id, row.sealed_summary) for row in rows.all()}
+    return {row.id: open_summary(sealer, row.id, row.sealed_summary) for row in rows.all()}
+
+
+async def find_names(
+    session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID, sealer: Sealer
+) -> dict[UUID, str]:
+    """Return the names of characters in a chat: the nickname, or else the name.
+
+    They are in the order of `character_ids`. Characters of other users are left out.
+    """
+    found = await load_summaries(session, character_ids, owner_id=owner_id, sealer=sealer)
     return {
         character_id: found[character_id].nickname or found[character_id].name
         for character_id in character_ids

@@ -148,8 +148,20 @@ def find_named_models(tasks: TaskModels, enrichment: EnrichmentSettings) -> set[
     return {model_id for model_id in named if model_id is not None}
 
 
+MAX_QUICK_REPLIES = 200
+MAX_QUICK_REPLY = 4_000
+"""Characters of a quick reply. Settings are opened with every request, so they must be small."""
+
 ReasoningSent = Annotated[int, msgspec.Meta(ge=0, le=50)]
 """The number of last replies that are sent with their reasoning. Absent means none."""
+
+
+class QuickReply(SettingsStruct, frozen=True, kw_only=True):
+    """A text that the user sends often. `set` is the group that it is shown in."""
+
+    set: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    label: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    text: Annotated[str, msgspec.Meta(max_length=MAX_QUICK_REPLY)] = ""
 
 
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
@@ -158,6 +170,7 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     `keep_other_speakers` keeps lines that a reply says for the user or another character. By
     default a reply ends before a line that begins with one of their names and a colon.
     `expand_macros` expands macros in the user's lines before they are stored. It is on by default.
+    `quick_replies` are texts for a click.
     """
 
     model: ModelId | None = None
@@ -174,6 +187,9 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     expand_macros: bool | None = None
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
+    quick_replies: Annotated[
+        tuple[QuickReply, ...], msgspec.Meta(max_length=MAX_QUICK_REPLIES)
+    ] = ()
 
 
 def decode_settings(data: bytes, kind: type[SettingsT]) -> SettingsT:
