@@ -30,9 +30,8 @@ export default async function ({ signal, title }) {
         act("upload", t("common.import"), () => files.choose()),
         act("plus", c("make"), make, "primary"))),
     areas("campaigns"),
-    files.element,
     out);
-  files.at(view, signal);
+  files.at(signal);
   return view;
 }
 

@@ -30,9 +30,8 @@ export default async function list({ signal, title }) {
         act("upload", t("common.import"), () => files.choose()),
         act("plus", m("make"), create, "primary"))),
     areas("chronicles"),
-    files.element,
     out);
-  files.at(view, signal);
+  files.at(signal);
   return view;
 }
 

@@ -1,0 +1,59 @@
+/** The archive of the account: everything in one zip file, made by a job. */
+import { api } from "../core/api.js";
+import { attempt } from "../core/dialogs.js";
+import { act, h, refill } from "../core/dom.js";
+import { progress } from "../core/form.js";
+import { followJob } from "../core/jobs.js";
+import { dateTime, size, t } from "../core/words.js";
+import { i } from "./files.js";
+
+const a = (name, values) => t(`archive.${name}`, values);
+const PATH = "/me/archive";
+
+/** The state of the archive with its actions. It follows the job until the signal aborts. */
+export async function archiveBox(signal) {
+  const said = h("p", { role: "status" });
+  const acts = h("div.row");
+  const bar = progress(a("making"));
+  const read = () => api.get(`${PATH}/state`, { signal });
+  const begin = () => attempt(async () => show(await api.post(PATH)));
+  const remove = () => attempt(async () => {
+    await api.delete(PATH);
+    show(null);
+  });
+  const make = () => act("copy", a("begin"), begin);
+
+  const say = (text, ...buttons) => {
+    said.textContent = text;
+    bar.element.hidden = true;
+    refill(acts, buttons);
+  };
+  const show = (item) => {
+    if (!item) return say("", make());
+    if (item.size) {
+      const { size: bytes, created_at: when, expires_at: until } = item;
+      return say(a("ready", { when: dateTime(when), size: size(bytes), until: dateTime(until) }),
+        act("download", a("download"), () => api.download(PATH), "primary"),
+        make(),
+        act("delete", a("delete"), remove, "quiet"));
+    }
+    const stop = () => attempt(() => api.post(`/jobs/${item.job_id}/stop`));
+    say(a("working"), act("stop", i("stop"), stop));
+    bar.show(null);
+    bar.element.hidden = false;
+    attempt(() => follow(item));
+  };
+  const follow = async ({ job_id: job }) => {
+    const last = await followJob(job, signal, ({ progress: { done, total } }) => bar.show(total ? done / total : null));
+    const item = await read();
+    if (item?.size) show(item);
+    else say(last?.detail ?? a("stopped"), make());
+  };
+
+  show(await read());
+  return h("div.stack", {}, said, bar.element, acts);
+}
+
+export async function archive(signal) {
+  return h("section.stack.archive", {}, h("h2", {}, a("title")), h("p", {}, a("help")), await archiveBox(signal));
+}

@@ -1,0 +1,123 @@
+/** One import: its progress, and the result of each file. */
+import { api } from "../core/api.js";
+import { attempt, deleting, more, sure } from "../core/dialogs.js";
+import { act, fill, h, icon, pause, refill } from "../core/dom.js";
+import { progress } from "../core/form.js";
+import { ago, dateTime, has, size, t } from "../core/words.js";
+import { areas } from "../account/parts.js";
+import { addressOf, followImport, goOn, i, isOpen, OUTCOMES, stop } from "./files.js";
+
+const SIGNS = { imported: "check", already_there: "minus", skipped: "minus", failed: "alert" };
+const PAGE = 100;
+const LOOK_MILLISECONDS = 3000;
+
+/** What to do about a file that was not imported. */
+function advice({ outcome, kind }) {
+  const own = [`${outcome}_${kind}`, outcome].find((each) => has(`imports.advice.${each}`));
+  return own && i(`advice.${own}`);
+}
+
+/** A file with its outcome, and a link to the item. */
+function line(result) {
+  const { path, outcome, kind, detail, warnings } = result;
+  const href = addressOf(result);
+  const isThere = /imported|already_there/.test(outcome);
+  const facts = [i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)].filter(Boolean).join(" · ");
+  return h("li", { class: outcome },
+    icon(SIGNS[outcome]),
+    h("div.grow", {},
+      h("p.path", {}, isThere && href ? h("a", { href }, path) : path),
+      h("small.soft", {}, facts),
+      [detail, ...warnings].filter(Boolean).map((each) => h("small", {}, each)),
+      h("small.help", {}, advice(result))));
+}
+
+/** Route: #/imports/ID */
+export default async function ({ params: { id }, signal, title }) {
+  let item = await api.get(`/imports/${id}`, { signal });
+  title(item.name);
+  const bar = progress(t("files.importing", item));
+  const state = h("p.grow", { role: "status" });
+  const acts = h("div.row");
+  const filters = h("div.row.tags", { role: "group", "aria-label": i("filter") });
+  const list = h("ul.list.results", { "aria-label": i("results") });
+  const none = h("p.empty", { hidden: true }, i("no_results"));
+  const older = act("down", t("common.more"), () => attempt(() => load(older.value)));
+  let outcome = null;
+
+  const load = async (after) => {
+    const query = { outcome, after, limit: PAGE };
+    const page = await api.get(`/imports/${id}/results`, { query, signal });
+    if (!after) fill(list);
+    const at = list.children.length;
+    list.append(...page.items.map(line));
+    none.hidden = list.children.length > 0;
+    older.value = page.next ?? "";
+    older.hidden = !page.next;
+    // The button moves below the new lines.
+    if (after) list.children[at]?.querySelector("a")?.focus();
+  };
+
+  const filter = ([name, label]) => {
+    const press = () => {
+      outcome = name;
+      draw();
+      attempt(load);
+    };
+    return h("button.tag", { "aria-pressed": String(outcome === name), onclick: press }, label);
+  };
+  const draw = () => {
+    const isRunning = item.state === "running";
+    state.textContent = i(`states.${item.state}`);
+    bar.element.hidden = !isRunning;
+    const total = OUTCOMES.reduce((sum, each) => sum + item.counts[each], 0);
+    const known = OUTCOMES.filter((each) => item.counts[each] || each === outcome);
+    refill(filters,
+      [[null, i("all", { count: total })], ...known.map((each) => [each, i(each, { count: item.counts[each] })])].map(filter));
+    refill(acts,
+      isRunning && act("stop", i("stop"), () => stop(item)),
+      isOpen(item) && act("continue", i("continue"), () => attempt(resume), "primary"),
+      !isRunning && more(t("common.more"), [deleting(() => attempt(remove))]));
+  };
+
+  const resume = async () => {
+    item = await goOn(item);
+    draw();
+    await follow();
+  };
+  const remove = async () => {
+    if (!(await sure(i("delete", item), i("delete_help"), t("common.delete")))) return;
+    await api.delete(`/imports/${id}`);
+    location.hash = "#/imports";
+  };
+  /** Show the first results while the import runs. */
+  const watch = async () => {
+    while (item.state === "running" && !signal.aborted) {
+      await pause(LOOK_MILLISECONDS, signal);
+      if (document.hidden || item.state !== "running") continue;
+      const now = await api.get(`/imports/${id}`, { signal });
+      if (item.state !== "running") return;
+      item = now;
+      draw();
+      if (list.children.length < PAGE && !list.contains(document.activeElement)) await load();
+    }
+  };
+  const follow = async () => {
+    watch().catch(() => {});
+    item = await followImport(item, signal, bar.show);
+    draw();
+    await load();
+  };
+
+  draw();
+  await load();
+  if (item.state === "running") attempt(follow);
+  return h("div.page.narrow", {},
+    h("a.row.back", { href: "#/imports" }, icon("left"), i("title")),
+    h("header", {},
+      h("div.grow", {}, h("h1.clip", {}, item.name),
+        h("small.soft", {}, size(item.size), " · ", h("time", { title: dateTime(item.created_at) }, ago(item.created_at)))),
+      acts),
+    h("div.row", {}, state), bar.element,
+    filters, list, none, older);
+}
