@@ -23,7 +23,7 @@ export default async function ({ signal, title }) {
   campaigns.drop();
   addEventListener("campaigns-changed", draw, { signal });
   await draw();
-  const view = h("div.page", {},
+  return h("div.page", {},
     h("header", {},
       h("h1", {}, c("campaigns")),
       h("div.row", {},
@@ -31,8 +31,6 @@ export default async function ({ signal, title }) {
         act("plus", c("make"), make, "primary"))),
     areas("campaigns"),
     out);
-  files.at(signal);
-  return view;
 }
 
 function row(it, names) {

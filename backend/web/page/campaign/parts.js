@@ -101,7 +101,6 @@ export async function make() {
 /** Import of zip files: campaigns that were exported here, and vaults of Markdown. */
 export const files = importing({
   accept: ".zip,application/zip",
-  drop: c("drop"),
   async send(file, row) {
     const { id, name, warnings } = await api.upload("/campaigns/import", file, row);
     for (const each of [campaigns, chats, chronicles]) each.changed();

@@ -23,7 +23,7 @@ export default async function list({ signal, title }) {
   chronicles.drop();
   addEventListener("chronicles-changed", show, { signal });
   await show();
-  const view = h("div.page", {},
+  return h("div.page", {},
     h("header", {},
       h("h1", {}, m("memory")),
       h("div.row", {},
@@ -31,8 +31,6 @@ export default async function list({ signal, title }) {
         act("plus", m("make"), create, "primary"))),
     areas("chronicles"),
     out);
-  files.at(signal);
-  return view;
 }
 
 function row(it, names) {

@@ -4,7 +4,7 @@ import { attempt } from "../core/dialogs.js";
 import { act, h, refill } from "../core/dom.js";
 import { progress } from "../core/form.js";
 import { followJob } from "../core/jobs.js";
-import { dateTime, size, t } from "../core/words.js";
+import { dateTime, has, size, t } from "../core/words.js";
 import { i } from "./files.js";
 
 const a = (name, values) => t(`archive.${name}`, values);
@@ -15,13 +15,20 @@ export async function archiveBox(signal) {
   const said = h("p", { role: "status" });
   const acts = h("div.row");
   const bar = progress(a("making"));
-  const read = () => api.get(`${PATH}/state`, { signal });
+  const read = async () => {
+    try {
+      return await api.get(`${PATH}/status`, { signal });
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return null;
+    }
+  };
   const begin = () => attempt(async () => show(await api.post(PATH)));
   const remove = () => attempt(async () => {
     await api.delete(PATH);
     show(null);
   });
-  const make = () => act("copy", a("begin"), begin);
+  const make = (name = "begin") => act("copy", a(name), begin);
 
   const say = (text, ...buttons) => {
     said.textContent = text;
@@ -30,24 +37,23 @@ export async function archiveBox(signal) {
   };
   const show = (item) => {
     if (!item) return say("", make());
-    if (item.size) {
-      const { size: bytes, created_at: when, expires_at: until } = item;
+    const { state, job, size: bytes, created_at: when, expires_at: until } = item;
+    if (state === "ready") {
       return say(a("ready", { when: dateTime(when), size: size(bytes), until: dateTime(until) }),
         act("download", a("download"), () => api.download(PATH), "primary"),
-        make(),
+        make("renew"),
         act("delete", a("delete"), remove, "quiet"));
     }
-    const stop = () => attempt(() => api.post(`/jobs/${item.job_id}/stop`));
+    if (state !== "making") return say(a(has(`archive.${job?.error}`) ? job.error : state), make());
+    const stop = () => attempt(() => api.post(`/jobs/${job.id}/stop`));
     say(a("working"), act("stop", i("stop"), stop));
     bar.show(null);
     bar.element.hidden = false;
-    attempt(() => follow(item));
+    attempt(() => follow(job));
   };
-  const follow = async ({ job_id: job }) => {
-    const last = await followJob(job, signal, ({ progress: { done, total } }) => bar.show(total ? done / total : null));
-    const item = await read();
-    if (item?.size) show(item);
-    else say(last?.detail ?? a("stopped"), make());
+  const follow = async ({ id }) => {
+    await followJob(id, signal, ({ progress: { done, total } }) => bar.show(total ? done / total : null));
+    show(await read());
   };
 
   show(await read());
