@@ -23,7 +23,8 @@ const backups = () =>
   section("backups",
     h("p", {}, i("backups_help")),
     h("pre.commands", { tabindex: 0, role: "region", "aria-label": i("backups") },
-      h("code", {}, "talekeeper backup FILE\ntalekeeper restore FILE")),
+      h("code", {}, "talekeeper backup FILE\ntalekeeper restore FILE\ntalekeeper doctor")),
+    h("p", {}, i("backups_schedule")),
     h("p.help", {}, i("backups_key")));
 
 /** Route: #/imports */
