@@ -26,16 +26,14 @@ export function addressOf({ kind, item_id: id }) {
 export const summary = ({ counts }) =>
   OUTCOMES.filter((each) => counts[each]).map((each) => i(each, { count: counts[each] })).join(" · ");
 
-/** True if an import can be continued. */
-export const isOpen = ({ state }) => /stopped|failed/.test(state);
-
 const renew = () =>
   [campaigns, characters, chats, chronicles, lorebooks, personas].forEach((each) => each.changed());
 
 /** Follow an import until its job ends. `show(share, text)` gets its progress. Returns the import. */
 export async function followImport({ id, job_id: job }, signal, show) {
   await followJob(job, signal, ({ state, progress: { done, total } }) => {
-    if (total) show(done / total, i("progress", { done, total }));
+    // The progress counts files.
+    if (total > 1) show(done / total, i("progress", { done, total }));
     else show(null, has(`imports.job.${state}`) ? i(`job.${state}`) : "");
   });
   const item = await api.get(`/imports/${id}`, { signal });
@@ -65,7 +63,7 @@ async function end(item, resume) {
   return {
     text: [h("a", { href: `#/imports/${id}` }, name), h("small", {}, [i(`states.${state}`), summary(item)].filter(Boolean).join(": "))],
     sign: icon(isWhole ? "check" : "alert"),
-    button: isOpen(item) && act("continue", i("continue_named", { name }), again, "quiet"),
+    button: item.can_continue && act("continue", i("continue_named", { name }), again, "quiet"),
     state: isWhole ? "done" : { finished: "partial", stopped: "stopped" }[state] ?? "refused",
   };
 }

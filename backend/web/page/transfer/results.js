@@ -5,7 +5,7 @@ import { act, fill, h, icon, pause, refill } from "../core/dom.js";
 import { progress } from "../core/form.js";
 import { ago, dateTime, has, size, t } from "../core/words.js";
 import { areas } from "../account/parts.js";
-import { addressOf, followImport, goOn, i, isOpen, OUTCOMES, stop } from "./files.js";
+import { addressOf, followImport, goOn, i, OUTCOMES, stop } from "./files.js";
 
 const SIGNS = { imported: "check", already_there: "minus", skipped: "minus", failed: "alert" };
 const PAGE = 100;
@@ -68,7 +68,8 @@ export default async function ({ params: { id }, signal, title }) {
   };
   const draw = () => {
     const isRunning = item.state === "running";
-    state.textContent = i(`states.${item.state}`);
+    const isLost = /stopped|failed/.test(item.state) && !item.can_continue;
+    fill(state, i(`states.${item.state}`), isLost && [". ", i("lost")]);
     bar.element.hidden = !isRunning;
     const total = OUTCOMES.reduce((sum, each) => sum + item.counts[each], 0);
     const known = OUTCOMES.filter((each) => item.counts[each] || each === outcome);
@@ -76,7 +77,7 @@ export default async function ({ params: { id }, signal, title }) {
       [[null, i("all", { count: total })], ...known.map((each) => [each, i(each, { count: item.counts[each] })])].map(filter));
     refill(acts,
       isRunning && act("stop", i("stop"), () => stop(item)),
-      isOpen(item) && act("continue", i("continue"), () => attempt(resume), "primary"),
+      item.can_continue && act("continue", i("continue"), () => attempt(resume), "primary"),
       !isRunning && more(t("common.more"), [deleting(() => attempt(remove))]));
   };
 
