@@ -45,11 +45,12 @@ function count() {
  * @param {function} run Gets `{ onprogress(share, text), signal, stopping, resume }` and returns a
  *   promise for `{ text, sign, button, state }` of the row at its end: `sign` is a tick by default,
  *   `state` is "done", or one of those that stay until they are cleared: "partial", "stopped" and
- *   "refused". `stopping(stop)` replaces
- *   the cancellation once the server has the file: the button calls `stop`, and `run` ends. `resume(run)` runs
- *   something else in the row.
+ *   "refused". `stopping(stop, follow)` is called once the server has the file: the button calls
+ *   `stop` instead of cancelling, and a retry runs `follow`. `resume(run)` runs something else in
+ *   the row.
+ * @param {boolean} isSent True if the server works on the import already, so that it runs at once.
  */
-export function track(name, run) {
+export function track(name, run, isSent = false) {
   const label = h("p.clip", {}, name);
   const row = h("li");
   const show = (as, sign, text, button) => {
@@ -57,9 +58,10 @@ export function track(name, run) {
     refill(row, sign, h("div.grow", {}, text), button);
     count();
   };
+  let next = run;
   const fail = (as, text) =>
     show(as, icon("alert"), [label, h("small", {}, text)],
-      act("again", t("files.retry", { name }), () => resume(run), "quiet"));
+      act("again", t("files.retry", { name }), () => resume(next), "quiet"));
   const resume = (run) => {
     const leaving = new AbortController();
     const { signal } = leaving;
@@ -69,7 +71,10 @@ export function track(name, run) {
       leaving.abort();
       fail("stopped", t("files.cancelled"));
     };
-    const stopping = (stop) => work(act("stop", t("files.stop", { name }), stop, "quiet"), "busy sent");
+    const stopping = (stop, follow) => {
+      next = follow;
+      work(act("stop", t("files.stop", { name }), stop, "quiet"), "busy sent");
+    };
     const onprogress = (share, text) =>
       share < 1 || text ? bar.show(share, text) : bar.show(null, t("files.reading"));
     bar.show(0, t("files.waiting"));
@@ -87,7 +92,8 @@ export function track(name, run) {
         rows.prepend(row);
       }
     };
-    queue = queue.then(bring).catch(complain);
+    if (isSent) bring().catch(complain);
+    else queue = queue.then(bring).catch(complain);
   };
   rows.append(row);
   resume(run);

@@ -26,8 +26,10 @@ export function addressOf({ kind, item_id: id }) {
 export const summary = ({ counts }) =>
   OUTCOMES.filter((each) => counts[each]).map((each) => i(each, { count: counts[each] })).join(" · ");
 
-const renew = () =>
-  [campaigns, characters, chats, chronicles, lorebooks, personas].forEach((each) => each.changed());
+const renew = () => {
+  for (const each of [campaigns, characters, chats, chronicles, lorebooks, personas]) each.changed();
+  dispatchEvent(new Event("imports-changed"));
+};
 
 /** Follow an import until its job ends. `show(share, text)` gets its progress. Returns the import. */
 export async function followImport({ id, job_id: job }, signal, show) {
@@ -46,7 +48,7 @@ export const goOn = ({ id }) => api.post(`/imports/${id}/continue`);
 
 /** Run the row of an import that the server has. */
 const work = (item) => async ({ onprogress, signal, stopping, resume }) => {
-  stopping(() => stop(item));
+  stopping(() => stop(item), work(item));
   return end(await followImport(item, signal, onprogress), resume);
 };
 
@@ -101,5 +103,5 @@ export const files = importing({
 /** Show the imports that run on the server since an earlier visit. */
 export async function takeUp() {
   const { items } = await api.get("/imports");
-  for (const item of items) if (item.state === "running") track(item.name, work(item));
+  for (const item of items) if (item.state === "running") track(item.name, work(item), true);
 }

@@ -1,6 +1,7 @@
 /** Import and export: files of any kind, earlier imports, and the archive of the account. */
 import { api } from "../core/api.js";
-import { act, h, icon } from "../core/dom.js";
+import { attempt } from "../core/dialogs.js";
+import { act, h, icon, refill } from "../core/dom.js";
 import { session } from "../core/store.js";
 import { ago, dateTime, size, t } from "../core/words.js";
 import { areas } from "../account/parts.js";
@@ -30,7 +31,15 @@ const backups = () =>
 /** Route: #/imports */
 export default async function ({ signal, title }) {
   title(i("title"));
-  const items = await api.all("/imports", { signal });
+  const list = h("ul.list", { "aria-label": i("earlier") });
+  const earlier = section("earlier", list);
+  const draw = async () => {
+    const items = await api.all("/imports", { signal });
+    earlier.hidden = !items.length;
+    refill(list, items.map(line));
+  };
+  addEventListener("imports-changed", () => attempt(draw), { signal });
+  await draw();
   return h("div.page.narrow", {},
     h("header", {}, h("h1", {}, i("title"))),
     areas("imports"),
@@ -38,7 +47,7 @@ export default async function ({ signal, title }) {
       h("p", {}, i("files_help")),
       h("div", {}, act("upload", i("choose"), () => files.choose(), "primary"))),
     section("moving.title", steps()),
-    items.length > 0 && section("earlier", h("ul.list", { "aria-label": i("earlier") }, items.map(line))),
+    earlier,
     section("chats", h("p", {}, i("chats_help"))),
     await archive(signal),
     session.user.is_administrator && backups());
