@@ -166,7 +166,6 @@ export default async function ({ params: { id }, signal, title }) {
   const prompts = presets.length > 0 && presetOf(item, presets);
   books(id, side);
   const bring = act("upload", say("import_chat"), () => files.choose(item));
-  files.at(signal, item);
   const when = (chat) => h("small.figure", {}, ago(chat.updated_at));
   return h(
     "div.page",

@@ -89,13 +89,13 @@ async function single(result, name) {
   };
 }
 
-/** Import of files of any kind. `to` is a character whose chats they are. */
+/** Import of files of any kind, or of chats with the character `to`. */
 export const files = importing({
   accept: "",
   drop: i("drop"),
   largest: Infinity,
   async send(file, row, to) {
-    const path = to ? `/chats/import?character_id=${to.id}` : "/imports";
+    const path = to ? `/chats/import?character_ids=${to.id}` : "/imports";
     return work(await api.upload(path, file, row))(row);
   },
 });
