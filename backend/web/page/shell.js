@@ -57,7 +57,7 @@ export function shell() {
   watch(activity);
   files.at();
   receive(element);
-  takeUp();
+  takeUp().catch(() => {});
 
   return {
     element,

@@ -56,7 +56,7 @@ const work = (item) => async ({ onprogress, signal, stopping, resume }) => {
 async function end(item, resume) {
   const { id, name, state, counts } = item;
   const count = OUTCOMES.reduce((sum, each) => sum + counts[each], 0);
-  if (state === "finished" && count === 1) {
+  if (count === 1 && !item.can_continue) {
     const [result] = (await api.get(`/imports/${id}/results`)).items;
     return single(result, name);
   }
@@ -78,7 +78,7 @@ async function single(result, name) {
   }
   const href = addressOf(result);
   const isThere = /imported|already_there/.test(outcome);
-  const words = [i(outcome, { count: 1 }), kind && i(`kinds.${kind}`)].filter(Boolean).join(" · ");
+  const words = [i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)].filter(Boolean).join(" · ");
   return {
     text: [
       href ? h("a", { href }, name) : h("p.clip", {}, name),

@@ -12,9 +12,11 @@ const PAGE = 100;
 const LOOK_MILLISECONDS = 3000;
 
 /** What to do about a file that was not imported. */
-function advice({ outcome, kind }) {
-  const own = [`${outcome}_${kind}`, outcome].find((each) => has(`imports.advice.${each}`));
-  return own && i(`advice.${own}`);
+function advice({ path, outcome, kind }) {
+  if (outcome !== "failed") {
+    return path.endsWith("secrets.json") && h("a", { href: "#/providers" }, i("advice.secrets"));
+  }
+  return i(`advice.${has(`imports.advice.${kind}`) ? kind : "other"}`);
 }
 
 /** A file with its outcome, and a link to the item. */
