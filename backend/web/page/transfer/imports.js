@@ -17,7 +17,7 @@ const line = (item) =>
     icon(item.state === "finished" && !item.counts.failed ? "check" : item.state === "running" ? "upload" : "alert"),
     h("div.grow", {},
       h("a.clip", { href: `#/imports/${item.id}` }, item.name),
-      h("small.soft", {}, [i(`states.${item.state}`), summary(item), size(item.size)].filter(Boolean).join(" · "))),
+      h("small.soft", {}, [i(`states.${item.state}`), summary(item), item.size > 0 && size(item.size)].filter(Boolean).join(" · "))),
     h("time.help", { title: dateTime(item.created_at) }, ago(item.created_at)));
 
 const backups = () =>

@@ -41,15 +41,16 @@ export default async function ({ params: { id }, signal, title }) {
   const bar = progress(t("files.importing", item));
   const state = h("p.grow", { role: "status" });
   const acts = h("div.row");
-  const filters = h("div.row.tags", { role: "group", "aria-label": i("filter") });
   const list = h("ul.list.results", { "aria-label": i("results") });
   const none = h("p.empty", { hidden: true }, i("no_results"));
   const older = act("down", t("common.more"), () => attempt(() => load(older.value)));
   let outcome = null;
+  let shown = null;
 
   const load = async (after) => {
     const query = { outcome, after, limit: PAGE };
     const page = await api.get(`/imports/${id}/results`, { query, signal });
+    if (query.outcome !== outcome) return;
     if (!after) fill(list);
     const at = list.children.length;
     list.append(...page.items.map(line));
@@ -60,23 +61,28 @@ export default async function ({ params: { id }, signal, title }) {
     if (after) list.children[at]?.querySelector("a")?.focus();
   };
 
-  const filter = ([name, label]) => {
+  const filters = [null, ...OUTCOMES].map((name) => {
     const press = () => {
       outcome = name;
       draw();
       attempt(load);
     };
-    return h("button.tag", { "aria-pressed": String(outcome === name), onclick: press }, label);
-  };
+    return { name, button: h("button.tag", { onclick: press }) };
+  });
   const draw = () => {
-    const isRunning = item.state === "running";
+    const total = OUTCOMES.reduce((sum, each) => sum + item.counts[each], 0);
+    for (const { name, button } of filters) {
+      const count = name ? item.counts[name] : total;
+      button.textContent = i(name ?? "all", { count });
+      button.hidden = name !== outcome && name && !count;
+      button.ariaPressed = name === outcome;
+    }
+    if (shown === item.state) return;
+    shown = item.state;
+    const isRunning = shown === "running";
     const isLost = /stopped|failed/.test(item.state) && !item.can_continue;
     fill(state, i(`states.${item.state}`), isLost && [". ", i("lost")]);
     bar.element.hidden = !isRunning;
-    const total = OUTCOMES.reduce((sum, each) => sum + item.counts[each], 0);
-    const known = OUTCOMES.filter((each) => item.counts[each] || each === outcome);
-    refill(filters,
-      [[null, i("all", { count: total })], ...known.map((each) => [each, i(each, { count: item.counts[each] })])].map(filter));
     refill(acts,
       isRunning && act("stop", i("stop"), () => stop(item)),
       item.can_continue && act("continue", i("continue"), () => attempt(resume), "primary"),
@@ -119,8 +125,9 @@ export default async function ({ params: { id }, signal, title }) {
     h("a.row.back", { href: "#/imports" }, icon("left"), i("title")),
     h("header", {},
       h("div.grow", {}, h("h1.clip", {}, item.name),
-        h("small.soft", {}, size(item.size), " · ", h("time", { title: dateTime(item.created_at) }, ago(item.created_at)))),
+        h("small.soft", {}, item.size > 0 && `${size(item.size)} · `, h("time", { title: dateTime(item.created_at) }, ago(item.created_at)))),
       acts),
     h("div.row", {}, state), bar.element,
-    filters, list, none, older);
+    h("div.row.tags", { role: "group", "aria-label": i("filter") }, filters.map(({ button }) => button)),
+    list, none, older);
 }
