@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable
 from uuid import uuid4
@@ -14,13 +13,6 @@ from tests.support.browser import Account, Watch, dark, phone
 from tests.support.zips import seagate_vault, zipped
 
 pytestmark = pytest.mark.browser
-
-DROPPED = """([name, data]) => {
-  const held = new DataTransfer();
-  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
-  held.items.add(new File([bytes], name));
-  return held;
-}"""
 
 
 def right_edge(locator: Locator) -> float:
@@ -125,7 +117,7 @@ def test_a_chat_joins_a_campaign_takes_a_point_of_view_and_outlives_it(
     assert account.get(f"/chats/{chat}")["campaign_id"] is None
 
 
-def test_a_vault_is_dropped_on_the_page_and_says_what_was_not_understood(
+def test_a_vault_is_imported_and_says_what_was_not_understood(
     page: Page, account: Account, watch: Watch, assert_accessible: Callable[[Page], None]
 ) -> None:
     watch.expected.append("/campaigns/import")
@@ -133,10 +125,13 @@ def test_a_vault_is_dropped_on_the_page_and_says_what_was_not_understood(
     vault["seagate-vault/canon/npcs/odd.md"] = b"---\nname: [unclosed\n---\n"
     page.goto("/#/campaigns")
     expect(page.get_by_text("A campaign is a world")).to_be_visible()
-    for name, data in (("Seagate.zip", zipped(vault)), ("broken.zip", b"no zip")):
-        encoded = base64.b64encode(data).decode()
-        held = page.evaluate_handle(DROPPED, [name, encoded])
-        page.get_by_role("main").dispatch_event("drop", {"dataTransfer": held})
+    files: list[FilePayload] = [
+        {"name": name, "mimeType": "application/zip", "buffer": data}
+        for name, data in (("Seagate.zip", zipped(vault)), ("broken.zip", b"no zip"))
+    ]
+    with page.expect_file_chooser() as chosen:
+        page.get_by_role("button", name="Import").click()
+    chosen.value.set_files(files)
     imports = page.get_by_role("region", name="Imports")
     expect(imports.get_by_role("status")).to_have_text("1 of 2 imported, 1 failed")
     expect(imports.get_by_role("button", name="Retry broken.zip")).to_be_visible()

@@ -9,18 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import FilePayload, JSHandle, Page, Response, expect
+from playwright.sync_api import FilePayload, Page, Response, expect
 
 from tests.support.browser import EXAMPLE_CARD, Account, Watch, phone
 
 pytestmark = pytest.mark.browser
 
 IN_A_CHAT = re.compile(r"#/chats/[0-9a-f-]{36}")
-FILES = """files => {
-  const held = new DataTransfer();
-  for (const [name, text] of files) held.items.add(new File([text], name));
-  return held;
-}"""
 
 
 def test_the_example_opens_a_chat_and_a_deleted_chat_is_restored(
@@ -53,16 +48,15 @@ def test_the_example_opens_a_chat_and_a_deleted_chat_is_restored(
     assert len(account.get("/chats")["items"]) == 2
 
 
-def test_of_several_dropped_files_one_that_is_no_card_stops_no_other(
+def test_of_several_files_one_that_is_no_card_stops_no_other(
     page: Page, watch: Watch, assert_accessible: Callable[[Page], None]
 ) -> None:
     watch.expected.append("/characters/import")
     page.goto("/#/characters")
     expect(page.get_by_role("button", name="Try the example")).to_be_visible()
     card = EXAMPLE_CARD.read_text()
-    dropped = held(page, ("a.json", card), ("b.json", "no card"), ("c.json", card))
 
-    page.get_by_role("main").dispatch_event("drop", {"dataTransfer": dropped})
+    choose(page, ("a.json", card), ("b.json", "no card"), ("c.json", card))
 
     imports = page.get_by_role("region", name="Imports")
     expect(imports.get_by_role("status")).to_have_text("2 of 3 imported, 1 failed")
@@ -130,9 +124,16 @@ def test_a_persona_is_made_and_becomes_the_default(
     assert account.get("/me/settings")["persona_id"] == kit["id"]
 
 
-def held(page: Page, *files: tuple[str, str]) -> JSHandle:
-    """Files that are dragged over the page."""
-    return page.evaluate_handle(FILES, files)
+def choose(page: Page, *cards: tuple[str, str]) -> None:
+    """Import files as character cards."""
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Import…").first.click()
+    chooser.value.set_files(
+        [
+            FilePayload(name=name, mimeType="application/json", buffer=text.encode())
+            for name, text in cards
+        ]
+    )
 
 
 def is_put(answer: Response) -> bool:
@@ -160,8 +161,7 @@ def test_regex_scripts_of_a_card_and_of_the_user_change_what_is_shown(
     }
     page.goto("/#/characters")
     expect(page.get_by_role("button", name="Try the example")).to_be_visible()
-    dropped = held(page, ("a.json", json.dumps(card)))
-    page.get_by_role("main").dispatch_event("drop", {"dataTransfer": dropped})
+    choose(page, ("a.json", json.dumps(card)))
     imports = page.get_by_role("region", name="Imports")
     expect(imports.get_by_text("1 regex script was imported")).to_be_visible()
     imports.get_by_role("button", name="Chat with Vey").click()

@@ -116,7 +116,7 @@ def test_an_administrator_allows_the_address_of_a_local_server_in_one_click(
     allowed = page.get_by_role("list", name="Allowed addresses")
     expect(allowed).to_contain_text(address)
     page.get_by_label("Host").fill("NAS.lan")
-    page.get_by_label("Port").fill("1234")
+    page.get_by_label("Port", exact=True).fill("1234")
     page.get_by_role("button", name="Allow", exact=True).click()
     expect(allowed).to_contain_text("nas.lan:1234")
     expect(page.get_by_label("Host")).to_have_value("")

@@ -38,7 +38,7 @@ export function row(job, read) {
       state === "running" && bar.element),
     error && remedy({ slug: error }),
     /dead|waiting/.test(state) && act("retry"),
-    /^enrichment\.|fetch/.test(job.kind) && !/dead|done/.test(state) && act("stop"));
+    /^enrichment\.|^transfer\.|fetch/.test(job.kind) && !/dead|done/.test(state) && act("stop"));
 }
 
 /** A model that the settings or recent chats of the account use, and its uses. */

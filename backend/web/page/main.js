@@ -32,6 +32,8 @@ const VIEWS = new Map([
   ["presets/id", ["presets/editor", "presets"]],
   ["settings", ["account/settings", "account"]],
   ["scripts", ["account/scripts", "account"]],
+  ["imports", ["transfer/imports", "transfer"]],
+  ["imports/id", ["transfer/results", "transfer"]],
   ["account", ["account/account", "account"]],
 ]);
 

@@ -1,8 +1,10 @@
 /** The frame around every view: navigation, recent chats, and the view itself. */
 import { api } from "./core/api.js";
 import { asset, fill, h, icon, pause, set } from "./core/dom.js";
+import { forget, imports, receive } from "./core/importing.js";
 import { chats, kept } from "./core/store.js";
 import { t } from "./core/words.js";
+import { files, takeUp } from "./transfer/files.js";
 
 const PLACES = [
   ["chats", "chat", "#/"],
@@ -15,7 +17,7 @@ const RECENT = 12;
 /** The area of the navigation that each address belongs to. */
 const AREAS = {
   "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats",
-  providers: "settings", presets: "settings", scripts: "settings",
+  providers: "settings", presets: "settings", scripts: "settings", imports: "settings",
 };
 
 /** @returns {{element, main, at(path)}} `at` marks the current area. */
@@ -29,7 +31,7 @@ export function shell() {
   const brand = h("a.brand", { href: "#/" }, h("img", { src: asset("icon.svg"), alt: "" }), "Talekeeper");
   const rail = h("div.rail", {}, brand, places, recent, activity, settings, account);
   const skip = h("button.skip", { onclick: () => main.focus() }, t("shell.skip"));
-  const element = h("div.shell", {}, skip, rail, main);
+  const element = h("div.shell", {}, skip, rail, imports, main);
 
   let path = "";
   const mark = () => {
@@ -53,12 +55,16 @@ export function shell() {
   addEventListener("chats-changed", list);
   list();
   watch(activity);
+  files.at();
+  receive(element);
+  takeUp().catch(() => {});
 
   return {
     element,
     main,
     at(where) {
       path = where;
+      forget();
       element.classList.toggle("whole", /^chats\/./.test(path));
       mark();
     },

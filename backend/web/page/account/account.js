@@ -4,6 +4,7 @@ import { attempt, dialog, sure, toast } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
 import { kept, session } from "../core/store.js";
 import { date, t } from "../core/words.js";
+import { archiveBox } from "../transfer/archive.js";
 import { a, field, NEW, OLD, recovery, secret } from "./forms.js";
 import { factors } from "./factors.js";
 import { areas, ask, button, choice, part, used } from "./parts.js";
@@ -69,11 +70,17 @@ const rotate = () =>
     toast(a("rotated"));
     close();
   });
-const remove = () =>
-  ask("remove", [field("password", OLD)], async (values) => {
+const remove = async () => {
+  const leaving = new AbortController();
+  const offer = h("div.card.stack", {}, h("p", {}, t("archive.first")));
+  attempt(async () => offer.append(await archiveBox(leaving.signal)));
+  const send = async (values) => {
     await api.delete("/me", values);
     leave();
-  });
+  };
+  await ask("remove", [field("password", OLD)], send, offer);
+  leaving.abort();
+};
 const makeKey = () => {
   const options = ["chat", "read", "manage"].map((each) => [each, a(each)]);
   const scope = { ...field("scope"), kind: "select", value: "chat", options };

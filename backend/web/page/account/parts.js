@@ -11,7 +11,7 @@ export const part = (name, ...content) =>
   h("section.stack", {}, h("div", {}, h("h2", {}, a(name)), help(name)), content);
 export const used = ({ last_used_at: at }) => (at ? a("used", { when: ago(at) }) : a("unused"));
 
-const AREAS = ["settings", "providers", "presets", "scripts", "account"];
+const AREAS = ["settings", "providers", "presets", "scripts", "imports", "account"];
 
 /** Tabs of the settings views. */
 export const areas = (here) =>
@@ -39,13 +39,16 @@ export function qr(rows, label) {
   return svg("svg", attributes, svg("path", { d: dark.join(""), "shape-rendering": "crispEdges" }));
 }
 
-/** Ask for values in a dialog, which then shows the result of `send(values, close, box)`. */
-export const ask = (name, fields, send) =>
+/**
+ * Ask for values in a dialog, which then shows the result of `send(values, close, box)`. `extra` is
+ * shown above the form.
+ */
+export const ask = (name, fields, send, extra) =>
   dialog(a(name), (close) => {
     const show = async (values) => fill(box, await send(values, close, box));
     const form = passwordForm({ fields, submit: a(name), send: show });
     // Password managers need the username.
     form.prepend(h("input", { hidden: true, autocomplete: "username", value: session.user.username }));
-    const box = h("div.stack", { class: name }, help(name), form);
+    const box = h("div.stack", { class: name }, help(name), extra, form);
     return box;
   });

@@ -23,17 +23,14 @@ export default async function ({ signal, title }) {
   campaigns.drop();
   addEventListener("campaigns-changed", draw, { signal });
   await draw();
-  const view = h("div.page", {},
+  return h("div.page", {},
     h("header", {},
       h("h1", {}, c("campaigns")),
       h("div.row", {},
         act("upload", t("common.import"), () => files.choose()),
         act("plus", c("make"), make, "primary"))),
     areas("campaigns"),
-    files.element,
     out);
-  files.at(view, signal);
-  return view;
 }
 
 function row(it, names) {

@@ -101,13 +101,12 @@ export async function make() {
 /** Import of zip files: campaigns that were exported here, and vaults of Markdown. */
 export const files = importing({
   accept: ".zip,application/zip",
-  drop: c("drop"),
-  async send(file, options) {
-    const { id, name, warnings } = await api.upload("/campaigns/import", file, options);
+  async send(file, row) {
+    const { id, name, warnings } = await api.upload("/campaigns/import", file, row);
     for (const each of [campaigns, chats, chronicles]) each.changed();
     const told = warnings.length > 0 && h("details", {},
       h("summary", {}, c("warnings", { count: warnings.length })), warnings.map((each) => h("small", {}, each)));
-    return [[h("a", { href: `#/campaigns/${id}` }, name), told], warnings.length ? icon("alert") : icon("check")];
+    return { text: [h("a", { href: `#/campaigns/${id}` }, name), told], sign: icon(warnings.length ? "alert" : "check") };
   },
 });
 

@@ -7,9 +7,11 @@ import { characters, chats, session } from "../core/store.js";
 import { ago, t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { asking } from "../library/parts.js";
-import { card, cards, importButton, offer } from "../library/start.js";
+import { card, importButton, offer } from "../library/start.js";
 import { first, lacksModel } from "../models/first.js";
+import { movingButton } from "../transfer/moving.js";
 import { choose } from "./choose.js";
+import { exports } from "./exports.js";
 
 function rename({ id, title }) {
   const [label, help] = [t("chats.name"), t("chats.name_help")];
@@ -25,6 +27,9 @@ function line(chat, cast) {
   const names = cast.map((each) => each.name).join(", ");
   const acts = [
     { label: t("chats.rename"), icon: "edit", act: () => rename(chat) },
+    null,
+    ...exports(chat),
+    null,
     deleting(() => chats.remove(chat.id, title)),
   ];
   const element = h(
@@ -72,13 +77,11 @@ export default async function ({ signal, title }) {
       if (!list.isConnected) fill(body, find.input, found, list);
     } else if (people.length) {
       const grid = h("ul.people", {}, people.map(card));
-      fill(body, h("p.soft.lead", {}, t("chats.choose")), grid, h("div.row", {}, importButton()));
-    } else if (await lacksModel(signal)) fill(body, await first(draw, signal));
+      fill(body, h("p.soft.lead", {}, t("chats.choose")), grid, h("div.row", {}, importButton(), movingButton()));
+    } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row.moving", {}, movingButton()));
     else fill(body, h("p.soft.lead", {}, t("chats.about")), offer());
   };
   for (const each of ["chats-changed", "characters-changed"]) addEventListener(each, draw, { signal });
   await draw();
-  const view = h("div.page", {}, h("header", {}, heading, create), areas("chats"), cards.element, body);
-  cards.at(view, signal);
-  return view;
+  return h("div.page", {}, h("header", {}, heading, create), areas("chats"), body);
 }

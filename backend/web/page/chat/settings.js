@@ -1,6 +1,6 @@
 /** The settings of a chat. Unset values come from the account. */
 import { api } from "../core/api.js";
-import { sure } from "../core/dialogs.js";
+import { menu, sure } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
 import { autoform, control } from "../core/form.js";
 import { campaigns, chats, chronicles, lorebooks } from "../core/store.js";
@@ -8,6 +8,7 @@ import { t } from "../core/words.js";
 import { picker } from "../models/picker.js";
 import { dropped, fits, samplers } from "../models/sampling.js";
 import { tasks } from "../models/tasks.js";
+import { exports } from "./exports.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 
 /** A select of objects, with an option for none of them. */
@@ -209,6 +210,7 @@ export default async function (room, { signal }) {
     chats.remove(id, room.chat.title || t("chats.untitled"));
     location.hash = "#/";
   };
+  const saving = act("download", t("common.export"), ({ currentTarget }) => menu(currentTarget, exports(room.chat)));
   return h("div.settings.stack", {},
     h("h3", {}, word("characters")), cast,
     h("h3", {}, word("lorebooks")), lore,
@@ -217,5 +219,5 @@ export default async function (room, { signal }) {
       h("h3", {}, word("for_all")),
       h("p.row", {}, ["settings", "providers", "presets", "scripts"].map((name) =>
         h("a", { href: `#/${name}` }, word(`areas.${name}`))))),
-    h("div", {}, act("delete", word("delete"), remove, "danger")));
+    h("div.row", {}, saving, act("delete", word("delete"), remove, "danger")));
 }

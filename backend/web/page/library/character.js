@@ -8,6 +8,7 @@ import { ago, t } from "../core/words.js";
 import { NOTE, patchOf } from "../chat/fields.js";
 import { change, NAME, editing, portrait, say } from "./parts.js";
 import { cardScripts } from "./scripts.js";
+import { files } from "../transfer/files.js";
 import { chatButton } from "./start.js";
 
 /** Fields, grouped by how often they are used. */
@@ -164,6 +165,7 @@ export default async function ({ params: { id }, signal, title }) {
   const side = h("div");
   const prompts = presets.length > 0 && presetOf(item, presets);
   books(id, side);
+  const bring = act("upload", say("import_chat"), () => files.choose(item));
   const when = (chat) => h("small.figure", {}, ago(chat.updated_at));
   return h(
     "div.page",
@@ -181,7 +183,7 @@ export default async function ({ params: { id }, signal, title }) {
       {},
       portrait(characters, item, signal),
       form.element,
-      h("div", {}, side, prompts, cardScripts(item, saved, signal), chats.items.length > 0 && links(say("chats"), chats.items, "chats", when)),
+      h("div", {}, side, prompts, cardScripts(item, saved, signal), links(say("chats"), chats.items, "chats", when, bring)),
     ),
   );
 }

@@ -3,7 +3,7 @@ import { fill, h, refill } from "../core/dom.js";
 import { finder } from "../core/form.js";
 import { characters } from "../core/store.js";
 import { overview, say } from "./parts.js";
-import { card, cards, importButton, makeButton, offer } from "./start.js";
+import { card, importButton, makeButton, offer } from "./start.js";
 
 const TAGS = 18;
 
@@ -46,7 +46,5 @@ export default async function ({ signal, title }) {
   addEventListener("characters-changed", draw, { signal });
   await draw();
   const acts = h("div.row", {}, importButton(), makeButton("primary"));
-  const view = overview("characters", acts, cards.element, body);
-  cards.at(view, signal);
-  return view;
+  return overview("characters", acts, body);
 }

@@ -5,6 +5,7 @@ import { act, asset, h, icon, settled } from "../core/dom.js";
 import { importing } from "../core/importing.js";
 import { characters, chats } from "../core/store.js";
 import { foundBy } from "../lore/found.js";
+import { movingButton } from "../transfer/moving.js";
 import { face } from "./faces.js";
 import { naming, say } from "./parts.js";
 
@@ -44,20 +45,26 @@ export const card = (item) =>
     chatButton(item),
   );
 
+const brought = async (character) =>
+  character.extensions.regex_scripts?.length && (await import("./scripts.js")).broughtScripts(character);
+
+/** The row of an imported character. */
+export async function arrival(character, warnings, ...more) {
+  const link = h("a", { href: `#/characters/${character.id}` }, character.name);
+  const notes = warnings.map((each) => h("small", {}, each));
+  return { text: [link, notes, more, await brought(character)], sign: face(character), button: chatButton(character) };
+}
+
 /** Import of character cards. */
-export const cards = importing({
+const cards = importing({
   accept: ".png,.apng,.charx,.byaf,.json,.yaml,.yml,image/png",
-  drop: say("drop"),
-  async send(file, options) {
-    const { character, lorebook, found_by, warnings } = await api.upload("/characters/import", file, options);
+  async send(file, row) {
+    const { character, lorebook, found_by, warnings } = await api.upload("/characters/import", file, row);
     tell();
-    const link = h("a", { href: `#/characters/${character.id}` }, character.name);
-    return [[link, warnings.map((each) => h("small", {}, each)), lorebook && foundBy(lorebook, found_by), await brought(character)], face(character), chatButton(character)];
+    return arrival(character, warnings, lorebook && foundBy(lorebook, found_by));
   },
 });
 const tell = settled(characters.changed);
-const brought = async (character) =>
-  character.extensions.regex_scripts?.length && (await import("./scripts.js")).broughtScripts(character);
 
 /** The button that imports cards. */
 export const importButton = () => act("upload", say("import"), () => cards.choose());
@@ -91,4 +98,5 @@ export const offer = () =>
       makeButton(),
     ),
     h("small", {}, say("example_help")),
+    h("div.row", {}, movingButton()),
   );

@@ -32,13 +32,12 @@ const create = () => naming(lorebooks, t("lore.new"), (book) => (location.hash =
 
 const files = importing({
   accept: ".json,.lorebook,.scenario,.png,.charx,.byaf",
-  drop: t("lore.drop"),
-  async send(file, options) {
+  async send(file, row) {
     const name = file.name.replace(/\.\w+$/, "");
-    const { lorebook, found_by, warnings, skipped } = await api.upload("/lorebooks/import", file, { name, ...options });
+    const { lorebook, found_by, warnings, skipped } = await api.upload("/lorebooks/import", file, { name, ...row });
     lorebooks.changed();
     if (skipped) warnings.push(t("lore.skipped", { count: skipped }));
-    return [[open(lorebook), " ", entries(lorebook), warnings.map((each) => h("small", {}, each)), foundBy(lorebook, found_by)]];
+    return { text: [open(lorebook), " ", entries(lorebook), warnings.map((each) => h("small", {}, each)), foundBy(lorebook, found_by)] };
   },
 });
 
@@ -67,7 +66,5 @@ export default async function ({ signal, title }) {
   const load = act("upload", t("common.import"), () => files.choose());
   const make = act("plus", t("lore.new"), create, "primary");
   const head = h("header", {}, h("h1", {}, t("shell.lorebooks")), load, make);
-  const view = h("div.page", {}, head, files.element, h("div.stack", {}, find.input, list));
-  files.at(view, signal);
-  return view;
+  return h("div.page", {}, head, h("div.stack", {}, find.input, list));
 }

@@ -47,11 +47,10 @@ export default async function chronicle({ params, query, signal, title }) {
       h("h1", {}, it.name),
       h("div.row", {}, line && act("plus", m("add"), line.add, "primary"), menu)),
     it.description && h("p.about.soft", {}, it.description),
-    files.element,
     rebuilt.element,
     tabs(here, ["timeline", `#${path}`], ["runs", `#${path}?tab=runs`]),
     live,
     line ? line.element : await runs(it, signal));
-  files.at(view, signal, { ...it, then: reload });
+  files.at(signal, { ...it, then: reload });
   return view;
 }

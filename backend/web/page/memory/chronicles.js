@@ -23,17 +23,14 @@ export default async function list({ signal, title }) {
   chronicles.drop();
   addEventListener("chronicles-changed", show, { signal });
   await show();
-  const view = h("div.page", {},
+  return h("div.page", {},
     h("header", {},
       h("h1", {}, m("memory")),
       h("div.row", {},
         act("upload", t("common.import"), () => files.choose()),
         act("plus", m("make"), create, "primary"))),
     areas("chronicles"),
-    files.element,
     out);
-  files.at(view, signal);
-  return view;
 }
 
 function row(it, names) {

@@ -126,13 +126,13 @@ export async function make() {
 export const files = importing({
   accept: ".json",
   drop: m("drop"),
-  async send(file, options, to) {
+  async send(file, row, to) {
     const { id, name, then } = to ?? {};
-    const made = await api.upload(`/chronicles/${id ? `${id}/` : ""}import`, file, options);
+    const made = await api.upload(`/chronicles/${id ? `${id}/` : ""}import`, file, row);
     chronicles.changed();
     then?.();
     const link = h("a", { href: `#/chronicles/${made.chronicle_id}` }, name ?? file.name);
-    return [[link, h("small", {}, m("imported", { ...made, count: made.created }))]];
+    return { text: [link, h("small", {}, m("imported", { ...made, count: made.created }))] };
   },
 });
 

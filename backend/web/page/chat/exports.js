@@ -1,0 +1,11 @@
+/** Menu items that save a chat as a file. */
+import { api } from "../core/api.js";
+import { t } from "../core/words.js";
+
+const FORMATS = ["jsonl", "markdown", "text", "archive"];
+
+export const exports = ({ id }) => FORMATS.map((format) => ({
+  label: t(`chats.export.${format}`),
+  icon: "download",
+  act: () => api.download(`/chats/${id}/export?format=${format}`),
+}));

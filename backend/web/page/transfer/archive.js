@@ -1,0 +1,65 @@
+/** The archive of the account: everything in one zip file, made by a job. */
+import { api } from "../core/api.js";
+import { attempt } from "../core/dialogs.js";
+import { act, h, refill } from "../core/dom.js";
+import { progress } from "../core/form.js";
+import { followJob } from "../core/jobs.js";
+import { dateTime, has, size, t } from "../core/words.js";
+import { i } from "./files.js";
+
+const a = (name, values) => t(`archive.${name}`, values);
+const PATH = "/me/archive";
+
+/** The state of the archive with its actions. It follows the job until the signal aborts. */
+export async function archiveBox(signal) {
+  const said = h("p", { role: "status" });
+  const acts = h("div.row");
+  const bar = progress(a("making"));
+  const read = async () => {
+    try {
+      return await api.get(`${PATH}/status`, { signal });
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return null;
+    }
+  };
+  const begin = () => attempt(async () => show(await api.post(PATH)));
+  const remove = () => attempt(async () => {
+    await api.delete(PATH);
+    show(null);
+  });
+  const make = (name = "begin") => act("copy", a(name), begin);
+
+  const say = (text, ...buttons) => {
+    said.textContent = text;
+    bar.element.hidden = true;
+    refill(acts, buttons);
+  };
+  const show = (item) => {
+    if (!item) return say("", make());
+    const { state, job, size: bytes, created_at: when, expires_at: until } = item;
+    if (state === "ready") {
+      return say(a("ready", { when: dateTime(when), size: size(bytes), until: dateTime(until) }),
+        act("download", a("download"), () => api.download(PATH), "primary"),
+        make("renew"),
+        act("delete", a("delete"), remove, "quiet"));
+    }
+    if (state !== "making") return say(a(has(`archive.${job?.error}`) ? job.error : state), make());
+    const stop = () => attempt(() => api.post(`/jobs/${job.id}/stop`));
+    say(a("working"), act("stop", i("stop"), stop));
+    bar.show(null);
+    bar.element.hidden = false;
+    attempt(() => follow(job));
+  };
+  const follow = async ({ id }) => {
+    await followJob(id, signal, ({ progress: { done, total } }) => bar.show(total ? done / total : null));
+    show(await read());
+  };
+
+  show(await read());
+  return h("div.stack", {}, said, bar.element, acts);
+}
+
+export async function archive(signal) {
+  return h("section.stack.archive", {}, h("h2", {}, a("title")), h("p", {}, a("help")), await archiveBox(signal));
+}
