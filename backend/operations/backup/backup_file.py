@@ -203,6 +203,12 @@ def make_damaged_error(path: Path) -> BackupDamagedError:
     )
 
 
+def make_broken_error(place: Path) -> BackupDamagedError:
+    return BackupDamagedError(
+        f"The database {place} is damaged, or is not Talekeeper's. Restore an earlier backup."
+    )
+
+
 @contextlib.contextmanager
 def _explain_damage(path: Path) -> Generator[None]:
     try:
@@ -247,20 +253,14 @@ def check_database(path: Path, place: Path, report: Callable[[], None]) -> Datab
                 raise stops[0] from None
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_DISK:
                 raise
-            raise _make_broken_error(place) from error
+            raise make_broken_error(place) from error
     if state is None:
-        raise _make_broken_error(place)
+        raise make_broken_error(place)
     return state
 
 
 _OF_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 """Primary result codes of a disk that is full or faulty."""
-
-
-def _make_broken_error(place: Path) -> BackupDamagedError:
-    return BackupDamagedError(
-        f"The database {place} is damaged, or is not Talekeeper's. Use an earlier backup."
-    )
 
 
 def _read_state(database: sqlite3.Connection) -> DatabaseState | None:

@@ -110,7 +110,7 @@ def restore_backup(
         RootKeyError: The root key is missing, or does not open the backup.
     """
     database = find_database(settings)
-    with explain_faults(settings.data_dir), lock_backups(settings.data_dir):
+    with explain_faults(settings.data_dir, database), lock_backups(settings.data_dir):
         complete_restore(settings)
         if database.exists() and not replace:
             raise BackupError(
@@ -264,7 +264,7 @@ def complete_restore(settings: Settings) -> bool:
         _delete_staged(settings)
         return False
     journal = _read_journal(place)
-    with explain_faults(settings.data_dir):
+    with explain_faults(settings.data_dir, place):
         for path in map(Path, journal.obsolete):
             if os.path.lexists(path):
                 path.replace(journal.name_old(path))

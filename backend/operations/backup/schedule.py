@@ -83,45 +83,36 @@ class BackupSchedule:
     def __init__(self, settings: Settings, clock: Callable[[], datetime] = now) -> None:
         self._settings = settings
         self._clock = clock
-        self._retry_at: datetime | None = None
 
     async def run(self) -> None:
         """Make the backups until cancelled."""
         folder = self._settings.backup_folder
         if folder is None:
             return
-        last = await asyncio.to_thread(self._find_last, folder)
+        due = await asyncio.to_thread(self.find_due, folder)
         while True:
-            wait = (self._find_due(last) - self._clock()).total_seconds()
-            if wait > 0:
-                await asyncio.sleep(min(wait, LOOK_SECONDS))
+            at = self._clock()
+            due = min(due, at + self._interval)  # the clock may have been set back
+            if due > at:
+                await asyncio.sleep(min((due - at).total_seconds(), LOOK_SECONDS))
                 continue
-            began_at = self._clock()
             outcome = await self._back_up(folder)
-            if outcome.problem is None:
-                last, self._retry_at = began_at, None
-            else:
-                self._retry_at = began_at + min(RETRY, self._interval)
+            due = at + (self._interval if outcome.problem is None else min(RETRY, self._interval))
 
     @property
     def _interval(self) -> timedelta:
         return timedelta(hours=self._settings.backup_hours)
 
-    def _find_due(self, last: datetime | None) -> datetime:
-        at = self._clock()
-        due = at if last is None else min(last, at) + self._interval  # a clock may be set back
-        return due if self._retry_at is None else max(due, min(self._retry_at, at + RETRY))
-
-    def _find_last(self, folder: Path) -> datetime | None:
-        """Return the time of the newest backup, and note it in the metrics."""
+    def find_due(self, folder: Path) -> datetime:
+        """Return the time of the next backup, and note the last one in the metrics."""
         installation = read_installation_id(self._settings.data_dir, create=False)
         for each in list_backups(folder, installation) if installation else ():
             if each.manifest is not None:
                 with contextlib.suppress(OSError):
                     LAST_BYTES.set(each.path.stat().st_size)
                 LAST_SUCCESS.set(each.manifest.created_at.timestamp())
-                return each.manifest.created_at
-        return None
+                return each.manifest.created_at + self._interval
+        return self._clock()
 
     def _make_order(self, folder: Path) -> BackupOrder:
         return BackupOrder(
@@ -192,7 +183,7 @@ def _carry_out(order: BackupOrder) -> BackupOutcome:
     target = folder / name_backup(now())
     source = BackupSource(database=Path(order.database), folder=data)
     manifest = write_backup(source, target, lambda _, __: None)
-    with explain_faults(folder):
+    with explain_faults(folder, source.database):
         deleted = delete_old_backups(folder, manifest.installation, keep=order.keep, newest=target)
         return BackupOutcome(size=target.stat().st_size, deleted=deleted)
 

@@ -39,6 +39,7 @@ from backend.operations.backup.backup_file import (
     Progress,
     ReportProgress,
     check_database,
+    make_broken_error,
     make_damaged_error,
     open_backup,
 )
@@ -116,7 +117,7 @@ def write_backup(source: BackupSource, target: Path, report: ReportProgress) -> 
         raise BackupError(f"There is no database {source.database}. Check --data-dir.")
     _check_target(target)
     with (
-        explain_faults(target.parent),
+        explain_faults(target.parent, source.database),
         lock_backups(source.folder),
         _open_scratch(source.folder, target.parent) as scratch,
     ):
@@ -329,7 +330,7 @@ def _open_scratch(data: Path, folder: Path) -> Generator[Path]:
 
 
 @contextlib.contextmanager
-def explain_faults(folder: Path) -> Generator[None]:
+def explain_faults(folder: Path, database: Path) -> Generator[None]:
     """Raise errors of the disk and of SQLite as `BackupError`, with the next step."""
     try:
         yield
@@ -343,15 +344,14 @@ def explain_faults(folder: Path) -> Generator[None]:
         if code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
             raise _make_full_error(folder) from error
         if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
-            raise BackupDamagedError(
-                "The database is damaged. Restore an earlier backup."
-            ) from error
+            raise make_broken_error(database) from error
         if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             raise BackupBusyError(
-                "The database is locked by another program. Close that program first."
+                f"The database {database} is locked by another program. Close that program first."
             ) from error
         raise BackupStorageError(
-            "The database cannot be opened. Run this command as the user that runs the server."
+            f"The database {database} cannot be opened. Run this command as the user that runs "
+            "the server."
         ) from error
 
 

@@ -1,0 +1,215 @@
+"""Backups beside a server, restores, and both of them killed at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import resource  # noqa: TID251  it limits what a command may write, where that is possible
+import signal
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from backend.operations.backup.backup_file import open_backup
+from tests.e2e.test_crash import browser
+from tests.e2e.test_memory import BY_WORDS, FACT, are_jobs_done
+from tests.support.installations import (
+    die_before_step,
+    fill_database,
+    make_installation,
+    read_instance_key,
+)
+from tests.support.memory import API, search, take_turn
+from tests.support.process import run_command, serving
+from tests.support.server import PASSWORD, ok
+from tests.support.thorough import THOROUGH
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+KILLS = 6
+"""Moments at which the usual run kills a command. A thorough run kills it at all of them."""
+
+
+async def run(folder: Path, *arguments: str, **options: Any) -> str:
+    """Run a command that succeeds, and return its output."""
+    done = await asyncio.to_thread(run_command, folder, *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_a_backup_beside_a_writing_server_is_restored_on_another_machine(
+    tmp_path: Path,
+) -> None:
+    first, second, file = tmp_path / "first", tmp_path / "second", tmp_path / "backup.zip"
+    first.mkdir()
+    with serving(first, **BY_WORDS) as served:
+        async with browser(served) as ada:
+            cookies = ada.client.cookies
+            chat = str((await ada.new_chat())["id"])
+            await take_turn(ada, chat, text=FACT)
+            await until(lambda: are_jobs_done(ada))
+            is_over = asyncio.Event()
+
+            async def play() -> int:
+                count = 0
+                while not is_over.is_set():
+                    await take_turn(ada, chat, text=f"/demo long 12 the rain falls on roof {count}")
+                    count += 1
+                return count
+
+            playing = asyncio.create_task(play())
+            said = await run(first, "backup", str(file))
+            assert str(first / "root.key") in said
+            is_over.set()
+            assert await playing > 0
+            refused = await asyncio.to_thread(run_command, first, "restore", str(file), "--replace")
+            assert refused.returncode == 1
+            assert "Another process uses" in refused.stderr
+            lines = [each["text"] for each in await ada.messages(chat, limit=200)]
+        assert served.stop() == 0
+
+    second.mkdir()
+    await run(second, "restore", str(file), "--root-key-file", str(first / "root.key"))
+    with serving(second, **BY_WORDS) as served:
+        async with browser(served, cookies) as stranger:
+            assert (await stranger.client.get(f"{API}/me")).status_code == 401
+            stranger.client.cookies.clear()
+            body = {"username": "ada", "password": PASSWORD}
+            ok(await stranger.client.post(f"{API}/sessions", json=body), 201)
+            restored = [each["text"] for each in await stranger.messages(chat, limit=200)]
+            assert FACT in restored
+            assert [each for each in restored if each not in lines] == []
+            await until(lambda: are_jobs_done(stranger))
+            assert (await search(stranger, "the locket beneath the pear tree"))[0]["text"] == FACT
+            await take_turn(stranger, chat, text="Play goes on.")
+        assert served.stop() == 0
+
+
+async def test_what_was_written_after_the_backup_is_not_found_after_a_restore(
+    tmp_path: Path,
+) -> None:
+    folder, file = tmp_path / "data", tmp_path / "backup.zip"
+    folder.mkdir()
+    with serving(folder, **BY_WORDS) as served:
+        async with browser(served) as ada:
+            chat = str((await ada.new_chat())["id"])
+            await take_turn(ada, chat, text=FACT)
+            await until(lambda: are_jobs_done(ada))
+            await run(folder, "backup", str(file))
+            await take_turn(ada, chat, text="The lighthouse keeper drowned in the harbour.")
+            await until(lambda: are_jobs_done(ada))
+            assert "lighthouse" in (await search(ada, "lighthouse keeper"))[0]["text"]
+        assert served.stop() == 0
+    await run(folder, "restore", str(file), "--replace")
+    assert not (folder / "index").exists()
+    with serving(folder, **BY_WORDS) as served:
+        async with browser(served, httpx.Cookies()) as ada:
+            body = {"username": "ada", "password": PASSWORD}
+            ok(await ada.client.post(f"{API}/sessions", json=body), 201)
+            await until(lambda: are_jobs_done(ada))
+            assert (await search(ada, "the locket beneath the pear tree"))[0]["text"] == FACT
+            found = [each["text"] for each in await search(ada, "lighthouse keeper")]
+            assert not any("lighthouse" in text for text in found)
+        assert served.stop() == 0
+
+
+def pick(count: int) -> list[int]:
+    """Choose the operations before which a command is killed."""
+    numbers = range(1, count + 1)
+    return list(numbers) if THOROUGH else sorted(Random().sample(numbers, min(KILLS, count)))
+
+
+async def count_steps(folder: Path, *command: str, at: Path) -> int:
+    """Return the number of operations after which a command is not killed any more."""
+    low, high = 1, 2
+    while await _is_killed(folder, *command, at=at, number=high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_killed = await _is_killed(folder, *command, at=at, number=middle)
+        low, high = (middle, high) if is_killed else (low, middle)
+    return low
+
+
+async def _is_killed(folder: Path, *command: str, at: Path, number: int) -> bool:
+    prepare = partial(die_before_step, number, at)
+    done = await asyncio.to_thread(run_command, folder, *command, prepare=prepare)
+    assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+    return done.returncode != 0
+
+
+async def test_a_killed_backup_leaves_the_earlier_one_and_the_next_cleans_up(
+    tmp_path: Path,
+) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    out.mkdir()
+    key = await make_installation(data)
+    fill_database(data, 12)
+    file = out / "backup.zip"
+    command = "backup", str(file), "--with-root-key"
+    for number in pick(await count_steps(data, *command, at=tmp_path)):
+        file.unlink()
+        for _ in range(2):  # without an earlier backup, and with one
+            assert await _is_killed(data, *command, at=tmp_path, number=number)
+            if file.exists():
+                with open_backup(file) as backup:
+                    backup.check(lambda _: None)
+            assert read_instance_key(data) == key
+            await run(data, *command)
+            assert [each.name for each in out.iterdir()] == ["backup.zip"]
+
+
+async def test_a_killed_restore_leaves_the_old_or_the_new_installation(tmp_path: Path) -> None:
+    """The next command completes it: another restore, or a command that locks the folder."""
+    source, data, file = tmp_path / "source", tmp_path / "data", tmp_path / "backup.zip"
+    new, old = await make_installation(source), await make_installation(data)
+    earlier = tmp_path / "earlier.zip"
+    await run(source, "backup", str(file), "--with-root-key")
+    await run(data, "backup", str(earlier), "--with-root-key")
+    command = "restore", str(file), "--replace"
+    back = "restore", str(earlier), "--replace"
+    outcomes = set[bytes]()
+    for number in pick(await count_steps(data, *command, at=data)):
+        await run(data, *back)
+        (data / "index" / "terms-v1.2").mkdir(parents=True)
+        assert read_instance_key(data) == old
+        assert await _is_killed(data, *command, at=data, number=number)
+        said = await run(data, "migrate")
+        found = read_instance_key(data)
+        assert found in {old, new}
+        assert (data / "index").exists() == (found == old), said
+        names = {each.name for each in data.iterdir()}
+        assert not [each for each in names if "restoring" in each or each == "restore.json"]
+        assert not [each for each in names if "sqlite3.replaced" in each or "index.re" in each]
+        outcomes.add(found)
+        await run(data, *command)
+        assert read_instance_key(data) == new
+    if THOROUGH:
+        assert outcomes == {old, new}
+
+
+def allow_small_files() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+
+
+async def test_a_full_disk_leaves_no_backup_and_no_half_restore(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    out.mkdir()
+    key = await make_installation(data)
+    command = "backup", str(out / "backup.zip")
+    done = await asyncio.to_thread(run_command, data, *command, prepare=allow_small_files)
+    assert done.returncode == 1
+    assert "the disk is full" in done.stderr
+    assert list(out.iterdir()) == []
+    await run(data, *command)
+    command = "restore", str(out / "backup.zip"), "--replace"
+    done = await asyncio.to_thread(run_command, data, *command, prepare=allow_small_files)
+    assert done.returncode == 1
+    assert "the disk is full" in done.stderr
+    assert read_instance_key(data) == key
+    assert not list(data.glob("*.restoring*"))
