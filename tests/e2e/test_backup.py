@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource  # noqa: TID251  it limits what a command may write, where that is possible
 import signal
+from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,9 +24,9 @@ from tests.support.installations import (
     make_installation,
     read_instance_key,
 )
-from tests.support.memory import API, search, take_turn
-from tests.support.process import run_command, serving
-from tests.support.server import PASSWORD, ok
+from tests.support.memory import API, take_turn, texts_found
+from tests.support.process import Served, run_command, serving
+from tests.support.server import PASSWORD, Account, ok
 from tests.support.thorough import THOROUGH
 from tests.support.waiting import until
 
@@ -39,6 +41,20 @@ async def run(folder: Path, *arguments: str, **options: Any) -> str:
     done = await asyncio.to_thread(run_command, folder, *arguments, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextlib.asynccontextmanager
+async def signed_in(served: Served, ended: httpx.Cookies) -> AsyncGenerator[Account]:
+    """Sign in with the password, after the session from before the restore was refused."""
+    async with httpx.AsyncClient(
+        base_url=served.url, cookies=ended, timeout=30, trust_env=False
+    ) as client:
+        assert (await client.get(f"{API}/me")).status_code == 401
+        client.cookies.clear()
+        body = {"username": "ada", "password": PASSWORD}
+        ok(await client.post(f"{API}/sessions", json=body), 201)
+        client.headers["x-csrftoken"] = client.cookies["csrftoken"]
+        yield Account(client, "ada", "", ok(await client.get(f"{API}/me")))
 
 
 async def test_a_backup_beside_a_writing_server_is_restored_on_another_machine(
@@ -75,17 +91,13 @@ async def test_a_backup_beside_a_writing_server_is_restored_on_another_machine(
     second.mkdir()
     await run(second, "restore", str(file), "--root-key-file", str(first / "root.key"))
     with serving(second, **BY_WORDS) as served:
-        async with browser(served, cookies) as stranger:
-            assert (await stranger.client.get(f"{API}/me")).status_code == 401
-            stranger.client.cookies.clear()
-            body = {"username": "ada", "password": PASSWORD}
-            ok(await stranger.client.post(f"{API}/sessions", json=body), 201)
-            restored = [each["text"] for each in await stranger.messages(chat, limit=200)]
+        async with signed_in(served, cookies) as ada:
+            restored = [each["text"] for each in await ada.messages(chat, limit=200)]
             assert FACT in restored
             assert [each for each in restored if each not in lines] == []
-            await until(lambda: are_jobs_done(stranger))
-            assert (await search(stranger, "the locket beneath the pear tree"))[0]["text"] == FACT
-            await take_turn(stranger, chat, text="Play goes on.")
+            await until(lambda: are_jobs_done(ada))
+            assert FACT in await texts_found(ada, "the locket beneath the pear tree")
+            await take_turn(ada, chat, text="Play goes on.")
         assert served.stop() == 0
 
 
@@ -96,50 +108,44 @@ async def test_what_was_written_after_the_backup_is_not_found_after_a_restore(
     folder.mkdir()
     with serving(folder, **BY_WORDS) as served:
         async with browser(served) as ada:
+            cookies = ada.client.cookies
             chat = str((await ada.new_chat())["id"])
             await take_turn(ada, chat, text=FACT)
             await until(lambda: are_jobs_done(ada))
             await run(folder, "backup", str(file))
             await take_turn(ada, chat, text="The lighthouse keeper drowned in the harbour.")
             await until(lambda: are_jobs_done(ada))
-            assert "lighthouse" in (await search(ada, "lighthouse keeper"))[0]["text"]
+            assert "lighthouse" in (await texts_found(ada, "lighthouse keeper"))[0]
         assert served.stop() == 0
     await run(folder, "restore", str(file), "--replace")
     assert not (folder / "index").exists()
     with serving(folder, **BY_WORDS) as served:
-        async with browser(served, httpx.Cookies()) as ada:
-            body = {"username": "ada", "password": PASSWORD}
-            ok(await ada.client.post(f"{API}/sessions", json=body), 201)
+        async with signed_in(served, cookies) as ada:
             await until(lambda: are_jobs_done(ada))
-            assert (await search(ada, "the locket beneath the pear tree"))[0]["text"] == FACT
-            found = [each["text"] for each in await search(ada, "lighthouse keeper")]
+            assert FACT in await texts_found(ada, "the locket beneath the pear tree")
+            found = await texts_found(ada, "lighthouse keeper")
             assert not any("lighthouse" in text for text in found)
         assert served.stop() == 0
 
 
-def pick(count: int) -> list[int]:
-    """Choose the operations before which a command is killed."""
-    numbers = range(1, count + 1)
-    return list(numbers) if THOROUGH else sorted(Random().sample(numbers, min(KILLS, count)))
+class Killer:
+    """Runs a command that is killed before one of its operations on files in a folder."""
 
+    def __init__(self, data: Path, *command: str, at: Path, steps: Path) -> None:
+        self._data, self._command = data, command
+        self._at, self._steps = at, steps
 
-async def count_steps(folder: Path, *command: str, at: Path) -> int:
-    """Return the number of operations after which a command is not killed any more."""
-    low, high = 1, 2
-    while await _is_killed(folder, *command, at=at, number=high):
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_killed = await _is_killed(folder, *command, at=at, number=middle)
-        low, high = (middle, high) if is_killed else (low, middle)
-    return low
+    async def pick_moments(self) -> list[int]:
+        """Run the command once, and choose moments to kill it."""
+        await self.kill(0)
+        numbers = range(1, self._steps.stat().st_size + 1)
+        return list(numbers) if THOROUGH else sorted(Random().sample(numbers, KILLS))
 
-
-async def _is_killed(folder: Path, *command: str, at: Path, number: int) -> bool:
-    prepare = partial(die_before_step, number, at)
-    done = await asyncio.to_thread(run_command, folder, *command, prepare=prepare)
-    assert done.returncode in {0, -signal.SIGKILL}, done.stderr
-    return done.returncode != 0
+    async def kill(self, number: int) -> None:
+        """Run the command. It may end by itself, because the number of operations varies."""
+        prepare = partial(die_before_step, number, self._at, self._steps)
+        done = await asyncio.to_thread(run_command, self._data, *self._command, prepare=prepare)
+        assert done.returncode in {0, -signal.SIGKILL}, done.stderr
 
 
 async def test_a_killed_backup_leaves_the_earlier_one_and_the_next_cleans_up(
@@ -148,13 +154,14 @@ async def test_a_killed_backup_leaves_the_earlier_one_and_the_next_cleans_up(
     data, out = tmp_path / "data", tmp_path / "out"
     out.mkdir()
     key = await make_installation(data)
-    fill_database(data, 12)
+    fill_database(data, 8)
     file = out / "backup.zip"
     command = "backup", str(file), "--with-root-key"
-    for number in pick(await count_steps(data, *command, at=tmp_path)):
-        file.unlink()
+    killer = Killer(data, *command, at=out, steps=tmp_path / "steps")
+    for number in await killer.pick_moments():
+        file.unlink(missing_ok=True)
         for _ in range(2):  # without an earlier backup, and with one
-            assert await _is_killed(data, *command, at=tmp_path, number=number)
+            await killer.kill(number)
             if file.exists():
                 with open_backup(file) as backup:
                     backup.check(lambda _: None)
@@ -173,11 +180,12 @@ async def test_a_killed_restore_leaves_the_old_or_the_new_installation(tmp_path:
     command = "restore", str(file), "--replace"
     back = "restore", str(earlier), "--replace"
     outcomes = set[bytes]()
-    for number in pick(await count_steps(data, *command, at=data)):
+    killer = Killer(data, *command, at=data, steps=tmp_path / "steps")
+    for number in await killer.pick_moments():
         await run(data, *back)
         (data / "index" / "terms-v1.2").mkdir(parents=True)
         assert read_instance_key(data) == old
-        assert await _is_killed(data, *command, at=data, number=number)
+        await killer.kill(number)
         said = await run(data, "migrate")
         found = read_instance_key(data)
         assert found in {old, new}

@@ -56,18 +56,20 @@ _WATCHED = frozenset(
 )
 
 
-def die_before_step(number: int, folder: Path) -> None:
+def die_before_step(number: int, folder: Path, steps: Path) -> None:
     """Let this process be killed before a file operation in a folder, or a report of progress.
 
     Args:
-        number: The operation, from 1.
+        number: The operation, from 1. With 0, the process is not killed.
         folder: Only operations on paths below it count.
+        steps: A file outside the folder, which gets a byte for each operation.
     """
-    done = 0
+    done, log = 0, os.open(steps, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def count() -> None:
         nonlocal done
         done += 1
+        os.write(log, b".")
         if done == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
