@@ -68,14 +68,14 @@ def back_up(folder: Path, target: Path, *, with_root_key: bool = False) -> Manif
 def restore(
     backup: Path, folder: Path, *, replace: bool = False, key: Path | None = None, **settings: Any
 ) -> str:
-    """Restore, and return what the command line says."""
+    """Restore, and return the message of the command line."""
     folder.mkdir(exist_ok=True)
     given = settings_of(data_dir=folder, **settings)
     result = restore_backup(given, backup, replace=replace, root_key_file=key, report=ignore)
     return describe_restore(backup, result)
 
 
-def names_in(folder: Path) -> set[str]:
+def list_names(folder: Path) -> set[str]:
     """The names in a folder, without the files that locks and SQLite's readers leave."""
     ignored = {"backup.lock", "backup.id", "talekeeper.sqlite3-wal", "talekeeper.sqlite3-shm"}
     return {each.name for each in folder.iterdir()} - ignored
@@ -97,7 +97,7 @@ async def test_a_backup_comes_back_with_the_root_key_that_is_in_it(
     assert "contains the root key" in describe_backup(settings_of(data_dir=data), file, manifest)
     restore(file, other)
     assert read_instance_key(other) == read_instance_key(data)
-    assert names_in(other) == {"talekeeper.sqlite3", "root.key", "restored"}
+    assert list_names(other) == {"talekeeper.sqlite3", "root.key", "restored"}
 
 
 async def test_a_backup_has_no_root_key_unless_asked_for_and_says_where_it_is(
@@ -114,7 +114,7 @@ async def test_a_backup_has_no_root_key_unless_asked_for_and_says_where_it_is(
         assert not any(key.encode() in archive.read(name) for name in archive.namelist())
     with pytest.raises(RootKeyError, match="--root-key-file"):
         restore(file, tmp_path / "other")
-    assert names_in(tmp_path / "other") == set()
+    assert list_names(tmp_path / "other") == set()
     restore(file, tmp_path / "other", key=data / "root.key")
     assert read_instance_key(tmp_path / "other") == read_instance_key(data)
 
@@ -144,7 +144,7 @@ async def test_a_wrong_root_key_changes_nothing(data: Path, tmp_path: Path) -> N
         with pytest.raises(RootKeyError, match="does not open the backup"):
             restore(file, other, key=key, replace=True)
         assert read_instance_key(other) == before
-        assert names_in(other) == {"talekeeper.sqlite3", "root.key", "index"}
+        assert list_names(other) == {"talekeeper.sqlite3", "root.key", "index"}
 
 
 async def test_an_installation_is_replaced_only_on_request_with_its_index(
@@ -164,7 +164,7 @@ async def test_an_installation_is_replaced_only_on_request_with_its_index(
     assert kept.read_text() == old_key
     assert str(kept) in said
     expected = {"talekeeper.sqlite3", "root.key", "restored", "models", kept.name}
-    assert names_in(other) == expected
+    assert list_names(other) == expected
 
 
 async def test_a_backup_is_the_moment_at_which_it_began_while_others_write(
@@ -283,7 +283,7 @@ async def test_a_damaged_backup_is_refused_and_changes_nothing(data: Path, tmp_p
         file.write_bytes(damaged)
         with pytest.raises(BackupDamagedError):
             restore(file, other, replace=True)
-        assert names_in(other) == {"talekeeper.sqlite3", "root.key", "index"}
+        assert list_names(other) == {"talekeeper.sqlite3", "root.key", "index"}
 
     with zipfile.ZipFile(whole) as archive:
         packed = archive.getinfo("talekeeper.sqlite3").compress_size
@@ -354,7 +354,7 @@ async def test_a_forged_or_newer_backup_is_refused(
     file.write_bytes(made.getvalue())
     with pytest.raises(BackupError, match=error):
         restore(file, other)
-    assert names_in(other) == set()
+    assert list_names(other) == set()
     assert not (tmp_path / "evil").exists()
 
 
@@ -372,7 +372,7 @@ async def test_an_unknown_revision_is_neither_backed_up_nor_restored(
         back_up(data, file, with_root_key=True)
     with pytest.raises(BackupError, match="2099_01_01"):
         restore(file, tmp_path / "other")
-    assert names_in(tmp_path / "other") == set()
+    assert list_names(tmp_path / "other") == set()
 
 
 async def test_an_older_backup_is_migrated_at_the_next_start(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.server import settings_of
 
 
 async def make_installation(folder: Path) -> bytes:
-    """Make a data folder with tables and a root key of its own. Return its wrapped instance key."""
+    """Make a data folder with tables and a root key. Return its wrapped instance key."""
     settings = settings_of(data_dir=folder)
     database = Database(settings.resolved_database_url)
     try:

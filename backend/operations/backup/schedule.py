@@ -1,4 +1,4 @@
-"""Backups that the server makes by itself, in a separate process with low priority."""
+"""Scheduled backups: the server makes them in a separate process with low priority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making a backup, beside a running server or without one."""
+"""Making a backup. A server may run at the same time."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def describe_backup(settings: Settings, target: Path, manifest: Manifest) -> str
     lines = [f"{target} was written and checked: {size:,} bytes, revision {manifest.revision}."]
     if manifest.has_root_key:
         lines.append(
-            "It contains the root key. Whoever has the file can read account names, and guess "
+            "It contains the root key. Anyone who has the file can read account names, and guess "
             "passwords. Keep it like a password."
         )
     elif manifest.root_key_version is not None:
@@ -305,7 +305,7 @@ def lock_backups(folder: Path) -> Generator[None]:
 def read_installation_id(folder: Path, *, create: bool = True) -> str | None:
     """Return the random id of a data folder. With `create`, the first call makes one.
 
-    Several installations may keep their backups in one folder. The id tells them apart.
+    Several installations may keep their backups in one folder. The id distinguishes them.
     """
     path = folder / "backup.id"
     if not path.exists():
@@ -317,7 +317,7 @@ def read_installation_id(folder: Path, *, create: bool = True) -> str | None:
 
 @contextlib.contextmanager
 def _open_scratch(data: Path, folder: Path) -> Generator[Path]:
-    """Make a private folder in `folder`, and delete it and what killed backups have left."""
+    """Make a private folder in `folder`. Delete it at the end, and those of killed backups now."""
     prefix = f".talekeeper-backup-{read_installation_id(data)}"
     for leftover in folder.glob(f"{prefix}-*"):
         shutil.rmtree(leftover, ignore_errors=True)
