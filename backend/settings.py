@@ -422,6 +422,11 @@ class Settings(BaseSettings):
         return self.data_dir / "models"
 
     @property
+    def transfers_dir(self) -> Path:
+        """The folder of uploads and archives, which are deleted after a day."""
+        return self.data_dir / "transfers"
+
+    @property
     def resolved_root_key_file(self) -> Path:
         """The file of the root key, which the first start creates."""
         return self.root_key_file or self.data_dir / ROOT_KEY_NAME

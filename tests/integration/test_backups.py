@@ -144,7 +144,7 @@ async def test_a_wrong_root_key_changes_nothing(data: Path, tmp_path: Path) -> N
         with pytest.raises(RootKeyError, match="does not open the backup"):
             restore(file, other, key=key, replace=True)
         assert read_instance_key(other) == before
-        assert list_names(other) == {"talekeeper.sqlite3", "root.key", "index"}
+        assert list_names(other) == {"talekeeper.sqlite3", "root.key", "index", "transfers"}
 
 
 async def test_an_installation_is_replaced_only_on_request_with_its_index(
@@ -283,7 +283,7 @@ async def test_a_damaged_backup_is_refused_and_changes_nothing(data: Path, tmp_p
         file.write_bytes(damaged)
         with pytest.raises(BackupDamagedError):
             restore(file, other, replace=True)
-        assert list_names(other) == {"talekeeper.sqlite3", "root.key", "index"}
+        assert list_names(other) == {"talekeeper.sqlite3", "root.key", "index", "transfers"}
 
     with zipfile.ZipFile(whole) as archive:
         packed = archive.getinfo("talekeeper.sqlite3").compress_size

@@ -31,6 +31,7 @@ async def make_installation(folder: Path) -> bytes:
     index = folder / "index" / "terms-v1.2"
     index.mkdir(parents=True)
     (index / "segment").write_bytes(b"points")
+    (folder / "transfers").mkdir()
     return read_instance_key(folder)
 
 

@@ -183,7 +183,7 @@ class _Staging:
         with staged.open("rb+") as written:
             os.fsync(written.fileno())
         sides = [database.with_name(database.name + suffix) for suffix in _SIDE_FILES]
-        obsolete = [*sides, index_folder(settings)]
+        obsolete = [*sides, index_folder(settings), settings.transfers_dir]
         return RestoreJournal(
             stamp=_stamp(now()), new=new, obsolete=[str(each.absolute()) for each in obsolete]
         )
