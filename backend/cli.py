@@ -352,7 +352,7 @@ def _stoppable_progress() -> Generator[Callable[[int, int], None]]:
 
     def report(done: int, total: int) -> None:
         if is_over.is_set():
-            raise InterruptedError
+            raise KeyboardInterrupt
         show_progress(done, total)
 
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from backend import cli
 from backend.operations.backup.backup_file import open_backup
 from tests.e2e.test_crash import browser
 from tests.e2e.test_memory import BY_WORDS, FACT, are_jobs_done
@@ -25,10 +26,10 @@ from tests.support.installations import (
     read_instance_key,
 )
 from tests.support.memory import API, take_turn, texts_found
-from tests.support.process import Served, run_command, serving
+from tests.support.process import Served, run_command, serving, started
 from tests.support.server import PASSWORD, Account, ok
 from tests.support.thorough import THOROUGH
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -200,6 +201,24 @@ async def test_a_killed_restore_leaves_the_old_or_the_new_installation(tmp_path:
         assert outcomes == {old, new}
 
 
+async def test_ctrl_c_ends_a_backup_and_leaves_nothing(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    out.mkdir()
+    await make_installation(data)
+    fill_database(data, 60)
+    with started(back_up_until_stopped, data, out / "backup.zip") as (process, _):
+        await until_true(lambda: list(out.glob(".talekeeper-backup-*/talekeeper.sqlite3")))
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.wait, PATIENCE) == 130
+    assert list(out.iterdir()) == []
+
+
+def back_up_until_stopped(data: Path, file: Path) -> None:
+    # A shell that runs the tests in the background may have let them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    raise SystemExit(cli.main(["backup", str(file), "--data-dir", str(data)]))
+
+
 def allow_small_files() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
@@ -215,8 +234,8 @@ async def test_a_full_disk_leaves_no_backup_and_no_half_restore(tmp_path: Path) 
     assert "the disk is full" in done.stderr
     assert list(out.iterdir()) == []
     await run(data, *command)
-    command = "restore", str(out / "backup.zip"), "--replace"
-    done = await asyncio.to_thread(run_command, data, *command, prepare=allow_small_files)
+    again = "restore", str(out / "backup.zip"), "--replace"
+    done = await asyncio.to_thread(run_command, data, *again, prepare=allow_small_files)
     assert done.returncode == 1
     assert "the disk is full" in done.stderr
     assert read_instance_key(data) == key
