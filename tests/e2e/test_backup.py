@@ -45,7 +45,7 @@ async def run(folder: Path, *arguments: str, **options: Any) -> str:
 
 
 @contextlib.asynccontextmanager
-async def sign_in(served: Served, ended: httpx.Cookies) -> AsyncGenerator[Account]:
+async def open_session(served: Served, ended: httpx.Cookies) -> AsyncGenerator[Account]:
     """Sign in with the password, after the session from before the restore was refused."""
     async with httpx.AsyncClient(
         base_url=served.url, cookies=ended, timeout=30, trust_env=False
@@ -92,7 +92,7 @@ async def test_a_backup_beside_a_writing_server_is_restored_on_another_machine(
     second.mkdir()
     await run(second, "restore", str(file), "--root-key-file", str(first / "root.key"))
     with serving(second, **BY_WORDS) as served:
-        async with sign_in(served, cookies) as ada:
+        async with open_session(served, cookies) as ada:
             restored = [each["text"] for each in await ada.messages(chat, limit=200)]
             assert FACT in restored
             assert [each for each in restored if each not in lines] == []
@@ -121,7 +121,7 @@ async def test_what_was_written_after_the_backup_is_not_found_after_a_restore(
     await run(folder, "restore", str(file), "--replace")
     assert not (folder / "index").exists()
     with serving(folder, **BY_WORDS) as served:
-        async with sign_in(served, cookies) as ada:
+        async with open_session(served, cookies) as ada:
             await until(lambda: are_jobs_done(ada))
             assert FACT in await texts_found(ada, "the locket beneath the pear tree")
             found = await texts_found(ada, "lighthouse keeper")

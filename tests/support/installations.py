@@ -80,7 +80,7 @@ def die_before_step(number: int, folder: Path, steps: Path) -> None:
 
     sys.addaudithook(audit)
 
-    def report(done: int, total: int) -> None:  # noqa: ARG001  # the names of the replaced one
+    def report(done: int, total: int) -> None:
         count()
 
     cli.show_progress = report

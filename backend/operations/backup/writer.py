@@ -113,7 +113,8 @@ def write_backup(source: BackupSource, target: Path, report: ReportProgress) -> 
         BackupStorageError: A folder cannot be used, or the disk is full.
         BackupError: There is no installation, or a restore has to be completed first.
     """
-    if not source.database.is_file():
+    journal = source.folder / JOURNAL_NAME
+    if not source.database.is_file() and not journal.exists():
         raise BackupError(f"There is no database {source.database}. Check --data-dir.")
     _check_target(target)
     with (
@@ -121,7 +122,7 @@ def write_backup(source: BackupSource, target: Path, report: ReportProgress) -> 
         lock_backups(source.folder),
         _open_scratch(source.folder, target.parent) as scratch,
     ):
-        if (source.folder / JOURNAL_NAME).exists():
+        if journal.exists():
             raise BackupError(
                 f"A restore of {source.folder} was interrupted. Start the server, or run "
                 "`talekeeper restore` again, to complete it."
