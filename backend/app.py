@@ -238,13 +238,14 @@ async def _run_services(services: Services) -> AsyncGenerator[None]:
     warm_up = asyncio.create_task(_load_tokenizers(services))
     sweeper = asyncio.create_task(_sweep(services))
     emptying = asyncio.create_task(services.database.log.keep_empty())
+    backing_up = asyncio.create_task(services.backups.run())
     await begin("index", services.memory.prepare)
     await begin("recount", services.recount.schedule)
     services.worker.start()
     try:
         yield
     finally:
-        for task in (sweeper, warm_up):
+        for task in (backing_up, sweeper, warm_up):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task

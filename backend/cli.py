@@ -1,4 +1,4 @@
-"""The command line: serve, work, migrate, doctor, model, import, reindex, rotate-keys."""
+"""The command line: serve, work, migrate, doctor, import, backup, restore and others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -146,6 +147,21 @@ def _make_parser() -> argparse.ArgumentParser:
     )
 
     add("doctor", _doctor, "check the configuration")
+
+    backup = add("backup", _backup, "back up the database, also beside a running server")
+    backup.add_argument("file", type=Path, help="file to write")
+    backup.add_argument(
+        "--with-root-key", action="store_true", help="include the root key that opens the backup"
+    )
+
+    restore = add("restore", _restore, "put the installation of a backup in place")
+    restore.add_argument("file", type=Path, help="file that `talekeeper backup` wrote")
+    restore.add_argument(
+        "--replace", action="store_true", help="replace the installation in the data folder"
+    )
+    restore.add_argument(
+        "--root-key-file", dest="given_root_key", type=Path, help="root key of the backup"
+    )
 
     model = add("model", _model, "list or download embedding models")
     model.add_argument("what", choices=("list", "fetch"))
@@ -322,6 +338,49 @@ async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     return 1 if any(finding.state == "fault" for finding in findings) else 0
 
 
+async def _backup(settings: Settings, options: argparse.Namespace) -> int:
+    from backend.operations.backup.writer import describe_backup, find_source, write_backup
+
+    source = find_source(settings, with_root_key=options.with_root_key)
+    with _stoppable_progress() as report:
+        manifest = await asyncio.to_thread(write_backup, source, options.file, report)
+    print(describe_backup(settings, options.file, manifest))
+    return 0
+
+
+async def _restore(settings: Settings, options: argparse.Namespace) -> int:
+    from backend.operations.backup.restore import describe_restore, restore_backup
+
+    with _lock(settings), _stoppable_progress() as report:
+        work = partial(
+            restore_backup,
+            settings,
+            options.file,
+            replace=options.replace,
+            root_key_file=options.given_root_key,
+            report=report,
+        )
+        result = await asyncio.to_thread(work)
+    print(describe_restore(options.file, result))
+    return 0
+
+
+@contextlib.contextmanager
+def _stoppable_progress() -> Generator[Callable[[int, int], None]]:
+    """Yield a progress bar for work in a thread. The work stops when the block is cancelled."""
+    is_over = threading.Event()
+
+    def report(done: int, total: int) -> None:
+        if is_over.is_set():
+            raise KeyboardInterrupt
+        show_progress(done, total)
+
+    try:
+        yield report
+    finally:
+        is_over.set()
+
+
 async def _model(settings: Settings, options: argparse.Namespace) -> int:
     from backend.memory.embedding.catalogue import describe_models, fetch_model, find_model
     from backend.memory.embedding.registry import choose_embedder, find_local_model
@@ -473,6 +532,10 @@ async def _open_installation(settings: Settings, *, create_root_key: bool = Fals
     if await persist(database, "tables", partial(upgrade, database)):
         gc.collect()  # 4 MiB, which `gc.freeze` would otherwise keep
         log.info("database.migrated", revision=HEAD)
+    if settings.embedded:
+        from backend.operations.backup.restore import settle_restored
+
+        await settle_restored(database, settings.data_dir)
     return database, root
 
 
@@ -482,6 +545,8 @@ def _lock(settings: Settings) -> Generator[None]:
     if not settings.embedded:
         yield
         return
+    from backend.operations.backup.restore import complete_restore
+
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(settings.data_dir / "lock").acquire(blocking=False)
@@ -492,6 +557,8 @@ def _lock(settings: Settings) -> Generator[None]:
             "(TALEKEEPER_DATABASE_URL) for several processes."
         ) from None
     with lock:
+        if complete_restore(settings):
+            print("An interrupted restore was completed.", flush=True)
         yield
 
 

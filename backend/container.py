@@ -80,6 +80,7 @@ from backend.memory.embedding.controller import ModelFetches
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.search.search import RowReader
+from backend.operations.backup.schedule import BackupSchedule
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
@@ -389,6 +390,7 @@ class Services:
             **self.recount.kinds,
             **self.imports.kinds,
         }
+        self.backups = BackupSchedule(settings)
         self.jobs = JobService(queue, stoppable=find_stoppable_kinds(self.kinds))
         self.worker = build_worker(
             settings,

@@ -110,6 +110,15 @@ class Settings(BaseSettings):
     database_pool_size: int = Field(10, ge=1, le=200)
     """Connections kept open to read (and, on PostgreSQL, write)."""
 
+    # Backups (SQLite only)
+    backup_folder: Path | None = None
+    """Folder in which the server makes backups by itself. It must exist, and is best on another
+    disk. Empty: none."""
+    backup_hours: float = Field(24, gt=0, le=8760)
+    """Hours from one of these backups to the next."""
+    backup_keep: int = Field(7, ge=1, le=10_000)
+    """Number of these backups to keep. The oldest are deleted after a new one was checked."""
+
     # The root key
     root_key: Secret = None
     """The root key: 32 bytes in base64, or `version:base64` pairs, comma-separated, newest first.
@@ -359,7 +368,7 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "console"] = "auto"
     """`auto`: `console` on a terminal, `json` elsewhere."""
 
-    @field_validator("embedding_dimension", "embedding_model_path", mode="before")
+    @field_validator("embedding_dimension", "embedding_model_path", "backup_folder", mode="before")
     @classmethod
     def _blank_is_absent(cls, value: object) -> object:
         return None if value == "" else value
@@ -385,6 +394,10 @@ class Settings(BaseSettings):
         ):
             raise ValueError(
                 "TALEKEEPER_DATABASE_URL must begin with sqlite+aiosqlite: or postgresql+asyncpg:"
+            )
+        if self.backup_folder and not self.embedded:
+            raise ValueError(
+                "TALEKEEPER_BACKUP_FOLDER is set, but the database is PostgreSQL: use pg_dump"
             )
         return self
 

@@ -75,7 +75,7 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
 
 
 def refuse_unknown(revision: str | None, database: Database) -> None:
-    if revision is None or _is_known(revision):
+    if revision is None or is_known(revision):
         return
     raise SchemaError(
         f"The database {database.place} has revision {revision}, which Talekeeper "
@@ -85,7 +85,8 @@ def refuse_unknown(revision: str | None, database: Database) -> None:
     )
 
 
-def _is_known(revision: str) -> bool:
+def is_known(revision: str) -> bool:
+    """True if this version has the migration to the revision."""
     from alembic.script import ScriptDirectory  # noqa: PLC0415  # as above
     from alembic.util import CommandError  # noqa: PLC0415  # as above
 

@@ -241,6 +241,13 @@ def _run(
     return work(connection)
 
 
+async def _fetch_row(driver: Any, statement: str) -> Any:
+    cursor = await driver.execute(statement)
+    row = await cursor.fetchone()
+    await cursor.close()
+    return row
+
+
 log = get_logger(__name__)
 
 EMPTY_INTERVAL_SECONDS = 5.0
@@ -266,6 +273,7 @@ class WriteAheadLog:
         self._writer = writer
         # An earlier process may have left a log.
         self._has_frames = writer is not None
+        self._moved_before: int | None = None
 
     def note_commit(self) -> None:
         """Record that a transaction was committed."""
@@ -274,7 +282,8 @@ class WriteAheadLog:
     async def empty(self) -> bool:
         """Empty the log unless a reader still needs it. Return True if it is empty.
 
-        Blocks writers for a few milliseconds, at most `BUSY_MS`.
+        Blocks writers for a few milliseconds, at most `BUSY_MS`. It does not wait for a reader that
+        an earlier attempt has waited for, such as a backup, because writers would wait each time.
         """
         if self._writer is None or not self._has_frames:
             return True
@@ -287,9 +296,12 @@ class WriteAheadLog:
             is_busy = True
             try:
                 await driver.execute(f"PRAGMA busy_timeout={BUSY_MS}")
-                cursor = await driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                is_busy = bool((await cursor.fetchone())[0])
-                await cursor.close()
+                # Without a lock, it moves all pages that no reader needs.
+                _, frames, moved = await _fetch_row(driver, "PRAGMA wal_checkpoint(PASSIVE)")
+                if moved == frames or moved != self._moved_before:
+                    row = await _fetch_row(driver, "PRAGMA wal_checkpoint(TRUNCATE)")
+                    is_busy = bool(row[0])
+                    self._moved_before = row[2] if is_busy else None
             finally:
                 self._has_frames = self._has_frames or is_busy
                 await driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Literal
 
@@ -30,6 +31,8 @@ from backend.memory.index.edge import can_start_engine
 from backend.memory.index.server import fetch_server_version
 from backend.memory.models import GONE, IndexState
 from backend.memory.runtime import index_folder, list_index_collections
+from backend.operations.backup.backup_file import JOURNAL_NAME
+from backend.operations.backup.schedule import BackupStateName, examine_backups
 from backend.operations.start_faults import explain, find_folder_fault, find_index_fault
 from backend.prompts import load_prompts
 from backend.regex.process import RegexProcess
@@ -57,6 +60,7 @@ async def examine(settings: Settings) -> list[Finding]:
         "data folder": _data_folder,
         "root key": _root_key,
         "database": _database,
+        "backups": _backups,
         "prompts": _prompts,
         "token counts": _tokens,
         "models": _models,
@@ -88,6 +92,13 @@ async def _data_folder(settings: Settings) -> Finding:
         return Finding("data folder", "fault", fault)
     if not folder.exists():
         return Finding("data folder", "missing", f"no {folder} yet; created on first start")
+    if (folder / JOURNAL_NAME).exists():
+        return Finding(
+            "data folder",
+            "fault",
+            f"a restore of {folder} was interrupted",
+            "Start the server, or run talekeeper restore again, to complete it.",
+        )
     return Finding("data folder", "ok", str(folder))
 
 
@@ -162,6 +173,28 @@ async def _tables(settings: Settings) -> Finding:
             "Run: talekeeper migrate (serve does it automatically)",
         )
     return Finding("database", "ok", f"{kind}, revision {revision}")
+
+
+async def _backups(settings: Settings) -> Finding:
+    if not settings.embedded:
+        advice = "Back up PostgreSQL with pg_dump, and keep the root key in another place."
+        return Finding("backups", "missing", "not made by Talekeeper", advice)
+    state = await asyncio.to_thread(examine_backups, settings)
+    folder, age = settings.backup_folder, f"{state.age / timedelta(hours=1):,.1f} hours old"
+    where = state.path or folder
+    findings: dict[BackupStateName, tuple[State, str, str]] = {
+        "off": ("missing", "no schedule", "Set TALEKEEPER_BACKUP_FOLDER, or run backups yourself."),
+        "absent": ("fault", f"there is no folder {where}", "Create it, or mount its disk."),
+        "none": ("missing", f"none in {where} yet", "A running server makes them."),
+        "damaged": ("fault", f"{where} is damaged", "Delete the file, and check the disk."),
+        "late": (
+            "fault",
+            f"the last one is {age}: {where}",
+            "A running server makes them. If it runs, look for backup.failed in its log.",
+        ),
+        "good": ("ok", f"the last one is {age}, and can be read: {where}", ""),
+    }
+    return Finding("backups", *findings[state.name])
 
 
 async def _prompts(_: Settings) -> Finding:

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from backend.database import sqlite_connection
 from backend.database.engine import Database
 from backend.database.sqlite_connection import FIRST_ROWS, MAX_BLOCKING_SECONDS, connect
-from tests.support.waiting import until_true
+from tests.support.waiting import until, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("moment")]
 
@@ -72,6 +72,26 @@ async def test_a_result_that_is_left_half_way_holds_nothing_up(database: Databas
         await result.close()
     assert await database.log.empty(), "a reader still held the log"
     await database.dispose()
+
+
+async def test_writers_wait_once_for_a_long_reader_such_as_a_backup(
+    database: Database, numbers_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert, other = text("INSERT INTO numbers VALUES (1)"), Database(numbers_url)
+    async with other.read() as reading:
+        await reading.execute(text("SELECT * FROM numbers"))
+        async with database.write() as session:
+            await session.execute(insert)
+        assert not await database.log.empty()
+        # An attempt that waited for the reader would now never end.
+        monkeypatch.setattr(sqlite_connection, "BUSY_MS", 1_000_000)
+        for _ in range(3):
+            async with database.write() as session:
+                await session.execute(insert)
+            assert not await database.log.empty()
+    await until(database.log.empty)  # the reader ends in its own thread
+    for each in (database, other):
+        await each.dispose()
 
 
 async def test_rows_changed_are_counted_and_rolled_back_together(database: Database) -> None:
