@@ -300,6 +300,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         chores |= {
             "optimize": database.optimize,
             "activity": partial(delete_old_activity, database),
+            "unfinished_chats": services.chat_importer.delete_abandoned,
         }
     return chores
 

@@ -91,7 +91,7 @@ from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
 from backend.transfer.chats.exporting import ChatExporter
-from backend.transfer.chats.storing import ChatImporter
+from backend.transfer.chats.storing import ChatImporter, ImportedChats
 from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
@@ -266,6 +266,7 @@ class Services:
             user_models=user_models,
             checks_added=checks_added,
         )
+        participants.add(ImportedChats())
         self.chat_exporter = ChatExporter(database, pool, name_of=self.accounts.name_of)
         participants.add(
             WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
