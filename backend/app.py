@@ -305,6 +305,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
             "optimize": database.optimize,
             "activity": partial(delete_old_activity, database),
             "uploads": services.imports.sweep,
+            "unfinished_chats": services.chat_importer.delete_abandoned,
         }
     return chores
 

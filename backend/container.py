@@ -92,7 +92,7 @@ from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
 from backend.transfer.chats.exporting import ChatExporter
-from backend.transfer.chats.storing import ChatImporter
+from backend.transfer.chats.storing import ChatImporter, ImportedChats
 from backend.transfer.formats.registry import BUNDLES, FORMATS
 from backend.transfer.formats.sillytavern import SILLYTAVERN
 from backend.transfer.imports import ImportService
@@ -272,6 +272,7 @@ class Services:
             user_models=user_models,
             checks_added=checks_added,
         )
+        participants.add(ImportedChats())
         self.chat_exporter = ChatExporter(database, pool, name_of=self.accounts.name_of)
         participants.add(
             WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)

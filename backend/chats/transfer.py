@@ -79,7 +79,7 @@ class LogHead(msgspec.Struct, kw_only=True):
 class LogFile(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A picture or file of a message.
 
-    `stored` is the path of its content beside this file, or null if the content is missing. `path`
+    `stored` is the path of its content in the archive, or null if the content is missing. `path`
     is the path in the file that the chat was imported from.
     """
 

@@ -19,6 +19,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
 from backend.characters.cards.charx import OCTET_STREAM
+from backend.characters.errors import CharacterNotFoundError
 from backend.characters.uploads import FIELD, MULTIPART
 from backend.errors import (
     BadRequestError,
@@ -46,6 +47,7 @@ FormatName = Annotated[str | None, QueryParameter(name="format", max_length=100)
 
 _UPLOAD_ERRORS = (
     BadRequestError,
+    CharacterNotFoundError,
     TooLargeError,
     UnsupportedMediaTypeError,
     ValidationError,
@@ -114,6 +116,7 @@ class ImportController(Controller):
             chat_format=imports.check_format(chat_format),
             secrets=frozenset(secrets or ()),
         )
+        await imports.check_members(identity, options.character_ids)
         await quotas.check(QUEUED_JOBS, identity.user_id)
         upload = await imports.receive(request, identity, name=name)
         view = await imports.start(identity, upload, options)
@@ -231,6 +234,7 @@ class ChatImportController(Controller):
             character_ids=character_ids or (),
             chat_format=imports.check_format(chat_format),
         )
+        await imports.check_members(identity, options.character_ids)
         await quotas.check(QUEUED_JOBS, identity.user_id)
         upload = await imports.receive(request, identity, name=name)
         view = await imports.start(identity, upload, options)

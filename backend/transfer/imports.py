@@ -18,6 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity, make_job_identity
 from backend.accounts.models import User
+from backend.characters.errors import CharacterNotFoundError
+from backend.characters.models import Character
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
 from backend.database.base import UNSYNCHRONIZED, new_id, now, split_chunks
@@ -146,6 +148,14 @@ class ImportService:
                 extra={"formats": self._formats},
             )
         return name
+
+    async def check_members(self, identity: Identity, character_ids: Sequence[UUID]) -> None:
+        """Raise `CharacterNotFoundError` unless all characters are the user's."""
+        wanted = Character.id.in_(character_ids), Character.user_id == identity.user_id
+        async with self._database.read() as session:
+            found = set(await session.scalars(select(Character.id).where(*wanted)))
+        if not found.issuperset(character_ids):
+            raise CharacterNotFoundError
 
     async def receive(self, request: AnyRequest, identity: Identity, *, name: str) -> Upload:
         """Store the body of a request. See `UploadStore.receive`."""

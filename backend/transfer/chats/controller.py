@@ -21,11 +21,7 @@ class ChatExportController(Controller):
     path = "/chats/{chat_id:uuid}/export"
     tags = ("Chats",)
 
-    @get(
-        opt={RAISES: (ChatNotFoundError,), FILES: MEDIA_TYPES},
-        summary="Export a chat",
-        media_type=MEDIA_TYPES[0],
-    )
+    @get(opt={RAISES: (ChatNotFoundError,), FILES: MEDIA_TYPES}, summary="Export a chat")
     async def export_chat(
         self,
         request: AnyRequest,

@@ -101,8 +101,8 @@ def _write_text(_: StoredChat, head: ChatHead, messages: Iterable[FileMessage]) 
 
 _WRITERS: Final = {
     "jsonl": (_write_jsonl, "application/x-ndjson", "jsonl"),
-    "markdown": (_write_markdown, "text/markdown; charset=utf-8", "md"),
-    "text": (_write_text, "text/plain; charset=utf-8", "txt"),
+    "markdown": (_write_markdown, "text/markdown", "md"),
+    "text": (_write_text, "text/plain", "txt"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What the stored rows of an imported chat keep of its file, for an export."""
+"""The members of an imported file that rows keep for an export."""
 
 from __future__ import annotations
 

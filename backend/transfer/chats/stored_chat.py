@@ -59,7 +59,7 @@ class PathOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredChat:
-    """A chat with its active path. `origin` is the file whose branch the path is on."""
+    """A chat with its active path. `origin` is the file that the path belongs to."""
 
     chat: Chat
     title: str
@@ -178,7 +178,7 @@ class StoredChatReader:
             if not rows:
                 return
             after = rows[-1]
-            # A message whose parent was added or deleted since the export began is left out.
+            # A message is left out if its parent was added or deleted since the export began.
             kept: list[Any] = []
             for row in rows:
                 if row.parent_id in known:
@@ -227,7 +227,9 @@ def _choose_origin(origins: Sequence[PathOrigin], path: Sequence[UUID]) -> ChatO
     """Return the file with the longest path that is part of this one, or the chat's own."""
     places = {message_id: place for place, message_id in enumerate(path)}
     on_path = {
-        places[each.message_id]: each.origin for each in origins if each.message_id in places
+        places[each.message_id]: each.origin
+        for each in origins
+        if each.message_id is not None and each.message_id in places
     }
     if on_path:
         return on_path[max(on_path)]

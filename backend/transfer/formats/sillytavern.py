@@ -51,7 +51,7 @@ MAX_SCENARIO_CHARACTERS: Final = 200_000
 MAX_NUMBER: Final = 10_000
 
 NO_NAME: Final = "unused"
-"""Newer versions write this word in place of both names of the header."""
+"""Newer versions write this word for both names of the header."""
 
 _TAG: Final = "sillytavern"
 
@@ -450,26 +450,21 @@ def _list_files(extra: Members) -> list[FileReference]:
     """Return the pictures and files that `extra` names, each once."""
     if not extra.keys() & {"image", "image_swipes", "media", "files", "file"}:
         return []
-    found: dict[str, FileReference] = {}
-    values: list[Any] = [_open(extra, "image"), _open(extra, "file")]
+    values = [extra[name] for name in ("image", "file") if name in extra]
     for name in ("image_swipes", "media", "files"):
-        several = _open(extra, name)
-        values += several if isinstance(several, list) else []
+        values += _open_list(extra, name)
+    found: dict[str, FileReference] = {}
     for value in values:
-        each = {"url": value} if isinstance(value, str) else value
-        if not isinstance(each, dict):
-            continue
-        path = each.get("url")
-        if isinstance(path, str) and path:
-            named, kind = each.get("name"), each.get("type")
-            found.setdefault(
-                path,
-                FileReference(
-                    path=path,
-                    name=named if isinstance(named, str) else "",
-                    media_type=kind if isinstance(kind, str) and "/" in kind else "",
-                ),
+        members = _try_decode(bytes(value), Members) or {}
+        path = _try_decode(bytes(value), str) or _open_text(members, "url")
+        kind = _open_text(members, "type")
+        if path:
+            reference = FileReference(
+                path=path,
+                name=_open_text(members, "name"),
+                media_type=kind if "/" in kind else "",
             )
+            found.setdefault(path, reference)
     return list(found.values())[:MAX_FILES]
 
 

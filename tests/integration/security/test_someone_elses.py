@@ -27,6 +27,7 @@ from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import identity_of
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
 from tests.support.factors import add_passkey
+from tests.support.importing import bring
 from tests.support.memory import settled
 from tests.support.routes import Route, routes_of
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running, text_of
@@ -242,6 +243,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "invitation_id": ok(invited, 201)["id"],
             "address_id": ok(allowed, 201)["id"],
             "job_id": await make_job(server, owner),
+            "import_id": (await bring(owner, b"The lamp.", "notes.bin"))[0]["id"],
         },
     )
 

@@ -15,6 +15,7 @@ from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Message
 from backend.chats.transfer import read_log
 from backend.database.engine import Database
+from backend.transfer.chats.exporting import ExportFormat
 from tests.integration.chats.trees import Grove, sign_up
 from tests.support.stored_chats import (
     ChatShelf,
@@ -176,16 +177,18 @@ async def test_no_one_else_can_export_a_chat(database: Database) -> None:
     shelf, _ = await plant(database)
     other, _ = await plant(database)
     chat_id = await shelf.add(FULL)
-    for file_format in ("jsonl", "markdown", "text", "archive"):
+    formats: tuple[ExportFormat, ...] = ("jsonl", "markdown", "text", "archive")
+    for file_format in formats:
         with pytest.raises(ChatNotFoundError):
-            await other.export(chat_id, file_format)  # type: ignore[arg-type]
+            await other.export(chat_id, file_format)
 
 
 async def test_markdown_and_text_have_the_active_path(database: Database) -> None:
     shelf, _ = await plant(database)
     chat_id = await shelf.add(FULL)
-    for file_format in ("markdown", "text"):
-        text = (await shelf.export(chat_id, file_format)).decode()  # type: ignore[arg-type]
+    formats: tuple[ExportFormat, ...] = ("markdown", "text")
+    for file_format in formats:
+        text = (await shelf.export(chat_id, file_format)).decode()
         assert text.index("Rain hammers") < text.index("I knock") < text.index("Years pass")
         assert "Silence" not in text
 

@@ -78,9 +78,11 @@ async def stopped_in_the_middle(ada: Account, data: bytes) -> str:
 async def test_a_stopped_import_keeps_its_results_and_goes_on(
     database_url: str, tmp_path: Path
 ) -> None:
-    async with serving(database_url, tmp_path) as (_, ada):
+    async with serving(database_url, tmp_path) as (server, ada):
         import_id = await stopped_in_the_middle(ada, many_cards())
+        await server.parts.imports.sweep()
         view = await ada.get(f"/imports/{import_id}")
+        assert (await ada.get("/imports", limit=1))["items"] == [view]
         assert view["state"] == "stopped"
         assert view["can_continue"]
         before = view["counts"]["imported"]
@@ -92,6 +94,15 @@ async def test_a_stopped_import_keeps_its_results_and_goes_on(
         assert view["state"] == "finished"
         assert outcomes(results) == {f"{number:03}.json": "imported" for number in range(CARDS)}
         assert await names(ada) == sorted(f"N{number}" for number in range(CARDS))
+        path = f"/imports/{import_id}/results"
+        first = await ada.get(path, outcome="imported", limit=2)
+        second = await ada.get(path, outcome="imported", limit=2, after=first["next"])
+        listed = [each["path"] for page in (first, second) for each in page["items"]]
+        assert listed == ["000.json", "001.json", "002.json", "003.json"]
+        assert (await ada.get(path, outcome="failed"))["items"] == []
+
+        _, again = await bring(ada, many_cards(3), "again.zip")
+        assert set(outcomes(again).values()) == {"already_there"}
 
 
 @pytest.mark.every_database

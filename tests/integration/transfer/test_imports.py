@@ -249,6 +249,8 @@ async def test_a_finished_import_cannot_be_continued(ada: Account) -> None:
     problem(answer, 409, "import-not-continuable")
 
 
+UNKNOWN_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "an empty file": ({"files": {"file": ("a", b"")}}, 422, "validation-failed"),
     "an empty body": ({"content": b""}, 422, "validation-failed"),
@@ -263,6 +265,11 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         {"content": b"--x\r\n", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
         400,
         "bad-request",
+    ),
+    "an unknown character": (
+        {"files": {"file": ("a", b"x")}, "params": {"character_ids": [UNKNOWN_ID]}},
+        404,
+        "character-not-found",
     ),
     "an unknown format": (
         {"files": {"file": ("a", b"x")}, "params": {"format": "mud"}},

@@ -1,4 +1,4 @@
-"""SillyTavern's JSONL: what is read with a warning, what is refused, and what is written."""
+"""Tests of reading and writing chats of SillyTavern, faulty and unusual ones included."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_all(data: bytes) -> tuple[list[FileMessage], ChatReading]:
     return list(reading.messages), reading
 
 
-def texts_of(messages: list[FileMessage]) -> list[str]:
+def list_texts(messages: list[FileMessage]) -> list[str]:
     return [each.swipes[each.selected].text for each in messages]
 
 
@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "Line 2",
     ),
     "too many swipes": (
-        write_lines([HEADER, make_line("a", swipes=["a"] * 1_001, swipe_id=0)]),
+        write_lines([HEADER, make_swiped(["a"] * 1_001)]),
         "Line 2 has 1,001 swipes",
     ),
     "an empty file": (b"\n \n", "The file is empty"),
@@ -138,7 +138,7 @@ WARNED: dict[str, tuple[bytes, list[str], str]] = {
 def test_a_fault_is_a_warning_with_the_number_of_the_line(name: str) -> None:
     data, texts, warning = WARNED[name]
     messages, reading = read_all(data)
-    assert texts_of(messages) == texts
+    assert list_texts(messages) == texts
     assert any(warning in each for each in reading.warnings)
 
 
@@ -162,7 +162,7 @@ ACCEPTED: dict[str, tuple[bytes, list[str]]] = {
     "a header with metadata alone": (write_lines([{"chat_metadata": {}}, HI]), ["Hi."]),
     "a header with metadata of another kind": (write_lines([{"chat_metadata": 5}, HI]), ["Hi."]),
     "fewer infos than swipes": (
-        write_lines([HEADER, make_swiped(["a", "b"]) | {"swipe_info": []}]),
+        write_lines([HEADER, make_swiped(["a", "b"], swipe_info=[])]),
         ["a"],
     ),
 }
@@ -172,7 +172,7 @@ ACCEPTED: dict[str, tuple[bytes, list[str]]] = {
 def test_a_file_is_read_without_a_warning(name: str) -> None:
     data, texts = ACCEPTED[name]
     messages, reading = read_all(data)
-    assert texts_of(messages) == texts
+    assert list_texts(messages) == texts
     assert reading.warnings == []
     assert reading.head.title == "Mara - 2024-03-01"
 
