@@ -46,6 +46,7 @@ MAX_SWIPES: Final = 1_000
 MAX_OBJECTS: Final = 1_000
 """Maximum number of objects in one line. SillyTavern writes one."""
 MAX_FILES: Final = 100
+MAX_AVATARS: Final = 1_000
 MAX_NOTE_CHARACTERS: Final = 20_000
 MAX_SCENARIO_CHARACTERS: Final = 200_000
 MAX_NUMBER: Final = 10_000
@@ -58,6 +59,7 @@ _TAG: Final = "sillytavern"
 NARRATOR_TYPES: Final = frozenset({"narrator", "comment"})
 
 _NULL: Final = b"null"
+_AVATARS: Final = ("force_avatar", "original_avatar")
 _BY_SWIPE: Final = ("send_date", "gen_started", "gen_finished", "extra")
 _POSITIONS: Final[Mapping[int, Literal["after_prompt", "at_depth", "before_prompt"]]] = {
     0: "after_prompt",
@@ -477,8 +479,9 @@ def write_sillytavern(
     `head` where they differ from its source. A branch keeps its own.
     """
     yield write_head(head, reflects_settings=reflects_settings)
+    avatars: dict[str, Members] = {}
     for message in messages:
-        yield write_message(message)
+        yield _write_message(message, avatars)
 
 
 def write_head(head: ChatHead, *, reflects_settings: bool = True) -> bytes:
@@ -526,13 +529,19 @@ def _update_head(members: Members, head: ChatHead) -> Members:
     return {**members, "chat_metadata": _encode(metadata)}
 
 
-def write_message(message: FileMessage) -> bytes:
-    """Return a line. Swipes without a source get the members that SillyTavern writes."""
+def _write_message(message: FileMessage, avatars: dict[str, Members]) -> bytes:
+    """Return a line. Swipes without a source get the members that SillyTavern writes.
+
+    `avatars` are the members that name the pictures of authors. A message from Talekeeper has those
+    of its author's earlier messages.
+    """
     sources = [_SwipeSource.decode(each.source) for each in message.swipes]
     current, source = message.swipes[message.selected], sources[message.selected]
     members = _open_source(message.source)
     if members is None:
-        members = _make_members(message, current)
+        members = _make_members(message, current) | avatars.get(message.author, {})
+    elif len(avatars) < MAX_AVATARS:
+        avatars[message.author] = {name: members[name] for name in _AVATARS if name in members}
     members = _restore_current(members, current, source)
     _restore_flags(members, message, current)
     if "mes" not in members and current.text:

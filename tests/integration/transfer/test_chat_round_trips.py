@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from backend.chats.drafts import MessageDraft, make_message
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Message
+from backend.chats.repository import get_chat
+from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import read_log
+from backend.chats.tree import attach_message
 from backend.database.engine import Database
 from backend.transfer.chats.exporting import ExportFormat
 from tests.integration.chats.trees import Grove, sign_up
@@ -153,6 +157,22 @@ async def test_a_chat_of_talekeeper_gets_the_members_of_sillytavern(database: Da
     assert (line["swipes"], line["swipe_id"]) == (["The door creaks.", "Rain."], 0)
     again = await shelf.add(await shelf.export(grove.chat_id))
     assert (await shelf.export_lines(again))[1] == line
+
+
+async def test_a_new_message_has_the_avatar_of_its_author(database: Database) -> None:
+    shelf, _ = await plant(database)
+    avatars = {"force_avatar": "/thumbnail?file=Mara.png", "original_avatar": "Mara.png"}
+    chat_id = await shelf.add(write_lines([make_header(), make_line("Hi.", **avatars)]))
+    async with database.write() as session:
+        chat = await get_chat(session, chat_id, owner_id=shelf.identity.user_id)
+        [parent] = list(await session.scalars(select(Message)))
+        draft = MessageDraft(role="assistant", author="Mara", text="Ho.")
+        unit = CountUnit.parse(chat.count_unit)
+        made = make_message(shelf.identity.sealer, draft, unit=unit)
+        await attach_message(session, chat, made, parent=parent)
+    line = (await shelf.export_lines(chat_id))[2]
+    assert line["mes"] == "Ho."
+    assert line.items() >= avatars.items()
 
 
 async def test_an_empty_chat_has_a_header_alone(database: Database) -> None:
