@@ -208,7 +208,8 @@ def _recognise_json(  # noqa: PLR0911  # one return for each kind of file
         if chat is not None:
             return Recognition("chat", chat_format=chat)
         raise TransferFileError(error.detail) from error
-    if isinstance(value, dict) and is_card(cast("Object", value)):
+    raw = cast("Object", value) if isinstance(value, dict) else None
+    if raw is not None and is_card(raw):
         return Recognition("character")
     kind = find_kind(value)
     if chat is not None and (kind is None or kind.name in _OFTEN_CHATS):
