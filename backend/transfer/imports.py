@@ -256,7 +256,8 @@ class ImportService:
         Raises `ImportNotFoundError`.
         """
         async with self._database.write() as session:
-            row, job = await _find_row(session, import_id, identity.user_id, lock=True)
+            # The job is locked before the import, as its own steps do.
+            row, job = await _find_row(session, import_id, identity.user_id)
             if job is not None and job.state not in {"done", "dead"}:
                 ended = {**ENDED_VALUES, "state": "done", "error": STOPPED_SLUG}
                 await session.execute(

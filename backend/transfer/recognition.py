@@ -208,7 +208,7 @@ def _recognise_json(  # noqa: PLR0911  # one return for each kind of file
         if chat is not None:
             return Recognition("chat", chat_format=chat)
         raise TransferFileError(error.detail) from error
-    if isinstance(value, dict) and is_card(cast("Object", value)):
+    if _is_card(value):
         return Recognition("character")
     kind = find_kind(value)
     if chat is not None and (kind is None or kind.name in _OFTEN_CHATS):
@@ -227,6 +227,10 @@ def _recognise_json(  # noqa: PLR0911  # one return for each kind of file
             reason=f"The file is not of a known kind. {error.detail} {CAN_BE_IMPORTED}"
         )
     return Recognition("character")
+
+
+def _is_card(value: object) -> bool:
+    return isinstance(value, dict) and is_card(cast("Object", value))
 
 
 def _is_yaml_card(data: bytes) -> bool:

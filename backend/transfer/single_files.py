@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 from uuid import UUID
 
 import msgspec
@@ -497,7 +497,7 @@ def _read_scripts(data: bytes) -> tuple[int, list[RegexScript]]:
         value: Any = parse_json(data)
     except CardError as error:
         raise TransferFileError(error.detail) from error
-    listed: list[Any] = value if isinstance(value, list) else [value]
+    listed = cast("list[object]", value) if isinstance(value, list) else [value]
     return len(listed), read_scripts({"regex_scripts": listed})
 
 
