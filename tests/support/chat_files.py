@@ -103,7 +103,11 @@ def risu_database_file(database: object, *, kind: int = 8) -> bytes:
 
 def risu_blocks(database: dict[str, Any], *, is_compressed: bool = False) -> bytes:
     rest = {name: value for name, value in database.items() if name != "characters"}
-    blocks = [(1, "root", rest), (4, "preset", []), (0, "config", {"version": 1})]
+    blocks: list[tuple[int, str, object]] = [
+        (1, "root", rest),
+        (4, "preset", []),
+        (0, "config", {"version": 1}),
+    ]
     blocks += [(2, each["chaId"], each) for each in database["characters"]]
     return b"RISUSAVE\0" + b"".join(
         risu_block(kind, name, value, is_compressed=is_compressed) for kind, name, value in blocks

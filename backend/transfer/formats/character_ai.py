@@ -43,6 +43,7 @@ from backend.transfer.formats.chat_file import (
 from backend.transfer.formats.json_files import (
     NO_TEXT,
     encode_object,
+    find_name,
     find_text,
     get_list,
     get_stem,
@@ -60,7 +61,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _PAGE_TITLE: Final = b"<title>CAI Library</title>"
 _PAGE_START: Final = b"JSON.parse(`"
 _PAGE_END: Final = b"`)"
-_LIST_BEGINNING: Final = re.compile(rb"\s*\[\s*\[?\s*\{")
+_LIST_BEGINNING: Final = re.compile(rb"\s*+\[\s*+(?:\[\s*+)?+\{")
 
 ReadMessages = Callable[[list[Any], str, Notes], list[FileMessage]]
 _Part = tuple[list[Any], ReadMessages, object]
@@ -90,7 +91,7 @@ def read_bundles(file: BinaryIO, *, name: str) -> Iterator[CharacterBundle]:
     chats = list(_read_chats(raw, get_stem(name)))
     character = _find_character(raw)
     yield CharacterBundle(
-        name=find_text(character, "name", "participant__name"),
+        name=find_name(character, "name", "participant__name"),
         card=encode_object({"character": character}) if character else None,
         chats=chats,
     )
@@ -122,7 +123,7 @@ def _find_character(raw: object) -> Object:
 def _read_chats(raw: Any, stem: str) -> Iterator[ChatReading]:
     found = False
     parts = _list_parts(raw)
-    character = find_text(_find_character(raw), "name", "participant__name")
+    character = find_name(_find_character(raw), "name", "participant__name")
     for number, (values, convert, date) in enumerate(parts, 1):
         notes = Notes()
         messages = convert(values, f"Chat {number:,}, message", notes)
@@ -200,7 +201,7 @@ def _read_old(values: list[Any], place: str, notes: Notes) -> list[FileMessage]:
             notes.add(NO_TEXT)
             continue
         swipe = FileSwipe(text=text, created_at=parse_send_date(raw.get("created"), zone=UTC))
-        author = find_text(source, "name") or find_text(raw, "display_name")
+        author = find_name(source, "name") or find_name(raw, "display_name")
         is_user = bool(source.get("is_human"))
         if raw.get("is_alternative"):
             if found and found[-1].role == "assistant" and not is_user:
@@ -245,7 +246,7 @@ def _read_turns(values: list[Any], place: str, notes: Notes) -> list[FileMessage
         found.append(
             FileMessage(
                 role="user" if author.get("is_human") else "assistant",
-                author=find_text(author, "name"),
+                author=find_name(author, "name"),
                 swipes=swipes,
                 selected=selected,
             )
@@ -273,7 +274,7 @@ def _read_named(
         found.append(
             FileMessage(
                 role="user" if raw.get(user_member) else "assistant",
-                author=find_text(raw, "name"),
+                author=find_name(raw, "name"),
                 swipes=[FileSwipe(text=text)],
             )
         )

@@ -9,9 +9,11 @@ import pytest
 
 from backend.characters.cards.reader import read_card
 from backend.transfer.errors import TransferFileError
+from backend.transfer.formats.agnai import AGNAI
 from backend.transfer.formats.bundles import CharacterBundle
-from backend.transfer.formats.chat_file import ChatHead, FileMessage
+from backend.transfer.formats.chat_file import ChatFormat, ChatHead, FileMessage
 from backend.transfer.formats.message_pack import MAX_VALUES
+from backend.transfer.formats.plain_log import PLAIN_LOG
 from backend.transfer.formats.registry import (
     FORMATS,
     HEAD_BYTES,
@@ -143,6 +145,7 @@ def test_each_format_is_found_by_its_name() -> None:
         ("card.yaml", b"name: Ada\ngreeting: Hm.\n"),
         ("story.txt", b"It was night.\nThe door was open: nobody had closed it.\n"),
         ("page.html", b"<!DOCTYPE html><title>Other</title>"),
+        ("title.json", to_json({"title": "gamestarted", "a": {"histories": 1}})),
         ("empty.txt", b""),
         ("zeros.bin", bytes(1_000)),
     ],
@@ -180,14 +183,12 @@ def test_a_file_that_is_not_unicode_is_refused_with_its_byte() -> None:
     assert "byte 19 is invalid" in refusal(data, "Ada.txt")
 
 
-@pytest.mark.parametrize("name", ["agnai", "plain_log"])
-def test_a_file_over_the_limit_is_refused(name: str) -> None:
+@pytest.mark.parametrize("form", [AGNAI, PLAIN_LOG])
+def test_a_file_over_the_limit_is_refused(form: ChatFormat) -> None:
     class Endless(BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             return b" " * (size or 0)
 
-    form = get_format(name)
-    assert form is not None
     with pytest.raises(TransferFileError, match="more than 64 MB"):
         list(form.read(Endless(), name="x"))
 
@@ -352,10 +353,27 @@ def test_a_broken_backup_is_refused_with_its_place(data: bytes, reason: str) -> 
 def test_a_database_that_grows_beyond_the_limit_is_refused() -> None:
     bomb = risu_database_file({"characters": "x" * (65 * 1024 * 1024)})
     assert len(bomb) < 100_000
-    assert "more than 64 MB" in refusal(bomb, "risu.bin")
+    assert "too large: 64 MB are allowed" in refusal(bomb, "risu.bin")
+
+
+def test_a_name_is_one_line_of_limited_length() -> None:
+    database = risu_database(username="Ellis\n" + "x" * 1_000_000)
+    chat = read(risu_backup(database=risu_database_file(database)), "risu.bin")[0]
+    assert chat.head.user_name == "Ellis " + "x" * 194
+    assert chat.messages[1].author == chat.head.user_name
 
 
 # Agnai
+
+
+def test_a_note_and_a_scenario_over_their_limits_are_left_out() -> None:
+    chat = read_one(risu_export(risu_chat(note="x" * 20_001)))
+    assert chat.head.authors_note is None
+    assert "The author's note was left out: it has more than 20,000 characters." in chat.warnings
+    (reading,) = AGNAI.read(BytesIO(agnai_export(scenario="x" * 200_001)), name="chat.json")
+    assert list(reading.messages)
+    assert reading.head.scenario is None
+    assert reading.warnings == ["The scenario was left out: it has more than 200,000 characters."]
 
 
 def test_a_chat_of_agnai_keeps_speakers_scenario_and_retries() -> None:
@@ -420,9 +438,7 @@ def test_the_stores_of_agnai_have_characters_with_their_chats() -> None:
 )
 def test_a_broken_chat_of_agnai_is_refused_with_its_place(data: bytes, place: str) -> None:
     with pytest.raises(TransferFileError) as caught:
-        form = get_format("agnai")
-        assert form is not None
-        for reading in form.read(BytesIO(data), name="chat.json"):
+        for reading in AGNAI.read(BytesIO(data), name="chat.json"):
             list(reading.messages)
     assert place in caught.value.detail
 
@@ -666,7 +682,5 @@ def test_the_text_export_of_risuai_is_read() -> None:
 
 
 def test_a_plain_log_without_speakers_is_refused() -> None:
-    form = get_format("plain_log")
-    assert form is not None
     with pytest.raises(TransferFileError, match="No line"):
-        list(form.read(BytesIO(b"It is night.\n"), name="log.txt"))
+        list(PLAIN_LOG.read(BytesIO(b"It is night.\n"), name="log.txt"))
