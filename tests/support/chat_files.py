@@ -98,7 +98,9 @@ def risu_database_file(database: object, *, kind: int = 8) -> bytes:
     packed = msgspec.msgpack.encode(database)
     if kind == 0:
         return b"\0\0RISU" + packed
-    return b"\0RISUSAVE\0" + bytes([kind]) + (packed if kind == 7 else gzip.compress(packed))
+    return (
+        b"\0RISUSAVE\0" + bytes([kind]) + (packed if kind == 7 else gzip.compress(packed, mtime=0))
+    )
 
 
 def risu_blocks(database: dict[str, Any], *, is_compressed: bool = False) -> bytes:
@@ -115,7 +117,7 @@ def risu_blocks(database: dict[str, Any], *, is_compressed: bool = False) -> byt
 
 
 def risu_block(kind: int, name: str, value: object, *, is_compressed: bool = False) -> bytes:
-    content = gzip.compress(to_json(value)) if is_compressed else to_json(value)
+    content = gzip.compress(to_json(value), mtime=0) if is_compressed else to_json(value)
     lead = bytes([kind, is_compressed, len(name)]) + name.encode()
     return lead + struct.pack("<I", len(content)) + content
 

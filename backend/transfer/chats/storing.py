@@ -48,7 +48,7 @@ from backend.quotas.service import CheckAdded
 from backend.settings import Settings
 from backend.transfer.chats.joining import BranchFinder, Junction
 from backend.transfer.chats.origin import ChatOrigin
-from backend.transfer.chats.tree_rows import RowBatch, TreeBuilder, TreePlace
+from backend.transfer.chats.tree_rows import RowBatch, TreeBuilder, TreePlace, clean_time
 from backend.transfer.contracts import ChatTarget, ReportMessages, StepResult
 from backend.transfer.formats.chat_file import ChatHead, ChatReading
 from backend.transfer.imported import record_imported
@@ -174,7 +174,7 @@ class ChatImporter:
             user_id=identity.user_id,
             sealed_title=sealer.seal(CHAT_TITLE, chat_id, title),
             count_unit=unit,
-            created_at=head.created_at or at,
+            created_at=clean_time(head.created_at) or at,
             updated_at=at,
         )
 
@@ -257,6 +257,7 @@ class ChatImporter:
 
         The active path and the settings of the main chat do not change.
         """
+        await _touch(session, chat.id)
         main = await repository.find_chat(
             session, junction.chat.id, owner_id=identity.user_id, lock=True
         )

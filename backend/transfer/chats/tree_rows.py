@@ -112,7 +112,7 @@ class TreeBuilder:
         self._max_characters = max_characters
         self._is_main = start is None
         self._at = start
-        self._time = start.created_at if start else _clean_time(reading.head.created_at)
+        self._time = start.created_at if start else clean_time(reading.head.created_at)
         self._count = start.position + 1 if start else 0
         self._row_count = 0
         self._digests: dict[str, bytes | None] = {}
@@ -171,13 +171,13 @@ class TreeBuilder:
     def _start_clock(self, taken: Sequence[FileMessage]) -> None:
         """Begin with the first known time, so that later times do not go back."""
         if self._time is None:
-            times = (_clean_time(swipe.created_at) for message in taken for swipe in message.swipes)
+            times = (clean_time(swipe.created_at) for message in taken for swipe in message.swipes)
             self._time = next((each for each in times if each), datetime.now(UTC))
             self._time -= STEP * len(taken)
 
     def _place(self, batch: RowBatch, message: FileMessage, counts: Sequence[int]) -> None:
         parent = self._at
-        times = [_clean_time(swipe.created_at) for swipe in message.swipes]
+        times = [clean_time(swipe.created_at) for swipe in message.swipes]
         usual = times[message.selected] or next((each for each in times if each), None)
         if usual is None:
             usual = (self._time or datetime.now(UTC)) + STEP
@@ -303,7 +303,7 @@ class TreeBuilder:
             self._missing_files = 0
 
 
-def _clean_time(at: datetime | None) -> datetime | None:
+def clean_time(at: datetime | None) -> datetime | None:
     """Return a time in UTC, or None if its year is out of range."""
     return at.astimezone(UTC) if at is not None and at.year in YEARS else None
 

@@ -212,8 +212,10 @@ def _split_objects(line: bytes, number: int, warnings: FileWarnings) -> Iterator
 def _separate_objects(text: str) -> list[str]:
     """Raises `ValueError` if a text is not a series of objects."""
     decoder, at, found = json.JSONDecoder(), 0, list[str]()
-    while at < len(text) and len(found) < MAX_OBJECTS:
+    while at < len(text):
         check_stopped()
+        if len(found) == MAX_OBJECTS:
+            raise ValueError(f"it contains more than {MAX_OBJECTS:,} objects")
         _, end = decoder.raw_decode(text, at)
         found.append(text[at:end])
         between = _BETWEEN_OBJECTS.match(text, end)

@@ -300,6 +300,21 @@ async def test_the_path_of_a_branch_has_the_header_of_its_file(database: Databas
     assert encode(header) == encode(BRANCH[0])
 
 
+async def test_a_branch_that_was_swept_fails(database: Database) -> None:
+    shelf, _ = await plant(database)
+    main_id = await shelf.add(write_lines(MAIN))
+
+    async def report(_count: int) -> None:
+        unfinished = update(Chat).where(~Chat.is_ready)
+        async with database.write() as session:
+            await session.execute(unfinished.values(updated_at=now() - 2 * ABANDONED_AFTER))
+        await shelf.importer.delete_abandoned()
+
+    with pytest.raises(ConflictError):
+        await shelf.store(write_lines(BRANCH), "Branch #1.jsonl", joins=main_id, report=report)
+    assert await shelf.count_rows() == (1, 5, 0)
+
+
 async def test_sums_of_a_branch_follow_those_of_its_chat(database: Database) -> None:
     shelf, grove = await plant(database)
     main_id = await shelf.add(write_lines(MAIN))

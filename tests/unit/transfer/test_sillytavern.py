@@ -68,6 +68,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         write_lines([HEADER, make_swiped(["a"] * 1_001)]),
         "Line 2 has 1,001 swipes",
     ),
+    "too many objects in a line": (
+        write_lines([HEADER, b'{"name":"Mara"}' * 1_001, HI]),
+        "Line 2 .* more than 1,000 objects",
+    ),
     "an empty file": (b"\n \n", "The file is empty"),
 }
 
