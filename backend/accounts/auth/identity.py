@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 from uuid import UUID
 
 from backend.accounts.keys.keyring import UserKey
@@ -47,6 +47,11 @@ class Identity:
     def key_mode(self) -> KeyMode:
         """The setting that allows work on the account's keys while its user is away."""
         return self.user.key_mode
+
+    @classmethod
+    def for_job(cls, user: User, sealer: Sealer) -> Self:
+        """Return the identity of background work that its user has started."""
+        return cls(user, slot_id=user.id, kind="session", scope="manage", sealer=sealer)
 
     def may(self, scope: Scope) -> bool:
         return SCOPES.index(self.scope) >= SCOPES.index(scope)

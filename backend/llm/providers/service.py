@@ -211,12 +211,17 @@ class ProviderService:
         async with self._database.read() as session:
             return self.view(identity, await find_provider(session, identity, provider_id))
 
-    async def create(self, identity: Identity, new: NewProvider) -> ProviderView:
-        """Add a provider. No request is sent to its server."""
+    async def create(
+        self, identity: Identity, new: NewProvider, *, may_lack_key: bool = False
+    ) -> ProviderView:
+        """Add a provider. No request is sent to its server.
+
+        With `may_lack_key`, the user adds a required key later. Its models fail until then.
+        """
         row = _new_row(identity, new)
         async with self._database.write() as session:
             await _lock_owner(session, row)
-            config = await self._check_new(session, row, new)
+            config = await self._check_new(session, row, new, may_lack_key=may_lack_key)
             await self.seal(session, identity, row, config)
             session.add(row)
             await self._follow_embedding(session, identity, row)
@@ -297,11 +302,18 @@ class ProviderService:
         row.updated_at = now()
 
     async def _check_new(
-        self, session: AsyncSession, row: ProviderRow, new: NewProvider
+        self,
+        session: AsyncSession,
+        row: ProviderRow,
+        new: NewProvider,
+        *,
+        may_lack_key: bool = False,
     ) -> ProviderConfig:
         """Return the config of a new provider, and give its row a kind and a slug."""
         network = self._user_models.network
-        row.kind, config = _apply_preset(new, find_presets(network))
+        row.kind, config = _apply_preset(
+            new, find_presets(network), may_lack_key=may_lack_key
+        )
         own = await _list_slugs(session, row)
         if len(own) >= MAX_PROVIDERS:
             raise TooManyProvidersError(f"The limit is {MAX_PROVIDERS}. Delete one first.")
@@ -343,7 +355,7 @@ def _new_row(identity: Identity, new: NewProvider) -> ProviderRow:
 
 
 def _apply_preset(
-    new: NewProvider, presets: Mapping[str, ProviderPreset]
+    new: NewProvider, presets: Mapping[str, ProviderPreset], *, may_lack_key: bool
 ) -> tuple[KindName, ProviderConfig]:
     """Return the kind and config of a new provider. Its preset fills the absent fields."""
     preset = presets.get(new.preset) if new.preset is not None else None
@@ -352,14 +364,14 @@ def _apply_preset(
     kind = new.kind or (preset.kind if preset else None)
     if kind is None:
         raise ValidationError("kind: required if there is no preset.")
-    if KINDS[kind].needs_key and not new.api_key:
+    if KINDS[kind].needs_key and not new.api_key and not may_lack_key:
         raise ValidationError("api_key: required for this kind of provider.")
     fields = {name: getattr(new, name) for name in ProviderFields.__struct_fields__}
     config = ProviderConfig(**fields, preset=new.preset, failed_test=new.failed_test)
     if preset is not None:
         if kind != preset.kind:
             raise ValidationError(f"kind: {preset.name} has the kind {preset.kind}.")
-        if preset.key == "required" and not config.api_key:
+        if preset.key == "required" and not config.api_key and not may_lack_key:
             raise ValidationError(
                 f"api_key: required for {preset.title}. Get one at {preset.key_url}."
             )
