@@ -12,7 +12,7 @@ from backend.characters import repository
 from backend.characters.errors import PersonaNotFoundError
 from backend.characters.models import Persona, open_persona, seal_persona
 from backend.characters.schemas import PersonaFields, PersonaView
-from backend.database.base import new_id, now
+from backend.database.base import RecordCreated, new_id, now, record_nothing
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import (
@@ -49,11 +49,18 @@ class PersonaService:
         ]
         return Page(items=items, next=str(items[-1].id) if len(rows) > limit else None)
 
-    async def create(self, identity: Identity, fields: PersonaFields) -> PersonaView:
+    async def create(
+        self,
+        identity: Identity,
+        fields: PersonaFields,
+        *,
+        record: RecordCreated = record_nothing,
+    ) -> PersonaView:
         persona = Persona(id=new_id(), user_id=identity.user_id)
         seal_persona(identity.sealer, persona, fields)
         async with self._database.write() as session:
             session.add(persona)
+            await record(session, persona.id)
         return _make_view(identity.sealer, persona, has_avatar=False)
 
     async def get(self, identity: Identity, persona_id: UUID) -> PersonaView:

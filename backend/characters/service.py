@@ -37,7 +37,7 @@ from backend.characters.schemas import (
     ImportedCharacter,
 )
 from backend.core.cpu_pool import CpuPool
-from backend.database.base import now
+from backend.database.base import RecordCreated, now, record_nothing
 from backend.database.engine import Database
 from backend.errors import ConflictError
 from backend.http.schemas import Page, check_revision, make_struct, reject_unknown
@@ -170,7 +170,9 @@ class CharacterService:
             await self._books.drop(session, identity, character_id)
             await session.delete(character)
 
-    async def import_file(self, identity: Identity, data: bytes) -> ImportedCharacter:
+    async def import_file(
+        self, identity: Identity, data: bytes, *, record: RecordCreated = record_nothing
+    ) -> ImportedCharacter:
         """Create a character from a card file. A refused file stores nothing.
 
         A greeting that is too long for a chat only causes a warning.
@@ -189,6 +191,7 @@ class CharacterService:
                 session.add(rows.avatar)
             if rows.book is not None:
                 await rows.book.store(session, identity)
+            await record(session, rows.character.id)
         made = _make_view(
             rows.character, rows.card, view_import(rows.book), has_avatar=rows.avatar is not None
         )

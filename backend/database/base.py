@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast
@@ -65,6 +65,14 @@ ListedOwnerId = Annotated[UUID, mapped_column(Id, ForeignKey("users.id", ondelet
 CreatedAt = Annotated[datetime, mapped_column(default=now)]
 UpdatedAt = Annotated[datetime, mapped_column(default=now)]
 """The time of the last change of a user's text in the row. Services set it; flags do not count."""
+
+
+RecordCreated = Callable[[AsyncSession, UUID], Awaitable[None]]
+"""Called with the id of a new row, in the transaction that creates it."""
+
+
+async def record_nothing(_session: AsyncSession, _row_id: UUID) -> None:
+    """The default `RecordCreated`."""
 
 
 def get_table(model: type[Base]) -> Table:

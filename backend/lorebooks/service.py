@@ -15,7 +15,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import DEFAULT_LORE_MODE
 from backend.characters.card_rows import FileDownload
 from backend.core.cpu_pool import CpuPool
-from backend.database.base import new_id
+from backend.database.base import RecordCreated, new_id, record_nothing
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.http.schemas import Page, check_revision, merge_patch, reject_unknown
@@ -145,7 +145,14 @@ class LorebookService:
             await session.delete(book)
             await self._outbox.changed(session, identity, kind=KIND, container_id=book_id)
 
-    async def import_file(self, identity: Identity, data: bytes, name: str) -> ImportedLorebook:
+    async def import_file(
+        self,
+        identity: Identity,
+        data: bytes,
+        name: str,
+        *,
+        record: RecordCreated = record_nothing,
+    ) -> ImportedLorebook:
         """Create a book from a file in one transaction. If it is refused, nothing is stored.
 
         `name` is used if the file contains no name. A repeated request returns the book that the
@@ -167,6 +174,7 @@ class LorebookService:
             await session.flush()
             await insert_entries(session, rows.entries)
             await record_made(session, rows.book.id)
+            await record(session, rows.book.id)
             await self._check_added(session, identity.user_id)
             job_id = await self._outbox.changed(
                 session, identity, kind=KIND, container_id=rows.book.id

@@ -14,7 +14,7 @@ from backend.characters.card_rows import FileDownload
 from backend.characters.repository import get_character
 from backend.context.blocks import PresetFields, check_blocks
 from backend.core.cpu_pool import CpuPool
-from backend.database.base import new_id, now
+from backend.database.base import RecordCreated, new_id, now, record_nothing
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.http.schemas import (
@@ -128,7 +128,14 @@ class PresetService:
             check_revision(if_match, row.revision)
             await session.delete(row)
 
-    async def import_file(self, identity: Identity, data: bytes, name: str) -> ImportedPreset:
+    async def import_file(
+        self,
+        identity: Identity,
+        data: bytes,
+        name: str,
+        *,
+        record: RecordCreated = record_nothing,
+    ) -> ImportedPreset:
         """Create a preset from a file. Raises `PresetFileError` and `PresetsFullError`."""
         sealer, row = identity.sealer, Preset(id=new_id(), user_id=identity.user_id)
 
@@ -141,6 +148,7 @@ class PresetService:
         fields, warnings = await self._pool.run(identity.user_id, read, size=len(data))
         async with self._database.write() as session:
             await _add(session, row)
+            await record(session, row.id)
         return ImportedPreset(preset=_make_view(row, fields), warnings=warnings)
 
     async def export(self, identity: Identity, preset_id: UUID) -> FileDownload:

@@ -20,7 +20,7 @@ from backend.accounts.models import User
 from backend.accounts.profile.service import EmbeddingChanged
 from backend.accounts.repository import lock_accounts
 from backend.core.logs import get_logger
-from backend.database.base import new_id, now
+from backend.database.base import RecordCreated, new_id, now, record_nothing
 from backend.database.engine import Database
 from backend.errors import ConflictError, ForbiddenError, NotFoundError, ValidationError
 from backend.generation.client.network import AddressRefusedError
@@ -212,7 +212,13 @@ class ProviderService:
             return self.view(identity, await find_provider(session, identity, provider_id))
 
     async def create(
-        self, identity: Identity, new: NewProvider, *, may_lack_key: bool = False
+    async def create(
+        self,
+        identity: Identity,
+        new: NewProvider,
+        *,
+        may_lack_key: bool = False,
+        record: RecordCreated = record_nothing,
     ) -> ProviderView:
         """Add a provider. No request is sent to its server.
 
@@ -222,8 +228,13 @@ class ProviderService:
         async with self._database.write() as session:
             await _lock_owner(session, row)
             config = await self._check_new(session, row, new, may_lack_key=may_lack_key)
+        row = _new_row(identity, new)
+        async with self._database.write() as session:
+            await _lock_owner(session, row)
+            config = await self._check_new(session, row, new, may_lack_key=may_lack_key)
             await self.seal(session, identity, row, config)
             session.add(row)
+            await record(session, row.id)
             await self._follow_embedding(session, identity, row)
         await self.apply_change(identity, row)
         return self.view(identity, row)
