@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
@@ -17,6 +17,7 @@ from backend.chats.models import (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
     MESSAGE_CONTEXT,
+    MESSAGE_SOURCE,
     MESSAGE_THINKING,
     MESSAGE_TYPED,
     Message,
@@ -66,6 +67,7 @@ SEALED_COLUMNS = (
     MESSAGE_TYPED,
     MESSAGE_THINKING,
     MESSAGE_CONTEXT,
+    MESSAGE_SOURCE,
 )
 
 
@@ -140,7 +142,16 @@ def opens_scene(text: str) -> bool:
     return _MARKER.match(text) is not None
 
 
-def place_in_scene(message: Message, parent: Message | None) -> None:
+class ScenePlace(Protocol):
+    """A message, or what is known of it before its row exists."""
+
+    id: Any
+    scene_id: Any
+    scene_place: Any
+    created_at: Any
+
+
+def place_in_scene(message: ScenePlace, parent: ScenePlace | None) -> None:
     """Assign a message to its parent's scene, or to a new one.
 
     A new scene begins with the first message, after a pause, after `MAX_SCENE_MESSAGES` messages,

@@ -48,6 +48,7 @@ class MessageSource(TableSource):
         rows=get_table(Message),
         container_id=get_table(Message).c.chat_id,
         order=(Message.position,),
+        is_listed=get_table(Chat).c.is_ready,
         is_indexed=Message.status != "streaming",
     )
 

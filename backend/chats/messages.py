@@ -21,6 +21,7 @@ from backend.chats.errors import (
     NotOnlyThoughtsError,
 )
 from backend.chats.events import AudienceChanged, MessageShown, check_audience, notify_path_moved
+from backend.chats.files import delete_unused_files
 from backend.chats.index_source import find_windows_below
 from backend.chats.models import (
     MESSAGE_AUTHOR,
@@ -295,6 +296,7 @@ class MessageService:
                 raise MessageBusyError("Stop it first, or wait until it is finished.")
             above = [message.parent_id] if message.parent_id else []
             deleted = await tree.remove_message(session, chat, message)
+            await delete_unused_files(session, identity.user_id)
             await self._notify_moved(session, identity, chat, message.position)
             await self._queue_index(session, identity, chat, [*deleted, *above])
             return Deleted(deleted=len(deleted), leaf_id=chat.leaf_id)

@@ -58,8 +58,8 @@ class Chat(Base):
     `count_unit` is the `CountUnit` of its messages. The chat remembers the events of the chronicle
     `chronicle_id`. `chronicle_enabled` is the owner's consent to record events there; messages
     before `chronicle_since`, the time of the last consent, are not recorded. The chat is a session
-    of the campaign `campaign_id`. While `is_ready` is false, an import is
-    storing it, and it is in no list.
+    of the campaign `campaign_id`. While `is_ready` is false, an import is storing it: it is in no
+    list, and no route finds it.
     """
 
     __tablename__ = "chats"

@@ -1,8 +1,8 @@
 """Rows of chats and messages.
 
 No function commits. If a row does not exist or belongs to another user, a `get_` function raises a
-not-found error, and a `find_` function returns None. `lock` blocks other transactions that change
-the chat's tree.
+not-found error, and a `find_` function returns None. No function finds a chat that an import is
+storing. `lock` blocks other transactions that change the chat's tree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, type_coerce
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    or_,
+    select,
+    type_coerce,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
@@ -30,7 +40,9 @@ PAGE_SIZE = 500
 """Number of rows in one fetch or query."""
 
 
-_CHAT = select(Chat).where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
+_CHAT = select(Chat).where(
+    Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"), Chat.is_ready
+)
 _LOCKED_CHAT = _CHAT.with_for_update()
 _LOCKED_CHAT_OF = (
     select(Chat)
@@ -40,12 +52,17 @@ _LOCKED_CHAT_OF = (
         .where(Message.id == bindparam("message_id"), Message.user_id == bindparam("owner_id"))
         .scalar_subquery(),
         Chat.user_id == bindparam("owner_id"),
+        Chat.is_ready,
     )
     .with_for_update()
 )
 _MESSAGE = (
     select(Message)
-    .where(Message.id == bindparam("message_id"), Message.user_id == bindparam("owner_id"))
+    .where(
+        Message.id == bindparam("message_id"),
+        Message.user_id == bindparam("owner_id"),
+        exists().where(Chat.id == Message.chat_id, Chat.is_ready),
+    )
     .execution_options(populate_existing=True)
 )
 _CAST = (
@@ -195,7 +212,7 @@ def _select_sibling_numbers(*, roots: bool, others: bool) -> Select[*tuple[Any, 
 
 
 async def count_chats(session: AsyncSession, owner_id: UUID) -> int:
-    query = select(func.count()).select_from(Chat).where(Chat.user_id == owner_id)
+    query = select(func.count()).select_from(Chat).where(Chat.user_id == owner_id, Chat.is_ready)
     return await session.scalar(query) or 0
 
 

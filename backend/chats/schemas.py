@@ -197,6 +197,8 @@ class ChatSettings(
     """
     summary: SummarySettings = msgspec.field(default_factory=SummarySettings)
     reasoning_sent: ReasoningSent | None = None
+    scenario: LongText | None = None
+    """Replaces the scenario of the characters' cards, unless it is empty."""
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
     authors_note: AuthorsNote = msgspec.field(default_factory=AuthorsNote)

@@ -23,6 +23,7 @@ from backend.chats.events import (
     WorldShared,
     check_audience,
 )
+from backend.chats.files import copy_references, delete_unused_files
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -181,7 +182,7 @@ class ChatService:
     async def list_chats(
         self, identity: Identity, *, limit: int, after: UUID | None, character_id: UUID | None
     ) -> Page[ChatView]:
-        query = select(Chat).where(Chat.user_id == identity.user_id)
+        query = select(Chat).where(Chat.user_id == identity.user_id, Chat.is_ready)
         if after is not None:
             query = query.where(Chat.id < after)
         if character_id is not None:
@@ -296,6 +297,7 @@ class ChatService:
                 await handler.chat_deleted(session, identity, chat)
             await session.execute(delete(Message).where(Message.chat_id == chat.id))
             await session.execute(delete(Chat).where(Chat.id == chat.id))
+            await delete_unused_files(session, identity.user_id)
             await self._index.changed(session, identity, kind="message", container_id=chat_id)
 
     async def fork(
@@ -390,6 +392,7 @@ async def _copy_path(
         rows += [copy_row(sealer, row, fork_id, copied) async for row in opened]
     for part in split_chunks(rows, tree.INSERT_BATCH_SIZE):
         await session.execute(insert(Message), part)
+    await copy_references(session, sealer, copied)
     return copied
 
 

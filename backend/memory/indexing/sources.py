@@ -194,6 +194,7 @@ class SourceTable:
         container_id: The column of rows with the id of their container.
         order: The order of an inventory.
         is_indexed: The condition for rows that should be indexed.
+        is_listed: The condition for containers.
         is_counted: The condition of `count`. It may be wider, so that an index alone answers it.
     """
 
@@ -201,6 +202,7 @@ class SourceTable:
     rows: Table
     container_id: ColumnElement[UUID]
     order: Sequence[ColumnElement[Any] | InstrumentedAttribute[Any]]
+    is_listed: ColumnElement[bool] = _ALL_ROWS
     is_indexed: ColumnElement[bool] = _ALL_ROWS
     is_counted: ColumnElement[bool] = _ALL_ROWS
 
@@ -212,7 +214,8 @@ class TableSource:
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
         columns = self.table.containers.c
-        return list(await session.scalars(select(columns.id).where(columns.user_id == owner_id)))
+        query = select(columns.id).where(columns.user_id == owner_id, self.table.is_listed)
+        return list(await session.scalars(query))
 
     async def count(
         self,
@@ -232,7 +235,7 @@ class TableSource:
     ) -> dict[UUID, int] | None:
         table, containers, rows = self.table, self.table.containers.c, self.table.rows.c
         owned = select(containers.id).where(
-            containers.id == container_id, containers.user_id == owner_id
+            containers.id == container_id, containers.user_id == owner_id, table.is_listed
         )
         if await session.scalar(owned) is None:
             return None

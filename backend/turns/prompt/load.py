@@ -62,7 +62,7 @@ from backend.turns.prompt.context import (
     choose_authors_note,
 )
 from backend.turns.prompt.lore import LoreReader
-from backend.turns.prompt.macros import read_variables
+from backend.turns.prompt.macros import read_variables, replace_scenario
 from backend.turns.prompt.retrieve import EXCHANGE_LINES
 from backend.vault.sealing import OVERHEAD
 
@@ -80,7 +80,7 @@ _CHAT = (
     .join(User, User.id == Chat.user_id)
     .outerjoin(Message, Message.id == Chat.leaf_id)
     .outerjoin(Campaign, and_(Campaign.id == Chat.campaign_id, Campaign.user_id == Chat.user_id))
-    .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
+    .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"), Chat.is_ready)
 )
 
 _CHARACTER = select(Character.sealed_card, Character.preset_id).where(
@@ -225,7 +225,7 @@ class ChatLoader:
         if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
         cast = Cast(
-            speaker=speaker,
+            speaker=replace(speaker, card=replace_scenario(speaker.card, settings)),
             others=[name for key, name in names.items() if key != speaker.id],
             member_count=len(member_ids),
             user_name=user_name,

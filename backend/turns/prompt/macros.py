@@ -22,6 +22,7 @@ from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats import repository as chats
 from backend.chats.models import CHAT_VARIABLES, Chat
+from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
 from backend.context.macros import (
     MacroBudget,
@@ -76,6 +77,13 @@ def make_card_macros(
         greetings=(card.first_mes, *card.alternate_greetings),
         char_version=card.character_version,
     )
+
+
+def replace_scenario(card: Card, settings: ChatSettings) -> Card:
+    """Return a card as a chat with its own scenario uses it."""
+    if not settings.scenario:
+        return card
+    return msgspec.structs.replace(card, scenario=settings.scenario)
 
 
 def make_macros(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
@@ -247,7 +255,7 @@ class LineMacroService:
         )
         user = persona.name if persona else self._accounts.name_of(identity)
         context = make_card_macros(
-            card,
+            replace_scenario(card, settings),
             char=names[first_id] if first_id else card.name,
             user=user,
             persona=persona.description if persona else "",

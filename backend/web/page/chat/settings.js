@@ -22,7 +22,7 @@ const DETAILS = {
     ...numbers("summary", { words: [50, 2000, 250], interval: [2, 500, 20] }),
   ],
   authors_note: NOTE,
-  instructions: [text("system_prompt", 200_000), text("post_history_instructions", 200_000)],
+  instructions: ["scenario", "system_prompt", "post_history_instructions"].map((name) => text(name, 200_000)),
   budgets: [
     ...numbers("budgets", {
       total: [1024, 1e7], history: [0, 1e7], retrieval: [0, 1e7], reply_reserve: [1, 1e6],
