@@ -74,6 +74,7 @@ from backend.quotas.controller import AccountUsageController, UsageController
 from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
+from backend.transfer.archives.controller import ArchiveController
 from backend.turns.api.controller import (
     LoreTesterController,
     MessageContextController,
@@ -105,6 +106,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ActivityController,
     SecondFactorController,
     AdministrationController,
+    ArchiveController,
     LanController,
     UsageController,
     AccountUsageController,

@@ -35,7 +35,7 @@ from backend.errors import ValidationError
 from backend.generation.model import Role
 from backend.vault.sealing import Sealer
 
-MAX_MESSAGES = 50_000
+MAX_MESSAGES = 250_000
 
 YEARS = range(1970, 9_999)
 

@@ -57,7 +57,7 @@ from backend.chronicles.repository import (
 from backend.chronicles.schemas import Moment, Sources, Summary
 from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
-from backend.database.base import new_id, split_chunks
+from backend.database.base import RecordCreated, new_id, record_nothing, split_chunks
 from backend.database.engine import Database
 from backend.http.schemas import convert_list, make_struct
 from backend.memory.indexing.outbox import IndexOutbox
@@ -268,7 +268,13 @@ class ChronicleTransfer:
         return FileDownload(data, "application/json", fields.name, "json")
 
     async def import_new(
-        self, identity: Identity, data: bytes, name: str, *, keeps_sources: bool = False
+        self,
+        identity: Identity,
+        data: bytes,
+        name: str,
+        *,
+        keeps_sources: bool = False,
+        record: RecordCreated = record_nothing,
     ) -> ImportedChronicle:
         """Create a chronicle from a file with all its events, or nothing.
 
@@ -280,6 +286,7 @@ class ChronicleTransfer:
         fields = ChronicleFields(name=called, description=file.description)
         async with self._database.write() as session:
             chronicle = await make_chronicle(session, identity, fields)
+            await record(session, chronicle.id)
             messages = await _hold_messages(session, file.events, owner_id=identity.user_id)
             return await self._add(session, identity, chronicle.id, events, messages, known={})
 
@@ -316,8 +323,7 @@ class ChronicleTransfer:
         def read() -> tuple[ChronicleFile, Sequence[IncomingEvent]]:
             file = read_file(data)
             events = [
-                incoming_event(sealer, record, keeps_source=keeps_sources)
-                for record in file.events
+                incoming_event(sealer, record, keeps_source=keeps_sources) for record in file.events
             ]
             return file, events
 

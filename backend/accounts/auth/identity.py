@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal
 from uuid import UUID
 
 from backend.accounts.keys.keyring import UserKey
@@ -48,17 +48,24 @@ class Identity:
         """The setting that allows work on the account's keys while its user is away."""
         return self.user.key_mode
 
-    @classmethod
-    def for_job(cls, user: User, sealer: Sealer) -> Self:
-        """Return the identity of background work that its user has started."""
-        return cls(user, slot_id=user.id, kind="session", scope="manage", sealer=sealer)
-
     def may(self, scope: Scope) -> bool:
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
     @property
     def settings(self) -> UserSettings:
         return open_user_settings(self.sealer, self.user.sealed_settings)
+
+
+def make_job_identity(user: User, sealer: Sealer, job_id: UUID) -> Identity:
+    """Return the identity that a job, or a command, gives to services on behalf of its user.
+
+    No session or API key is behind it: its slot is the job. It may read and write, but not change
+    the account. `user` is the row at the start of the job, `sealer` the one that the job carries.
+    Raises `ValueError` if the sealer is another user's.
+    """
+    if user.id != sealer.user_id:
+        raise ValueError("The key belongs to another user.")
+    return Identity(user, job_id, "session", "chat", sealer)
 
 
 def open_user_settings(sealer: Sealer, sealed: bytes | None) -> UserSettings:

@@ -69,7 +69,13 @@ from backend.chronicles.repository import SourceMessage, StoryEvent, make_chroni
 from backend.chronicles.transfer import IncomingEvent, incoming_event, write_events
 from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import CpuPool, check_stopped
-from backend.database.base import new_id, split_chunks, stream_rows
+from backend.database.base import (
+    RecordCreated,
+    new_id,
+    record_nothing,
+    split_chunks,
+    stream_rows,
+)
 from backend.database.engine import Database
 from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
@@ -416,6 +422,7 @@ class CampaignTransfer:
         name: str,
         *,
         people: Mapping[UUID, UUID] | None = None,
+        record: RecordCreated = record_nothing,
     ) -> ImportedCampaign:
         """Store the campaign of a zip in one transaction.
 
@@ -442,6 +449,7 @@ class CampaignTransfer:
             await self._store(session, identity, rows, chats)
             for check in self._checks_added:
                 await check(session, identity.user_id)
+            await record(session, rows.campaign.id)
             [view] = await build_campaign_views(session, sealer, [rows.campaign])
         return ImportedCampaign(**msgspec.structs.asdict(view), warnings=draft.warnings)
 

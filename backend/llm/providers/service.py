@@ -212,7 +212,6 @@ class ProviderService:
             return self.view(identity, await find_provider(session, identity, provider_id))
 
     async def create(
-    async def create(
         self,
         identity: Identity,
         new: NewProvider,
@@ -224,10 +223,6 @@ class ProviderService:
 
         With `may_lack_key`, the user adds a required key later. Its models fail until then.
         """
-        row = _new_row(identity, new)
-        async with self._database.write() as session:
-            await _lock_owner(session, row)
-            config = await self._check_new(session, row, new, may_lack_key=may_lack_key)
         row = _new_row(identity, new)
         async with self._database.write() as session:
             await _lock_owner(session, row)

@@ -6,15 +6,16 @@ the archive is made can be in one file and not in another.
 
 from __future__ import annotations
 
+import mimetypes
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, exists, func, select
+from sqlalchemy import ColumnElement, Select, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -37,7 +38,18 @@ from backend.characters.models import (
     open_persona,
 )
 from backend.characters.service import CharacterService
-from backend.chats.models import CHAT_TITLE, MESSAGE_CONTEXT, Chat, Message, decode_notices
+from backend.chats.files import open_description, open_name
+from backend.chats.models import (
+    CHAT_TITLE,
+    FILE_DATA,
+    MESSAGE_CONTEXT,
+    MESSAGE_SOURCE,
+    Chat,
+    Message,
+    MessageFile,
+    StoredFile,
+    decode_notices,
+)
 from backend.chats.repository import list_character_ids
 from backend.chats.service import read_settings
 from backend.chats.transfer import write_log
@@ -62,7 +74,7 @@ from backend.lorebooks.service import LorebookService
 from backend.presets.models import Preset
 from backend.presets.service import PresetService
 from backend.regex.service import ScriptService
-from backend.transfer.archives.manifest import STATE_SUFFIX, EntryKind, PathChooser
+from backend.transfer.archives.manifest import FOLDERS, STATE_SUFFIX, EntryKind, PathChooser
 from backend.transfer.archives.records import (
     CampaignState,
     CharacterLinks,
@@ -70,6 +82,8 @@ from backend.transfer.archives.records import (
     ChatState,
     CompactionMark,
     EntryOriginRecord,
+    FileRecord,
+    ImportedSource,
     LinkList,
     LorebookLinksRecord,
     LoreEffect,
@@ -83,6 +97,7 @@ from backend.transfer.archives.records import (
     SummaryRecord,
     write_record,
 )
+from backend.transfer.models import IMPORTED_SOURCE, ImportedFile
 from backend.turns.prompt.macros import read_chat_variables, read_global_variables
 from backend.vault.sealing import Sealer
 
@@ -108,6 +123,13 @@ class ArchiveFile:
     id: UUID | None = None
     name: str = ""
     chats: Sequence[UUID] = ()
+
+
+class StoredPath(NamedTuple):
+    """The place of a message's file in the archive."""
+
+    path: str
+    media_type: str
 
 
 class AccountReader:
@@ -139,7 +161,16 @@ class AccountReader:
         owner_id = identity.user_id
         async with self._database.read() as session:
             total = 3
-            for table in (Provider, Preset, Persona, Character, Lorebook, Chat, Campaign):
+            for table in (
+                Provider,
+                Preset,
+                Persona,
+                Character,
+                Lorebook,
+                StoredFile,
+                Chat,
+                Campaign,
+            ):
                 query = select(func.count()).select_from(table).where(table.user_id == owner_id)
                 total += await session.scalar(query) or 0
         return total
@@ -157,6 +188,9 @@ class AccountReader:
         ):
             async for file in read(identity, paths):
                 yield file
+        stored: dict[UUID, StoredPath] = {}
+        async for file in self._read_files(identity, stored):
+            yield file
         stems: dict[UUID, str] = {}
         async for file in self._read_chats(identity, paths, stems):
             yield file
@@ -164,13 +198,15 @@ class AccountReader:
             yield file
         async for file in self._read_chronicles(identity, paths):
             yield file
-        async for file in self._read_states(identity, stems):
+        async for file in self._read_states(identity, stems, stored):
             yield file
         yield await self._read_links(identity)
         yield await self._read_settings(identity)
 
     async def _list_ids(
-        self, column: InstrumentedAttribute[UUID], *conditions: ColumnElement[bool]
+        self,
+        column: InstrumentedAttribute[UUID],
+        *conditions: ColumnElement[bool] | InstrumentedAttribute[bool],
     ) -> list[UUID]:
         """Return ids in ascending order, so that an import creates the rows in this order."""
         async with self._database.read() as session:
@@ -214,9 +250,7 @@ class AccountReader:
         for persona_id in await self._list_ids(Persona.id, Persona.user_id == identity.user_id):
             async with self._database.read() as session:
                 row = await session.get(Persona, persona_id)
-                avatar = await session.scalar(
-                    select(Avatar).where(Avatar.persona_id == persona_id)
-                )
+                avatar = await session.scalar(select(Avatar).where(Avatar.persona_id == persona_id))
             if row is None:  # deleted since the list was read
                 continue
             persona = open_persona(sealer, row.id, row.sealed_persona)
@@ -241,7 +275,9 @@ class AccountReader:
                     select(exists().where(Avatar.character_id == character_id))
                 )
             # A PNG of a character without a picture would come back with a placeholder.
-            form = "charx" if has_files else "png" if has_picture else "json"
+            form: Literal["charx", "png", "json"] = (
+                "charx" if has_files else "png" if has_picture else "json"
+            )
             file = await self._characters.export(
                 identity, character_id, file_format=form, spec="v3"
             )
@@ -257,6 +293,23 @@ class AccountReader:
             file = await self._lorebooks.export(identity, book_id, "world_info")
             path = paths.choose("lorebook", file.stem, ".json")
             yield ArchiveFile(path, "lorebook", file.data, book_id, file.stem)
+
+    async def _read_files(
+        self, identity: Identity, stored: dict[UUID, StoredPath]
+    ) -> AsyncIterator[ArchiveFile]:
+        """Yield the files of messages, named by their digests, and note their paths."""
+        sealer = identity.sealer
+        for file_id in await self._list_ids(StoredFile.id, StoredFile.user_id == identity.user_id):
+            async with self._database.read() as session:
+                row = await session.get(StoredFile, file_id)
+            if row is None:
+                continue
+            description = open_description(sealer, row.id, row.sealed_description)
+            data = sealer.open_bytes(FILE_DATA, row.id, row.sealed_data)
+            suffix = mimetypes.guess_extension(description.media_type) or ".bin"
+            path = f"{FOLDERS['file']}/{sha256(data).hexdigest()}{suffix}"
+            stored[file_id] = StoredPath(path, description.media_type)
+            yield ArchiveFile(path, "file", data)
 
     async def _read_chats(
         self, identity: Identity, paths: PathChooser, stems: dict[UUID, str]
@@ -325,33 +378,39 @@ class AccountReader:
             yield ArchiveFile(path, "chronicle", file.data, chronicle_id, file.stem, chats)
 
     async def _read_states(
-        self, identity: Identity, stems: dict[UUID, str]
+        self, identity: Identity, stems: dict[UUID, str], stored: Mapping[UUID, StoredPath]
     ) -> AsyncIterator[ArchiveFile]:
         """Yield the states of chats and campaigns. Chats with default settings have none."""
         owner_id = identity.user_id
         for chat_id in await self._list_ids(
             Chat.id, Chat.user_id == owner_id, Chat.campaign_id.is_(None)
         ):
-            state = await self._read_chat_state(identity, chat_id) if chat_id in stems else None
+            if chat_id not in stems:
+                continue
+            state = await self._read_chat_state(identity, chat_id, stored)
             if state is not None and not state.is_default:
                 data = write_record(state)
                 yield ArchiveFile(f"{stems[chat_id]}{STATE_SUFFIX}", "chat_state", data, chat_id)
         for campaign_id in await self._list_ids(Campaign.id, Campaign.user_id == owner_id):
             if campaign_id not in stems:
                 continue
-            state_data = await self._read_campaign_state(identity, campaign_id)
+            state_data = await self._read_campaign_state(identity, campaign_id, stored)
             if state_data is not None:
                 path = f"{stems[campaign_id]}{STATE_SUFFIX}"
                 yield ArchiveFile(path, "campaign_state", state_data, campaign_id)
 
-    async def _read_chat_state(self, identity: Identity, chat_id: UUID) -> ChatState | None:
+    async def _read_chat_state(
+        self, identity: Identity, chat_id: UUID, stored: Mapping[UUID, StoredPath]
+    ) -> ChatState | None:
         async with self._database.read() as session:
             chat = await session.get(Chat, chat_id)
             if chat is None:
                 return None
-            return await _load_chat_state(session, identity.sealer, chat)
+            return await _load_chat_state(session, identity.sealer, chat, stored)
 
-    async def _read_campaign_state(self, identity: Identity, campaign_id: UUID) -> bytes | None:
+    async def _read_campaign_state(
+        self, identity: Identity, campaign_id: UUID, stored: Mapping[UUID, StoredPath]
+    ) -> bytes | None:
         sealer = identity.sealer
         async with self._database.read() as session:
             campaign = await session.get(Campaign, campaign_id)
@@ -365,7 +424,7 @@ class AccountReader:
             in_campaign = Chat.campaign_id == campaign_id, Chat.is_ready
             chats = list(await session.scalars(select(Chat).where(*in_campaign).order_by(Chat.id)))
         for chat in chats:
-            found = await self._read_chat_state(identity, chat.id)
+            found = await self._read_chat_state(identity, chat.id, stored)
             if found is not None:
                 state.chats.append(found)
         return write_record(state)
@@ -389,15 +448,15 @@ class AccountReader:
             of_cards = {row.character_id: row.id for row in books if row.character_id}
             query = select(Character.id, Character.scripts_allowed, Character.preset_id)
             query = query.where(Character.user_id == owner_id).order_by(Character.id)
-            for row in await session.execute(query):
-                links.characters.append(
-                    CharacterLinks(
-                        id=row.id,
-                        scripts_allowed=row.scripts_allowed,
-                        preset_id=row.preset_id,
-                        book_id=of_cards.get(row.id),
-                    )
+            links.characters = [
+                CharacterLinks(
+                    id=character_id,
+                    scripts_allowed=scripts_allowed,
+                    preset_id=preset_id,
+                    book_id=of_cards.get(character_id),
                 )
+                for character_id, scripts_allowed, preset_id in await session.execute(query)
+            ]
             linked = await _load_book_links(session, owner_id)
             origins = await _load_origins(session, owner_id)
         for row in books:
@@ -419,7 +478,11 @@ class AccountReader:
                 select(User.sealed_variables).where(User.id == identity.user_id)
             )
         variables = read_global_variables(identity.sealer, sealed)
-        record = SettingsRecord(settings=identity.settings, variables=variables)
+        settings = identity.settings
+        # An embedding model gets all texts, so the user chooses it again elsewhere.
+        tasks = msgspec.structs.replace(settings.task_models, embedding=None)
+        kept = msgspec.structs.replace(settings, task_models=tasks)
+        record = SettingsRecord(settings=kept, variables=variables)
         return ArchiveFile(SETTINGS_PATH, "settings", write_record(record))
 
 
@@ -467,7 +530,9 @@ async def _load_origins(
     return found
 
 
-async def _load_chat_state(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatState:
+async def _load_chat_state(
+    session: AsyncSession, sealer: Sealer, chat: Chat, stored: Mapping[UUID, StoredPath]
+) -> ChatState:
     state = ChatState(
         chat_id=chat.id,
         settings=read_settings(sealer, chat),
@@ -492,12 +557,27 @@ async def _load_chat_state(session: AsyncSession, sealer: Sealer, chat: Chat) ->
             updated_at=row.updated_at,
         )
         for row in await session.scalars(
-            summaries.order_by(
-                ChatSummary.position, ChatSummary.created_at, ChatSummary.message_id
-            )
+            summaries.order_by(ChatSummary.position, ChatSummary.created_at, ChatSummary.message_id)
         )
     ]
     state.details = await _load_details(session, sealer, chat.id)
+    state.files = await _load_message_files(session, sealer, chat.id, stored)
+    sources = select(ImportedFile).where(
+        ImportedFile.item_id == chat.id,
+        ImportedFile.user_id == sealer.user_id,
+        ImportedFile.message_id.is_not(None),
+    )
+    state.imported = [
+        ImportedSource(
+            message_id=row.message_id,
+            source=(
+                sealer.open(IMPORTED_SOURCE, row.id, row.sealed_source)
+                if row.sealed_source is not None
+                else None
+            ),
+        )
+        for row in await session.scalars(sources.order_by(ImportedFile.id))
+    ]
     marks = select(EnrichmentMark.id).where(EnrichmentMark.chat_id == chat.id)
     state.recorded = list(
         await session.scalars(marks.order_by(EnrichmentMark.position, EnrichmentMark.id))
@@ -566,23 +646,54 @@ async def list_entry_ids(session: AsyncSession, book_id: UUID) -> list[UUID]:
 async def _load_details(
     session: AsyncSession, sealer: Sealer, chat_id: UUID
 ) -> list[MessageDetail]:
-    query = select(Message.id, Message.sealed_injected_context, Message.notices).where(
-        Message.chat_id == chat_id,
-        Message.sealed_injected_context.is_not(None) | Message.notices.is_not(None),
+    columns = Message.sealed_injected_context, Message.notices, Message.sealed_source
+    query = select(Message.id, *columns).where(
+        Message.chat_id == chat_id, or_(*(each.is_not(None) for each in columns))
     )
     query = query.order_by(Message.position, Message.id)
-    return [
-        MessageDetail(
-            message_id=row.id,
-            injected_context=(
-                sealer.open(MESSAGE_CONTEXT, row.id, row.sealed_injected_context)
-                if row.sealed_injected_context is not None
-                else None
-            ),
-            notices=decode_notices(row.notices),
+    details: list[MessageDetail] = []
+    async for row in stream_rows(session, query):
+        detail = MessageDetail(message_id=row.id, notices=decode_notices(row.notices))
+        if row.sealed_injected_context is not None:
+            detail.injected_context = sealer.open(
+                MESSAGE_CONTEXT, row.id, row.sealed_injected_context
+            )
+        if row.sealed_source is not None:
+            detail.source = sealer.open(MESSAGE_SOURCE, row.id, row.sealed_source)
+        details.append(detail)
+    return details
+
+
+async def _load_message_files(
+    session: AsyncSession, sealer: Sealer, chat_id: UUID, stored: Mapping[UUID, StoredPath]
+) -> list[FileRecord]:
+    query = (
+        select(
+            MessageFile.id,
+            MessageFile.message_id,
+            MessageFile.file_id,
+            MessageFile.place,
+            MessageFile.sealed_reference,
         )
-        for row in await session.execute(query)
-    ]
+        .join(Message, Message.id == MessageFile.message_id)
+        .where(Message.chat_id == chat_id)
+        .order_by(Message.position, Message.id, MessageFile.place, MessageFile.id)
+    )
+    files: list[FileRecord] = []
+    async for row in stream_rows(session, query):
+        name = open_name(sealer, row.id, row.sealed_reference)
+        found = stored.get(row.file_id)
+        files.append(
+            FileRecord(
+                message_id=row.message_id,
+                place=row.place,
+                file=found.path if found else None,
+                media_type=found.media_type if found else "",
+                name=name.name,
+                path=name.path,
+            )
+        )
+    return files
 
 
 async def _load_proposals(

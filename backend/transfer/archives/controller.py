@@ -1,6 +1,6 @@
 """The account's archive: `/me/archive`."""
 
-from litestar import Controller, Response, delete, get, post
+from litestar import Controller, delete, get, post
 from litestar.di import NamedDependency
 from litestar.response import Stream
 
@@ -55,7 +55,7 @@ class ArchiveController(Controller):
     )
     async def get_archive(
         self, identity: NamedDependency[Identity], archives: NamedDependency[ArchiveService]
-    ) -> Response[bytes]:
+    ) -> Stream:
         """The newest finished archive as a zip file. Until one is finished, there is none."""
         found = await archives.open(identity)
         headers = {

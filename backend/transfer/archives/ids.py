@@ -146,7 +146,10 @@ class ArchiveIds:
 
     async def find_items(self, campaign_id: UUID) -> dict[UUID, UUID]:
         """Return the items of a campaign by their old ids. Raises `TransferFileError`."""
-        new, entry = self.find("campaign", campaign_id), self._entries.get(("campaign", campaign_id))
+        new, entry = (
+            self.find("campaign", campaign_id),
+            self._entries.get(("campaign", campaign_id)),
+        )
         if new is None or entry is None:
             return {}
         old = await self._run(lambda: list_item_ids(unpack_campaign(self._read(entry.path))))
@@ -230,7 +233,7 @@ def _list_lines(log: ChatLog) -> list[_Line]:
 def translate_audience(column: str, items: Mapping[UUID, UUID]) -> str:
     """Return the value of an audience column with the new ids of its entities.
 
-    Entities that were not imported are removed. Without any, only the game master may know the text.
+    Entities that were not imported are removed. If none is left, only the game master may know it.
     """
     audience = decode_audience(column)
     if isinstance(audience, str):

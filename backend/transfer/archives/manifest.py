@@ -13,7 +13,6 @@ from backend.transfer.errors import TransferFileError
 
 MANIFEST = "manifest.json"
 FORMAT = "talekeeper-archive"
-VERSION = 1
 MAX_ENTRIES = 250_000
 MAX_MANIFEST_BYTES = 128 * 1024 * 1024
 
@@ -74,8 +73,8 @@ class ArchiveEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """`manifest.json`, the last file of an archive. `counts` are the numbers of files by kind."""
 
-    format: Literal["talekeeper-archive"] = FORMAT
-    version: Literal[1] = VERSION
+    format: Literal["talekeeper-archive"] = "talekeeper-archive"
+    version: Literal[1] = 1
     talekeeper: str = ""
     created_at: datetime
     counts: dict[str, int] = {}
@@ -116,6 +115,12 @@ def read_manifest(data: bytes) -> Manifest:
             raise TransferFileError(f"{MANIFEST} lists {entry.path} twice.")
         seen.add(entry.path)
     return manifest
+
+
+def list_in_order(manifest: Manifest) -> list[ArchiveEntry]:
+    """Return the files that are imported as items, in order. Files of messages come with chats."""
+    items = (entry for entry in manifest.entries if entry.kind != "file")
+    return sorted(items, key=lambda entry: KINDS.index(entry.kind))
 
 
 def is_manifest(start: bytes) -> bool:

@@ -23,11 +23,12 @@ from backend.llm.models import ProviderFields
 from backend.llm.providers.schemas import Slug
 from backend.lorebooks.activation.timed import TimedEffect
 from backend.lorebooks.models import ChatLink
+from backend.transfer.archives.manifest import ArchivePath
 from backend.transfer.errors import TransferFileError
 
 RecordT = TypeVar("RecordT")
 
-MAX_ROWS = 200_000
+MAX_ROWS = 250_000
 """Maximum length of each list in a file."""
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -84,11 +85,39 @@ class SummaryRecord(Record, kw_only=True):
 
 
 class MessageDetail(Record, kw_only=True):
-    """Notices of a reply, and the campaign's part of its prompt."""
+    """Notices of a reply, the campaign's part of its prompt, and members of an imported file.
+
+    `source` is the JSON of these members.
+    """
 
     message_id: UUID
+    source: Text | None = None
     injected_context: Text | None = None
     notices: Annotated[list[Notice], msgspec.Meta(max_length=20)] = []
+
+
+class FileRecord(Record, kw_only=True):
+    """A file of a message. `file` is its path in the archive, or null if the content is missing.
+
+    `name` and `path` are those of the imported chat.
+    """
+
+    message_id: UUID
+    place: Place
+    file: ArchivePath | None = None
+    media_type: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    name: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
+    path: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
+
+
+class ImportedSource(Record, kw_only=True):
+    """The header of a file that the chat was imported from, or that was joined to it.
+
+    `message_id` is the last message of the file's path.
+    """
+
+    message_id: UUID | None = None
+    source: Text | None = None
 
 
 class ChatBookRecord(Record, kw_only=True):
@@ -118,6 +147,8 @@ class ChatState(Record, kw_only=True, tag_field="format", tag="talekeeper-chat-s
     lore_states: Annotated[list[LoreStateRecord], msgspec.Meta(max_length=MAX_ROWS)] = []
     summaries: Annotated[list[SummaryRecord], msgspec.Meta(max_length=MAX_ROWS)] = []
     details: Annotated[list[MessageDetail], msgspec.Meta(max_length=MAX_ROWS)] = []
+    files: Annotated[list[FileRecord], msgspec.Meta(max_length=MAX_ROWS)] = []
+    imported: Annotated[list[ImportedSource], msgspec.Meta(max_length=10_000)] = []
     recorded: Ids = []
     compacted: Annotated[list[CompactionMark], msgspec.Meta(max_length=MAX_ROWS)] = []
 

@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.identity import Identity, make_job_identity
 from backend.accounts.repository import get_user
 from backend.core.cpu_pool import CpuPool
 from backend.core.operating_system import sync_folder
@@ -170,7 +170,7 @@ class ArchiveService:
             if archive is None:  # deleted since it was queued
                 return
             user = await get_user(session, sealer.user_id)
-        identity = Identity.for_job(user, sealer)
+        identity = make_job_identity(user, sealer, job.id)
         await self._remove_files([archive_id])
         part = self._folder / f"{archive_id}-{secrets.token_hex(8)}.part"
         try:
@@ -263,9 +263,7 @@ def _move(part: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-async def _find_newest(
-    session: AsyncSession, owner_id: UUID
-) -> tuple[Archive, Job | None] | None:
+async def _find_newest(session: AsyncSession, owner_id: UUID) -> tuple[Archive, Job | None] | None:
     query = select(Archive).where(Archive.user_id == owner_id, Archive.expires_at > now())
     archive = await session.scalar(query.order_by(Archive.id.desc()).limit(1))
     if archive is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any, cast
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import insert, update
+from sqlalchemy import bindparam, delete, insert, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.profile.settings import UserSettings
@@ -19,28 +22,42 @@ from backend.campaigns.models import (
     ProposalSource,
 )
 from backend.campaigns.proposals.authority import ProposalContent
+from backend.chats.files import MAX_FILE_BYTES as MAX_MESSAGE_FILE_BYTES
+from backend.chats.files import (
+    FileName,
+    SealedFile,
+    SealedReference,
+    insert_files,
+    seal_file,
+    seal_reference,
+)
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_VARIABLES,
     MESSAGE_CONTEXT,
+    MESSAGE_SOURCE,
     Chat,
     Message,
+    MessageFile,
     encode_notices,
 )
 from backend.chats.repository import get_chat
 from backend.chats.schemas import ChatSettings
 from backend.chronicles.models import CHRONICLE
 from backend.chronicles.repository import get_chronicle
-from backend.core.cpu_pool import iterate_in_slices
-from backend.database.base import UNSYNCHRONIZED, new_id, split_chunks
+from backend.core.cpu_pool import CpuPool, iterate_in_slices
+from backend.database.base import new_id, split_chunks
+from backend.database.engine import Database
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, LoreState
 from backend.transfer.archives.content import list_entry_ids
-from backend.transfer.archives.ids import ArchiveIds, NewMessage, translate_audience
-from backend.transfer.archives.records import CampaignState, ChatState, ProposalRecord
+from backend.transfer.archives.ids import ArchiveIds, NewMessage, read_file, translate_audience
+from backend.transfer.archives.records import CampaignState, ChatState, FileRecord, ProposalRecord
+from backend.transfer.contracts import FileTree
 from backend.transfer.errors import TransferFileError
-from backend.vault.sealing import Sealer
+from backend.transfer.imported import digest_parts, record_imported
+from backend.vault.sealing import Column, Sealer
 
 INSERT_BATCH_ROWS = 500
 
@@ -133,8 +150,8 @@ class StateWriter:
         )
         await self._store_lore_states(state, chat, messages, books)
         await self._store_summaries(state, chat, messages)
-        await self._store_details(state, messages)
         await self._store_marks(state, chat, messages, campaign_id)
+        await self._store_sources(state, chat, messages)
 
     async def _store_lore_states(
         self, state: ChatState, chat: Chat, messages: Messages, books: Mapping[UUID, UUID]
@@ -187,25 +204,6 @@ class StateWriter:
             }
         await self._insert(ChatSummary, list(rows.values()))
 
-    async def _store_details(self, state: ChatState, messages: Messages) -> None:
-        async for record in iterate_in_slices(state.details):
-            message = messages.get(record.message_id)
-            if message is None:
-                continue
-            context = record.injected_context
-            values = {
-                "notices": encode_notices(record.notices),
-                "sealed_injected_context": (
-                    self._sealer.seal(MESSAGE_CONTEXT, message.id, context)
-                    if context is not None
-                    else None
-                ),
-            }
-            await self._session.execute(
-                update(Message).where(Message.id == message.id).values(values),
-                execution_options=UNSYNCHRONIZED,
-            )
-
     async def _store_marks(
         self, state: ChatState, chat: Chat, messages: Messages, campaign_id: UUID | None
     ) -> None:
@@ -235,6 +233,24 @@ class StateWriter:
                 if (found := messages.get(each)) is not None
             ],
         )
+
+    async def _store_sources(self, state: ChatState, chat: Chat, messages: Messages) -> None:
+        """Store the headers of the files that the chat was imported from, for an export."""
+        for number, each in enumerate(state.imported):
+            message = messages.get(each.message_id) if each.message_id else None
+            if message is None:
+                continue
+            # The digests of these files are not known here, so they can be imported once more.
+            parts = chat.id.bytes, str(number).encode()
+            await record_imported(
+                self._session,
+                self._sealer,
+                digest=digest_parts(self._sealer, "archived-source", parts),
+                kind="chat",
+                item_id=chat.id,
+                message_id=message.id,
+                source=each.source.encode() if each.source is not None else None,
+            )
 
     async def store_campaign(
         self, state: CampaignState, campaign: Campaign, messages: Messages
@@ -313,8 +329,128 @@ def replace_texts(value: Any, texts: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         return texts.get(value, value)
     if isinstance(value, list):
-        return [replace_texts(each, texts) for each in cast("list[Any]", value)]
+        return [replace_texts(each, texts) for each in value]
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         return {key: replace_texts(member, texts) for key, member in members.items()}
     return value
+
+
+DETAIL_BATCH_ROWS = 500
+FILE_BATCH_BYTES = 8 * 1024 * 1024
+
+_STORE_DETAIL = (
+    update(Message)
+    .where(Message.id == bindparam("message_id"))
+    .values(
+        notices=bindparam("notices"),
+        sealed_injected_context=bindparam("context"),
+        sealed_source=bindparam("source"),
+    )
+)
+
+
+async def store_details(
+    database: Database, sealer: Sealer, state: ChatState, messages: Messages
+) -> None:
+    """Store the details of a chat's messages, in a transaction for each batch."""
+
+    def seal(column: Column, message_id: UUID, text: str | None) -> bytes | None:
+        return None if text is None else sealer.seal(column, message_id, text)
+
+    for part in split_chunks(state.details, DETAIL_BATCH_ROWS):
+        rows = [
+            {
+                "message_id": message.id,
+                "notices": encode_notices(each.notices),
+                "context": seal(MESSAGE_CONTEXT, message.id, each.injected_context),
+                "source": seal(MESSAGE_SOURCE, message.id, each.source),
+            }
+            async for each in iterate_in_slices(part)
+            if (message := messages.get(each.message_id)) is not None
+        ]
+        if rows:
+            async with database.write() as session:
+                connection = await session.connection()
+                await connection.execute(_STORE_DETAIL, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class FileBatch:
+    """The files of messages in an archive."""
+
+    paths: frozenset[str]
+    tree: FileTree
+
+    def read(self, path: str | None) -> bytes | None:
+        """Return a file, or None if it is missing or damaged. In a thread."""
+        if path is None or path not in self.paths:
+            return None
+        try:
+            data = read_file(self.tree, path)
+        except TransferFileError:
+            return None
+        return data if len(data) <= MAX_MESSAGE_FILE_BYTES else None
+
+
+async def store_files(
+    database: Database,
+    pool: CpuPool,
+    sealer: Sealer,
+    state: ChatState,
+    messages: Messages,
+    batch: FileBatch,
+) -> int:
+    """Store the files of a chat's messages in batches. Return the number of missing files."""
+    wanted = [each for each in state.files if each.message_id in messages]
+    missing = 0
+    for part in _split_by_size(wanted, batch.tree, batch.paths):
+
+        def seal(part: Sequence[FileRecord]) -> tuple[list[SealedFile], list[SealedReference]]:
+            files: list[SealedFile] = []
+            references: list[SealedReference] = []
+            for each in part:
+                data = batch.read(each.file)
+                if data is not None:
+                    files.append(seal_file(sealer, data, media_type=each.media_type))
+                name = FileName(name=each.name, path=each.path)
+                digest = files[-1].digest if data is not None else None
+                message_id = messages[each.message_id].id
+                references.append(
+                    seal_reference(sealer, message_id, name, place=each.place, digest=digest)
+                )
+            return files, references
+
+        files, references = await pool.run(sealer.user_id, partial(seal, part), is_job=True)
+        missing += sum(
+            each.digest is None and record.file is not None
+            for each, record in zip(references, part, strict=True)
+        )
+        async with database.write() as session:
+            changed = {each.message_id for each in references}
+            await session.execute(
+                delete(MessageFile).where(
+                    MessageFile.message_id.in_(changed), MessageFile.user_id == sealer.user_id
+                )
+            )
+            await insert_files(session, sealer.user_id, files, references)
+    return missing
+
+
+def _split_by_size(
+    records: Sequence[FileRecord], tree: FileTree, paths: frozenset[str]
+) -> Iterator[Sequence[FileRecord]]:
+    """Split the records by message into batches of bounded size."""
+    part: list[FileRecord] = []
+    size = 0
+    for _, group in groupby(records, key=lambda each: each.message_id):
+        of_message = list(group)
+        part += of_message
+        size += sum(
+            tree.get_size(each.file) for each in of_message if each.file and each.file in paths
+        )
+        if size >= FILE_BATCH_BYTES or len(part) >= DETAIL_BATCH_ROWS:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part

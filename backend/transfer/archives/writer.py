@@ -6,7 +6,7 @@ import zipfile
 from collections import Counter
 from datetime import datetime
 from hashlib import sha256
-from typing import IO
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -14,6 +14,7 @@ import backend
 from backend.core.cpu_pool import check_stopped
 from backend.transfer.archives.content import ArchiveFile
 from backend.transfer.archives.manifest import MANIFEST, ArchiveEntry, Manifest
+from backend.vault.sealed_files import SealedFileWriter
 
 _PACKED_SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".gif", ".charx", ".zip", ".mp3", ".mp4")
 """Files of these kinds are compressed already, and are stored as they are."""
@@ -27,8 +28,8 @@ class ArchiveWriter:
         created_at: The time of the manifest and of all files.
     """
 
-    def __init__(self, target: IO[bytes], created_at: datetime) -> None:
-        self._zip = zipfile.ZipFile(target, "w", allowZip64=True)
+    def __init__(self, target: SealedFileWriter | BinaryIO, created_at: datetime) -> None:
+        self._zip = zipfile.ZipFile(cast("BinaryIO", target), "w")
         self._created_at = created_at
         self._entries: list[ArchiveEntry] = []
 
