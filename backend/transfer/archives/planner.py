@@ -379,7 +379,7 @@ class ArchiveImport:
             return None
         messages = await self._ids.find_messages(state.chat_id)
         books = await self._find_books([state])
-        await self._store_parts(step, state, messages)
+        await self._store_parts(step, state, messages, {})
         identity = step.context.identity
         async with self._services.database.write() as session:
             writer = StateWriter(session, identity.sealer, self._ids)
@@ -398,7 +398,7 @@ class ArchiveImport:
         messages: dict[UUID, Mapping[UUID, NewMessage]] = {}
         for chat in state.chats:
             messages[chat.chat_id] = await self._ids.find_messages(chat.chat_id)
-            await self._store_parts(step, chat, messages[chat.chat_id])
+            await self._store_parts(step, chat, messages[chat.chat_id], items)
         books = await self._find_books(state.chats)
         async with self._services.database.write() as session:
             campaign = await session.get(Campaign, campaign_id)
@@ -417,11 +417,15 @@ class ArchiveImport:
         return campaign_id
 
     async def _store_parts(
-        self, step: _Step, state: ChatState, messages: Mapping[UUID, NewMessage]
+        self,
+        step: _Step,
+        state: ChatState,
+        messages: Mapping[UUID, NewMessage],
+        items: Mapping[UUID, UUID],
     ) -> None:
         """Store what may be large, in batches. Storing it again changes nothing."""
         services, identity = self._services, step.context.identity
-        await store_details(services.database, identity.sealer, state, messages)
+        await store_details(services.database, identity.sealer, state, messages, items)
         batch = FileBatch(self._paths, step.context.tree)
         missing = await store_files(
             services.database, services.pool, identity.sealer, state, messages, batch

@@ -5,6 +5,7 @@ All ids are those of the account that made the archive.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
@@ -27,6 +28,8 @@ from backend.transfer.archives.manifest import ArchivePath
 from backend.transfer.errors import TransferFileError
 
 RecordT = TypeVar("RecordT")
+
+ID_PATTERN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 MAX_ROWS = 250_000
 """Maximum length of each list in a file."""

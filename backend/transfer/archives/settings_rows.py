@@ -15,12 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity, open_user_settings
 from backend.accounts.models import USER_SETTINGS, USER_VARIABLES
-from backend.accounts.profile.settings import UserSettings
 from backend.accounts.repository import get_user
 from backend.characters.models import Character
 from backend.database.base import UNSYNCHRONIZED, RecordCreated, new_id, upsert
 from backend.database.engine import Database
-from backend.http.schemas import make_etag
+from backend.http.schemas import make_etag, merge_patch
 from backend.llm.user_models import UserModels
 from backend.lorebooks.models import Lorebook, LorebookLink, LoreEntryRow
 from backend.regex.scripts import RegexScript, ScriptList
@@ -112,8 +111,7 @@ class AccountWriter:
         async with self._database.write() as session:
             user = await get_user(session, identity.user_id, lock=True)
             own = open_user_settings(sealer, user.sealed_settings)
-            merged = {**msgspec.to_builtins(wanted), **msgspec.to_builtins(own)}
-            settings = msgspec.convert(merged, UserSettings)
+            settings = merge_patch(wanted, msgspec.to_builtins(own))
             if settings != own:
                 user.sealed_settings = sealer.seal_bytes(
                     USER_SETTINGS, user.id, msgspec.json.encode(settings)

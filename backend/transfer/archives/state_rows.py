@@ -53,7 +53,13 @@ from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, LoreState
 from backend.transfer.archives.content import list_entry_ids
 from backend.transfer.archives.ids import ArchiveIds, NewMessage, read_file, translate_audience
-from backend.transfer.archives.records import CampaignState, ChatState, FileRecord, ProposalRecord
+from backend.transfer.archives.records import (
+    ID_PATTERN,
+    CampaignState,
+    ChatState,
+    FileRecord,
+    ProposalRecord,
+)
 from backend.transfer.contracts import FileTree
 from backend.transfer.errors import TransferFileError
 from backend.transfer.imported import digest_parts, record_imported
@@ -351,9 +357,23 @@ _STORE_DETAIL = (
 
 
 async def store_details(
-    database: Database, sealer: Sealer, state: ChatState, messages: Messages
+    database: Database,
+    sealer: Sealer,
+    state: ChatState,
+    messages: Messages,
+    items: Mapping[UUID, UUID],
 ) -> None:
-    """Store the details of a chat's messages, in a transaction for each batch."""
+    """Store the details of a chat's messages, in a transaction for each batch.
+
+    `items` are the items of its campaign by their old ids. The campaign's part of a prompt names
+    those that were shown.
+    """
+    texts = {str(old): str(new) for old, new in items.items()}
+
+    def translate(text: str | None) -> str | None:
+        if text is None or not texts:
+            return text
+        return ID_PATTERN.sub(lambda found: texts.get(found[0], found[0]), text)
 
     def seal(column: Column, message_id: UUID, text: str | None) -> bytes | None:
         return None if text is None else sealer.seal(column, message_id, text)
@@ -363,7 +383,7 @@ async def store_details(
             {
                 "message_id": message.id,
                 "notices": encode_notices(each.notices),
-                "context": seal(MESSAGE_CONTEXT, message.id, each.injected_context),
+                "context": seal(MESSAGE_CONTEXT, message.id, translate(each.injected_context)),
                 "source": seal(MESSAGE_SOURCE, message.id, each.source),
             }
             async for each in iterate_in_slices(part)
