@@ -20,6 +20,13 @@ _PACKED_SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".gif", ".charx", ".zip", 
 """Files of these kinds are compressed already, and are stored as they are."""
 
 
+class _Zip(zipfile.ZipFile):
+    """A zip that stays incomplete if it is dropped before it is closed."""
+
+    def __del__(self) -> None:
+        """Write nothing. `ZipFile` would write the end to a target that may be closed."""
+
+
 class ArchiveWriter:
     """Writes files to a zip, and the manifest at its end. CPU-bound.
 
@@ -29,7 +36,7 @@ class ArchiveWriter:
     """
 
     def __init__(self, target: SealedFileWriter | BinaryIO, created_at: datetime) -> None:
-        self._zip = zipfile.ZipFile(cast("BinaryIO", target), "w")
+        self._zip = _Zip(cast("BinaryIO", target), "w")
         self._created_at = created_at
         self._entries: list[ArchiveEntry] = []
 
