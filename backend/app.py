@@ -75,6 +75,7 @@ from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
 from backend.transfer.archives.controller import ArchiveController
+from backend.transfer.controller import ChatImportController, ImportController
 from backend.turns.api.controller import (
     LoreTesterController,
     MessageContextController,
@@ -149,6 +150,8 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     SearchController,
     MemoryController,
     EmbeddingModelController,
+    ImportController,
+    ChatImportController,
     JobController,
 )
 """Controllers below `API`. The guard checks the scope of each request."""
@@ -300,6 +303,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         chores |= {
             "optimize": database.optimize,
             "activity": partial(delete_old_activity, database),
+            "uploads": services.imports.sweep,
         }
     return chores
 

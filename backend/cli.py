@@ -1,4 +1,4 @@
-"""The command line: serve, work, migrate, doctor, model, reindex, rotate-keys."""
+"""The command line: serve, work, migrate, doctor, model, import, reindex, rotate-keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pydantic import ValidationError as SettingsFault
 import backend
 from backend.core.logs import configure_logging, get_logger
 from backend.core.operating_system import forbid_core_dumps, keep_files_private, stop_signals
+from backend.errors import AppError
 from backend.settings import Settings
 
 
@@ -150,6 +151,25 @@ def _make_parser() -> argparse.ArgumentParser:
     model.add_argument("what", choices=("list", "fetch"))
     model.add_argument(
         "name", nargs="?", default="", help="model to download; default: the first listed"
+    )
+
+    bring = add("import", _import, "import a SillyTavern folder, a zip or a file for a user")
+    bring.add_argument("path", type=Path, help="folder, zip or file")
+    bring.add_argument("--user", help="user to import for; asks for the password")
+    bring.add_argument(
+        "--api-key-file",
+        type=Path,
+        help="file with an API key of the user, instead of the password; or set TALEKEEPER_API_KEY",
+    )
+    bring.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="key of a provider in secrets.json to import; may be repeated; default: none",
+    )
+    bring.add_argument(
+        "--copy", action="store_true", help="also import files that were imported before"
     )
 
     reindex = add("reindex", _reindex, "update the memory index")
@@ -324,6 +344,67 @@ async def _model(settings: Settings, options: argparse.Namespace) -> int:
     if find_local_model(settings) is None:
         print(f"It is not used: TALEKEEPER_EMBEDDER selects {choose_embedder(settings)}.")
     return 0
+
+
+async def _import(settings: Settings, options: argparse.Namespace) -> int:
+    from backend.container import build_services
+    from backend.operations import imports
+    from backend.transfer.contracts import ImportOptions
+
+    token = _read_api_key(settings, options)
+    if token is None and not options.user:
+        raise UsageError("import needs --user NAME, or an API key (--api-key-file).")
+    if not options.path.exists():
+        raise UsageError(f"{options.path} does not exist.")
+    password = ask_password() if token is None else ""
+    choices = ImportOptions(copy=options.copy, secrets=frozenset(options.secret))
+    with _lock(settings):
+        database, root = await _open_installation(settings)
+        services = await build_services(settings, root, database)
+        try:
+            if token is None:
+                identity = await imports.open_with_password(services, options.user, password)
+            else:
+                identity = await imports.open_with_api_key(services, token, options.user)
+            work = imports.import_path(services, identity, options.path, choices, _show_files)
+            task = asyncio.create_task(work)
+
+            def stop(_: int) -> None:
+                task.cancel()
+
+            with stop_signals(stop):
+                found = await task
+        except AppError as error:
+            raise UsageError(error.detail or error.title) from error
+        except asyncio.CancelledError:
+            print("Stopped. Run the command again to import the rest.", file=sys.stderr)
+            return 130
+        finally:
+            await services.memory.aclose()
+            await services.user_models.aclose()
+            await services.cpu_pool.aclose()
+            await database.dispose()
+    print(*found.lines, sep="\n")
+    counts = found.counts
+    print(
+        f"{counts.imported:,} imported, {counts.already_there:,} already there, "
+        f"{counts.skipped:,} skipped, {counts.failed:,} failed."
+    )
+    return 0 if found.is_complete else 1
+
+
+def _read_api_key(settings: Settings, options: argparse.Namespace) -> str | None:
+    if options.api_key_file is None:
+        return settings.api_key.get_secret_value().strip() if settings.api_key else None
+    try:
+        key: str = options.api_key_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{options.api_key_file} cannot be read.") from error
+    return key
+
+
+def _show_files(done: int, total: int, _: Mapping[str, int]) -> None:
+    show_progress(done, total)
 
 
 async def _reindex(settings: Settings, options: argparse.Namespace) -> int:

@@ -90,11 +90,17 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
-from backend.transfer.archives.chat_rows import ChatImporter
+from backend.transfer.archives.chat_rows import ChatTreeImporter
 from backend.transfer.archives.content import AccountReader
 from backend.transfer.archives.planner import ArchivePlanner, ArchiveServices
 from backend.transfer.archives.service import ArchiveService
 from backend.transfer.archives.settings_rows import AccountWriter
+from backend.transfer.chats.storing import ChatImporter
+from backend.transfer.formats.registry import BUNDLES, FORMATS
+from backend.transfer.formats.sillytavern import SILLYTAVERN
+from backend.transfer.imports import ImportService
+from backend.transfer.recognition import KnownFormats
+from backend.transfer.single_files import FileServices, SingleFilePlanner
 from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
@@ -357,9 +363,9 @@ class Services:
                 campaigns=self.campaign_transfer,
             ),
             pool,
-            folder=settings.data_dir / "transfers",
+            folder=settings.transfers_dir,
         )
-        self.archive_planner = ArchivePlanner(
+        archive_planner = ArchivePlanner(
             ArchiveServices(
                 database=database,
                 pool=pool,
@@ -369,7 +375,7 @@ class Services:
                 avatars=self.avatars,
                 characters=self.characters,
                 lorebooks=self.lorebooks,
-                chats=ChatImporter(
+                chats=ChatTreeImporter(
                     database, index, pool, user_models=user_models, checks_added=checks_added
                 ),
                 campaigns=self.campaign_transfer,
@@ -377,12 +383,48 @@ class Services:
                 accounts=AccountWriter(database, self.scripts, user_models),
             )
         )
+        chat_importer = ChatImporter(
+            database,
+            index,
+            pool,
+            settings,
+            user_models=user_models,
+            checks_added=checks_added,
+        )
+        formats = KnownFormats((SILLYTAVERN, *FORMATS), BUNDLES)
+        single_files = SingleFilePlanner(
+            FileServices(
+                database=database,
+                pool=pool,
+                characters=self.characters,
+                avatars=self.avatars,
+                personas=self.personas,
+                lorebooks=self.lorebooks,
+                presets=self.presets,
+                scripts=self.scripts,
+                campaigns=self.campaign_transfer,
+                chronicles=self.chronicle_transfer,
+                opening=self.opening,
+                formats=formats,
+                store_chat=chat_importer.store,
+            )
+        )
+        self.imports = ImportService(
+            database,
+            settings,
+            queue,
+            pool,
+            quotas=self.quotas,
+            planners=(archive_planner, single_files),
+            formats=[each.name for each in formats.chats],
+        )
         self.kinds = {
             **memory.kinds,
             **self.model_fetches.kinds,
             **job_kinds(enrichment),
             **self.recount.kinds,
             **self.archives.kinds,
+            **self.imports.kinds,
         }
         self.jobs = JobService(queue, stoppable=find_stoppable_kinds(self.kinds))
         self.worker = build_worker(

@@ -319,6 +319,10 @@ class Settings(BaseSettings):
     max_upload_bytes_per_user: int = Field(67_108_864, ge=0)
     """Bytes of request bodies, including files, that are read at the same time in one process. A
     single request is always accepted."""
+    max_import_bytes: int = Field(4_294_967_296, ge=1)
+    """Bytes of a file that is uploaded to be imported, such as a zip of a SillyTavern folder. Until
+    the import has ended, for at most a day, the file is in the folder `transfers` of the data
+    folder, encrypted with its user's key."""
     max_queued_jobs_per_user: int = Field(2_000, ge=0)
     """Unfinished jobs above which a user's action cannot queue another one. Work that follows from
     a reply or a change is always queued."""
@@ -344,6 +348,10 @@ class Settings(BaseSettings):
     # Background jobs
     job_workers: int = Field(8, ge=0, le=256)
     """Jobs that one process runs at the same time; 0: none."""
+
+    # The command line
+    api_key: Secret = None
+    """API key of the user for whom `talekeeper import` runs, instead of the user's password."""
 
     # Logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -407,6 +415,11 @@ class Settings(BaseSettings):
     def models_dir(self) -> Path:
         """The folder of downloaded embedding models."""
         return self.data_dir / "models"
+
+    @property
+    def transfers_dir(self) -> Path:
+        """The folder of uploads and archives, which are deleted after a day."""
+        return self.data_dir / "transfers"
 
     @property
     def resolved_root_key_file(self) -> Path:

@@ -37,7 +37,7 @@ from backend.chats.token_counting import CountUnit
 from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
 from backend.core.events import Participants
-from backend.database.base import new_id, now, split_chunks
+from backend.database.base import RecordCreated, new_id, now, record_nothing, split_chunks
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.generation.model import ModelSpec
@@ -138,6 +138,7 @@ class ChatService:
         persona_id: UUID | None,
         greetings: Sequence[MessageDraft],
         campaign_id: UUID | None = None,
+        record: RecordCreated = record_nothing,
     ) -> ChatView:
         """Create a chat. The first greeting is its first message, and the others are swipes."""
         async with self._database.read() as session:
@@ -162,6 +163,7 @@ class ChatService:
             session.add(chat)
             await session.flush()
             await self._check_added(session, identity.user_id)
+            await record(session, chat_id)
             _add_members(session, chat_id, character_ids)
             if campaign_id is not None:
                 for handler in self._participants.find_handlers(CampaignChosen):

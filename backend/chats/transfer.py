@@ -22,6 +22,7 @@ from backend.chats.models import (
     CHAT_TITLE,
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
+    MESSAGE_SOURCE,
     MESSAGE_THINKING,
     MESSAGE_TYPED,
     Chat,
@@ -57,8 +58,24 @@ class LogHead(msgspec.Struct, kw_only=True):
     created_at: datetime
 
 
+class LogFile(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A picture or file of a message.
+
+    `stored` is the path of its content beside this file, or null if the content is missing. `path`
+    is the path in the file that the chat was imported from.
+    """
+
+    name: Author = ""
+    path: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
+    media_type: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    stored: Annotated[str, msgspec.Meta(max_length=300)] | None = None
+
+
 class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A message. `selected` marks the sibling on the active path, or on it most recently."""
+    """A message. `selected` marks the sibling on the active path, or on it most recently.
+
+    `source` is the JSON of members of the file that it was imported from, exactly as written.
+    """
 
     id: UUID
     parent_id: UUID | None = None
@@ -75,6 +92,8 @@ class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     persona_id: UUID | None = None
     scene_id: UUID | None = None
     scene_place: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    source: Annotated[str, msgspec.Meta(max_length=9_000_000)] | None = None
+    files: Annotated[list[LogFile], msgspec.Meta(max_length=1_000)] = []
     created_at: datetime
 
 
@@ -131,25 +150,34 @@ def write_log(
             above[row.id] = row.id
         else:
             above[row.id] = above[row.parent_id]
-    lines = [_make_line(sealer, row) for row in known]
+    lines = [make_line(sealer, row) for row in known]
     for line in lines:
         line.parent_id = above[line.parent_id]
         if not is_whole:
-            line.typed = line.thinking = None
-    head = LogHead(
+            line.typed = line.thinking = line.source = None
+    head = make_head(sealer, chat, character_ids)
+    head.leaf_id = above[chat.leaf_id]
+    if not is_whole:
+        head.title = ""
+    return msgspec.json.Encoder().encode_lines([head, *lines])
+
+
+def make_head(sealer: Sealer, chat: Chat, character_ids: Sequence[UUID]) -> LogHead:
+    return LogHead(
         id=chat.id,
-        title=sealer.open(CHAT_TITLE, chat.id, chat.sealed_title) if is_whole else "",
-        leaf_id=above[chat.leaf_id],
+        title=sealer.open(CHAT_TITLE, chat.id, chat.sealed_title),
+        leaf_id=chat.leaf_id,
         character_ids=list(character_ids),
         persona_id=chat.persona_id,
         created_at=chat.created_at,
     )
-    return msgspec.json.Encoder().encode_lines([head, *lines])
 
 
-def _make_line(sealer: Sealer, row: Any) -> LogLine:
+def make_line(sealer: Sealer, row: Any) -> LogLine:
+    """Return the line of a message with all columns."""
     check_stopped()
     thinking: bytes | None = row.sealed_thinking
+    source: bytes | None = row.sealed_source
     return LogLine(
         id=row.id,
         parent_id=row.parent_id,
@@ -166,6 +194,7 @@ def _make_line(sealer: Sealer, row: Any) -> LogLine:
         persona_id=row.persona_id,
         scene_id=row.scene_id,
         scene_place=row.scene_place,
+        source=sealer.open(MESSAGE_SOURCE, row.id, source) if source else None,
         created_at=row.created_at,
     )
 
@@ -261,6 +290,7 @@ def build_message_rows(
                 "sealed_thinking": seal_optional(
                     sealer, MESSAGE_THINKING, message_id, line.thinking
                 ),
+                "sealed_source": seal_optional(sealer, MESSAGE_SOURCE, message_id, line.source),
                 "audience": audience(line.audience),
                 "created_at": line.created_at.astimezone(UTC),
                 "updated_at": line.created_at.astimezone(UTC),

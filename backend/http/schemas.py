@@ -69,6 +69,9 @@ BEGINS_TURN = "begins_turn"
 """True if the route starts a request to a model. A process that shuts down refuses it."""
 
 # Keys of a handler's `opt` for the quotas.
+STREAMS_BODY = "streams_body"
+"""True if the route reads its body in bounded memory and checks its size. It counts as one of the
+account's streams. An idempotency key identifies its requests without their bodies."""
 PREVIEWS = "previews"
 """True if the route counts as one of the account's concurrent previews."""
 STORES = "stores"

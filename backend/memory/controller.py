@@ -20,7 +20,7 @@ from backend.jobs.schemas import JobView
 from backend.memory.embedding.registry import OwnModel
 from backend.memory.index.protocol import IndexUnavailableError, Kind
 from backend.memory.indexing.collections import Placement, parse_dimension
-from backend.memory.indexing.outbox import INDEX, REINDEX
+from backend.memory.indexing.outbox import INDEX, INDEX_IMPORTED, REINDEX
 from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexChange, IndexState
 from backend.memory.runtime import MemoryRuntime
@@ -255,7 +255,9 @@ def _find_move(states: Sequence[IndexState], place: Placement) -> MemoryMove | N
 
 
 async def _load_jobs(session: AsyncSession, owner_id: UUID) -> Sequence[Job]:
-    query = select(Job).where(Job.user_id == owner_id, Job.kind.in_((INDEX, REINDEX)))
+    query = select(Job).where(
+        Job.user_id == owner_id, Job.kind.in_((INDEX, INDEX_IMPORTED, REINDEX))
+    )
     return list(await session.scalars(query.order_by(Job.id.desc()).limit(MAX_JOBS)))
 
 

@@ -13,7 +13,13 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import API_PREFIX, NEEDS, SAFE_METHODS
 from backend.accounts.auth.throttle import normalise_address
-from backend.http.schemas import PREVIEWS, STORES, STREAMS, find_max_body_bytes
+from backend.http.schemas import (
+    PREVIEWS,
+    STORES,
+    STREAMS,
+    STREAMS_BODY,
+    find_max_body_bytes,
+)
 from backend.quotas.limits import STORED_BYTES
 from backend.quotas.service import Quotas
 
@@ -23,6 +29,8 @@ MAX_WAITING_REQUESTS = 200
 """Maximum number of waiting requests of one account."""
 UPLOAD_TIMEOUT_SECONDS = 30.0
 """Time that an upload waits for an earlier one."""
+STREAMED_BODY_BYTES = 4 * 1024 * 1024
+"""Bytes of a streamed body that are in memory at the same time."""
 MAX_WAITING_UPLOADS = 8
 """Maximum number of waiting uploads of one account."""
 
@@ -82,7 +90,8 @@ class QuotaMiddleware(ASGIMiddleware):
             quotas.count_request(user_id)
         size, largest = _body_size(scope), find_max_body_bytes(scope)
         takes_files = largest > self._upload_above
-        if opt.get(STREAMS):
+        streams_body = opt.get(STREAMS_BODY, False)
+        if opt.get(STREAMS) or streams_body:
             held.enter_context(quotas.streams.hold(user_id))
         elif not takes_files:
             waiting = quotas.requests_at_once.wait(
@@ -95,7 +104,8 @@ class QuotaMiddleware(ASGIMiddleware):
             )
             await body.enter_async_context(uploading)
         if size != 0:
-            expected = largest if size is None else min(size, largest)
+            most = STREAMED_BODY_BYTES if streams_body else largest
+            expected = most if size is None else min(size, most)
             body.enter_context(quotas.upload_bytes.hold(user_id, expected))
         if not is_safe and _adds(method, opt):
             await quotas.check(STORED_BYTES, user_id, adding=size or 0)

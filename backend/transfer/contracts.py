@@ -66,7 +66,8 @@ class ImportOptions:
 class ImportContext:
     """An import that runs.
 
-    `found` maps the names of files to what they made, by kind, for later steps.
+    `found` maps the paths of files to what they made, by kind, for later steps. The service adds
+    the item of each result, also of earlier runs of the same import.
     """
 
     identity: Identity
@@ -85,7 +86,8 @@ RunStep = Callable[[ImportContext], Awaitable[StepResult]]
 class ImportStep:
     """One file of a plan. A step either stores all of its file or nothing.
 
-    `run` raises `AppError` if the file is refused: its detail becomes the result's.
+    `run` finds out if the file is already there (`transfer.imported`). It raises `AppError` if the
+    file is refused: its detail becomes the result's. It calls `report` outside transactions.
     """
 
     path: str

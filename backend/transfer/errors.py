@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.errors import NotFoundError, ValidationError
+from backend.errors import ConflictError, NotFoundError, ValidationError
 
 
 class TransferFileError(ValidationError):
@@ -15,6 +15,12 @@ class ImportNotFoundError(NotFoundError):
     """There is no such import, or it belongs to another account."""
 
     slug, title = "import-not-found", "Import not found"
+
+
+class ImportNotContinuableError(ConflictError):
+    """The import is running, has finished, or its upload was deleted after a day."""
+
+    slug, title = "import-not-continuable", "The import cannot be continued"
 
 
 class ArchiveNotFoundError(NotFoundError):

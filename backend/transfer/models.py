@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, String
+from sqlalchemy import BigInteger, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
-ImportState = Literal["uploading", "running", "stopped", "finished", "failed"]
+ImportState = Literal["running", "stopped", "finished", "failed"]
 Outcome = Literal["imported", "already_there", "skipped", "failed"]
 ItemKind = Literal[
     "character",
@@ -33,8 +33,9 @@ class Import(Base):
     """An import of a file, or of a folder in a zip, that the account has uploaded.
 
     The upload is a sealed file named by `id`, deleted at `expires_at` or when the import has
-    finished. `sealed_options` is the JSON of the request's options and of the upload's name.
-    `job_id` is its last job.
+    finished. An import of the command line has no upload and no job. A row in the state `running`
+    whose job has ended was stopped. `sealed_options` is the JSON of the request's options and of
+    the upload's name. `job_id` is its last job.
     """
 
     __tablename__ = "imports"
@@ -42,9 +43,9 @@ class Import(Base):
 
     id: Mapped[PrimaryId]
     user_id: Mapped[ListedOwnerId]
-    state: Mapped[ImportState] = mapped_column(String, default="uploading")
+    state: Mapped[ImportState] = mapped_column(String, default="running")
     sealed_options: Mapped[bytes]
-    size: Mapped[int] = mapped_column(default=0)
+    size: Mapped[int] = mapped_column(BigInteger, default=0)
     job_id: Mapped[UUID | None]
     expires_at: Mapped[datetime]
     created_at: Mapped[CreatedAt]
@@ -116,6 +117,6 @@ class Archive(Base):
     id: Mapped[PrimaryId]
     user_id: Mapped[ListedOwnerId]
     job_id: Mapped[UUID | None]
-    size: Mapped[int] = mapped_column(default=0)
+    size: Mapped[int] = mapped_column(BigInteger, default=0)
     expires_at: Mapped[datetime]
     created_at: Mapped[CreatedAt]

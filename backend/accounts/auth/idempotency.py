@@ -40,7 +40,7 @@ from backend.database.engine import (
     OvertakenError,
 )
 from backend.errors import BadRequestError, ConflictError, TooLargeError, ValidationError
-from backend.http.schemas import AnyRequest, find_max_body_bytes
+from backend.http.schemas import STREAMS_BODY, AnyRequest, find_max_body_bytes
 from backend.vault.sealing import digest
 
 log = get_logger(__name__)
@@ -130,7 +130,9 @@ class IdempotencyMiddleware(ASGIMiddleware):
             return
         if not (0 < len(key) <= MAX_KEY_LENGTH and key.isprintable()):
             raise BadRequestError(f"{HEADER} has 1 to {MAX_KEY_LENGTH} characters.")
-        messages = await _read_body(receive, largest=find_max_body_bytes(scope))
+        messages: list[Message] = []
+        if not scope["route_handler"].opt.get(STREAMS_BODY, False):
+            messages = await _read_body(receive, largest=find_max_body_bytes(scope))
         claim = await self._claim(identity, key, _make_fingerprint(identity, request, messages))
         if not isinstance(claim, _RequestClaim):
             await _send_response(send, *claim)

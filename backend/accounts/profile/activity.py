@@ -67,9 +67,12 @@ ActivityKind = Literal[
     "second_factor_off",
     "one_time_codes_made",
     "exported",
+    "imported",
 ]
 
-REPEATABLE_KINDS: frozenset[ActivityKind] = frozenset({"exported", "wrong_second_factor"})
+REPEATABLE_KINDS: frozenset[ActivityKind] = frozenset(
+    {"exported", "imported", "wrong_second_factor"}
+)
 """Events that a program can cause many times. Within an hour they share one entry, so that they do
 not push other entries out."""
 

@@ -309,6 +309,12 @@ def unpack_campaign(data: bytes) -> dict[str, bytes]:
         raise CampaignFileError(error.detail) from error
 
 
+def is_campaign(paths: Iterable[str]) -> bool:
+    """True if a zip with these paths is an exported campaign or a vault."""
+    files, _ = _remove_folders(dict.fromkeys(paths, b""))
+    return MAIN in files or is_vault(files)
+
+
 def _remove_folders(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
     """Remove hidden files and folders that contain all others; return the innermost name, too."""
     kept = {path: data for path, data in files.items() if not _is_hidden(path)}
@@ -428,8 +434,9 @@ class CampaignTransfer:
 
         `name` is used if the file names no campaign. `people` are the user's characters and
         personas by their ids in the file, if the file is part of an archive of the same user: then
-        events keep their authors. Without it, they have the same ids here. Raises `CampaignFileError`,
-        `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`, `TooLargeError`.
+        events keep their authors. Without it, they have the same ids here. Raises
+        `CampaignFileError`, `CampaignFullError`, `ChronicleFullError`,
+        `StorageQuotaExceededError`, `TooLargeError`.
         """
         sealer = identity.sealer
         draft, covered = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))

@@ -23,6 +23,7 @@ from backend.characters.cards.model import (
     YAML_BYTES,
     YAML_EXPANDED,
     YAML_VALUES,
+    Limit,
 )
 from backend.characters.errors import CardError
 
@@ -35,7 +36,9 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _DEPTH_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-def check_structure(data: bytes, *, slice_bytes: int = _SLICE_BYTES) -> None:
+def check_structure(
+    data: bytes, *, slice_bytes: int = _SLICE_BYTES, values_limit: Limit = JSON_VALUES
+) -> None:
     """Limit nesting and values by the punctuation outside strings, before a parser recurses.
 
     Raises `CardLimitError` at the first exceeded limit. `data` is read in slices, so that the
@@ -51,7 +54,7 @@ def check_structure(data: bytes, *, slice_bytes: int = _SLICE_BYTES) -> None:
         begun = open_string[:1] + b"\\" * is_escaping
         punctuation = _STRING.sub(b"", piece[:end])
         values += sum(map(punctuation.count, (b",", b"[", b"{")))
-        JSON_VALUES.check(values, "The JSON text")
+        values_limit.check(values, "The JSON text")
         brackets = punctuation.translate(None, _NOT_BRACKETS)
         depths = list(accumulate(map(_DEPTH_STEPS.__getitem__, brackets), initial=depth))
         JSON_DEPTH.check(max(depths), "The JSON text")
@@ -97,7 +100,9 @@ def parse_text(data: bytes) -> Any:
     return parse_json(body) if body.lstrip()[:1] in {b"{", b"["} else parse_yaml(body)
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(
+    data: bytes, *, bytes_limit: Limit = JSON_BYTES, values_limit: Limit = JSON_VALUES
+) -> Any:
     """Parse UTF-8 JSON, with or without a byte order mark.
 
     Unlike the standard, line breaks inside strings are allowed. NaN, Infinity and numbers that
@@ -106,8 +111,8 @@ def parse_json(data: bytes) -> Any:
     Raises `CardError` with the line and column, and `CardLimitError` before parsing.
     """
     body = data.removeprefix(BOM_UTF8)
-    JSON_BYTES.check(len(body), "The JSON text")
-    check_structure(body)
+    bytes_limit.check(len(body), "The JSON text")
+    check_structure(body, values_limit=values_limit)
     text = _decode(body)
     decoder = json.JSONDecoder(
         strict=False,

@@ -317,9 +317,7 @@ class ProviderService:
     ) -> ProviderConfig:
         """Return the config of a new provider, and give its row a kind and a slug."""
         network = self._user_models.network
-        row.kind, config = _apply_preset(
-            new, find_presets(network), may_lack_key=may_lack_key
-        )
+        row.kind, config = _apply_preset(new, find_presets(network), may_lack_key=may_lack_key)
         own = await _list_slugs(session, row)
         if len(own) >= MAX_PROVIDERS:
             raise TooManyProvidersError(f"The limit is {MAX_PROVIDERS}. Delete one first.")

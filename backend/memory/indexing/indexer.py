@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from functools import partial
+from typing import cast
 from uuid import UUID
 
-from sqlalchemy import Row, bindparam, delete, select, update
+from sqlalchemy import Row, bindparam, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
@@ -44,7 +45,14 @@ from backend.memory.indexing.documents import (
     PointMaker,
     VectorSource,
 )
-from backend.memory.indexing.outbox import FORGET, INDEX, RECONCILE, REINDEX, IndexOutbox
+from backend.memory.indexing.outbox import (
+    FORGET,
+    INDEX,
+    INDEX_IMPORTED,
+    RECONCILE,
+    REINDEX,
+    IndexOutbox,
+)
 from backend.memory.indexing.sources import Source, SourceRow, split_by_size
 from backend.memory.models import IndexChange, IndexState
 from backend.vault.sealing import Sealer
@@ -218,6 +226,12 @@ _NOTES = (
     .order_by(IndexChange.id)
     .limit(MAX_NOTES)
 )
+_IMPORTED = (
+    select(IndexChange.kind, IndexChange.container_id)
+    .where(IndexChange.user_id == bindparam("owner_id"), IndexChange.source_id.is_(None))
+    .group_by(IndexChange.kind, IndexChange.container_id)
+    .order_by(func.min(IndexChange.id))
+)
 _FORGET = delete(get_table(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
 _FORGET_ONE = delete(get_table(IndexChange)).where(IndexChange.id == bindparam("note_id"))
 
@@ -254,36 +268,16 @@ class Indexer:
     def kinds(self) -> dict[str, JobKind]:
         return {
             INDEX: JobKind(self.index, ends_together=True),
+            INDEX_IMPORTED: JobKind(self.index_imported, keep=True),
             REINDEX: JobKind(self.reindex, keep=True),
         }
 
     async def index(self, job: RunningJob) -> None:
         container_id = UUID(job.payload["container_id"])
         source = self._sources[job.payload["kind"]]
-        run, is_again = IndexRun(job.keys), False
-        while True:
-            notes, rows, place, indexes = await self._changes(job, source, container_id)
-            vectors = await self._embedders.find(job.keys, place)
-            sides = _list_sides(indexes, vectors)
-            changed = _list_changed_rows(notes)
-            if len(changed) < len(notes):
-                for side in sides:
-                    await self._index_container(
-                        run, source, container_id, side, job.progress, is_full=is_again
-                    )
-            # Also after the whole container: neighbours of deleted rows contain their words.
-            if rows is None:
-                await self._index_rows(run, source, container_id, changed, sides)
-            else:
-                await self._store_rows(run, rows, sides, instead_of=changed)
-            _raise_failure(run)
-            is_again = place.is_chosen and await self._moves.has_changed(job.keys, place)
-            if is_again:
-                continue  # the new points may have vectors of the previous model
-            if len(notes) < MAX_NOTES:
-                break
-            async with job.step() as session:
-                await _delete_notes(session, notes)
+        notes, indexes, vectors = await self._index_notes(
+            job, source, container_id, report=job.progress
+        )
         # False if another model came into use during the job.
         is_current = self._collections.current in indexes
         is_noted = not is_current or self._collections.is_placed(job.keys.user_id)
@@ -296,6 +290,72 @@ class Indexer:
                 await self._outbox.follow_later(session, job.keys.user_id)
             if is_current:
                 await self._collections.mark_ready_if_new(session, job.keys.user_id)
+
+    async def index_imported(self, job: RunningJob) -> None:
+        """Index the imported containers of a user, oldest first, one after the other.
+
+        The progress counts containers, or the rows of the only one.
+        """
+        owner_id, done = job.keys.user_id, 0
+        while True:
+            async with self._database.read() as session:
+                waiting = (await session.execute(_IMPORTED, {"owner_id": owner_id})).all()
+            if not waiting:
+                break
+            for place, (kind, container_id) in enumerate(waiting):
+                is_only = done + len(waiting) == 1
+                if not is_only:
+                    await job.progress(done, done + len(waiting) - place)
+                notes, indexes, vectors = await self._index_notes(
+                    job,
+                    self._sources[cast("Kind", kind)],
+                    container_id,
+                    report=job.progress if is_only else None,
+                )
+                async with job.step() as session:
+                    await _delete_notes(session, notes)
+                    if vectors.are_missed:
+                        await self._outbox.follow_later(session, owner_id)
+                    if self._collections.current in indexes:
+                        await self._collections.mark_ready_if_new(session, owner_id)
+                done += 1
+
+    async def _index_notes(
+        self,
+        job: RunningJob,
+        source: Source,
+        container_id: UUID,
+        *,
+        report: Report | None,
+    ) -> tuple[Sequence[Row[UUID, UUID | None]], list[VectorIndex], VectorSource]:
+        """Index the changes of a container.
+
+        Return the notes to delete, the collections that were written, and the target's vectors.
+        """
+        run, is_again = IndexRun(job.keys), False
+        while True:
+            notes, rows, place, indexes = await self._changes(job, source, container_id)
+            vectors = await self._embedders.find(job.keys, place)
+            sides = _list_sides(indexes, vectors)
+            changed = _list_changed_rows(notes)
+            if len(changed) < len(notes):
+                for side in sides:
+                    await self._index_container(
+                        run, source, container_id, side, report, is_full=is_again
+                    )
+            # Also after the whole container: neighbours of deleted rows contain their words.
+            if rows is None:
+                await self._index_rows(run, source, container_id, changed, sides)
+            else:
+                await self._store_rows(run, rows, sides, instead_of=changed)
+            _raise_failure(run)
+            is_again = place.is_chosen and await self._moves.has_changed(job.keys, place)
+            if is_again:
+                continue  # the new points may have vectors of the previous model
+            if len(notes) < MAX_NOTES:
+                return notes, indexes, vectors
+            async with job.step() as session:
+                await _delete_notes(session, notes)
 
     async def _changes(
         self, job: RunningJob, source: Source, container_id: UUID

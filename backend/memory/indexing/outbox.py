@@ -22,6 +22,7 @@ from backend.memory.models import IndexChange, IndexState
 from backend.vault.sealing import Sealer
 
 INDEX = "memory.index"
+INDEX_IMPORTED = "memory.index_imported"
 REINDEX = "memory.reindex"
 RECONCILE = "memory.reconcile"
 FORGET = "memory.forget"
@@ -76,6 +77,25 @@ class IndexOutbox(AccountDeleted):
             return None
         key = self._queue.grant(holder.sealer, holder.key_mode)
         return await self._note(session, holder.sealer.user_id, kind, container_id, sources, key)
+
+    async def imported(
+        self, session: AsyncSession, holder: KeyHolder, *, kind: Kind, container_id: UUID
+    ) -> None:
+        """Record that a whole container was imported.
+
+        One job at a time indexes all imported containers of a user, so that it leaves the other
+        workers to changes. A change in one of them indexes that container at once.
+        """
+        user_id = holder.sealer.user_id
+        await _insert_notes(session, user_id, kind, container_id, [None])
+        job = NewJob(
+            kind=INDEX_IMPORTED,
+            user_id=user_id,
+            lane=user_id,
+            dedupe_key=f"{INDEX_IMPORTED}/{user_id}",
+        )
+        key = self._queue.grant(holder.sealer, holder.key_mode)
+        await self._queue.enqueue(session, job, key=key)
 
     async def record_unkeyed(
         self,

@@ -29,7 +29,7 @@ INSERT_BATCH_ROWS = 500
 """Rows of a transaction. Storing them takes about 50 ms, in which SQLite has no other writer."""
 
 
-class ChatImporter:
+class ChatTreeImporter:
     """Stores chats with all their messages. A chat is in no list until it is complete.
 
     Args:

@@ -34,7 +34,7 @@ from backend.lorebooks.models import Lorebook
 from backend.lorebooks.service import LorebookService
 from backend.presets.models import Preset
 from backend.presets.service import PresetService
-from backend.transfer.archives.chat_rows import ChatImporter
+from backend.transfer.archives.chat_rows import ChatTreeImporter
 from backend.transfer.archives.ids import ArchiveIds, NewMessage, read_file
 from backend.transfer.archives.manifest import (
     MANIFEST,
@@ -116,7 +116,7 @@ class ArchiveServices:
     avatars: AvatarService
     characters: CharacterService
     lorebooks: LorebookService
-    chats: ChatImporter
+    chats: ChatTreeImporter
     campaigns: CampaignTransfer
     chronicles: ChronicleTransfer
     accounts: AccountWriter
@@ -152,6 +152,7 @@ class ArchivePlanner:
         archive = ArchiveImport(services, ids, paths)
         for entry in list_in_order(manifest):
             yield ImportStep(path=entry.path, run=partial(archive.run, entry))
+            await archive.note_earlier(entry, context)
 
 
 def _load_manifest(tree: FileTree) -> Manifest:
@@ -232,6 +233,13 @@ class ArchiveImport:
             return StepResult(outcome="skipped", kind=kind, detail=detail, warnings=step.warnings)
         await self._note(entry, item_id)
         return StepResult(outcome=outcome, kind=kind, item_id=item_id, warnings=step.warnings)
+
+    async def note_earlier(self, entry: ArchiveEntry, context: ImportContext) -> None:
+        """Note the item of a file that an earlier run of the same import has imported."""
+        kind = ITEM_KINDS[entry.kind]
+        earlier = context.found.get((kind, entry.path))
+        if earlier is not None and self._ids.find(kind, entry.id) is None:
+            await self._note(entry, earlier)
 
     async def _find_known(
         self, context: ImportContext, entry: ArchiveEntry, digest: bytes

@@ -232,7 +232,7 @@ class ArchiveService:
         await self._remove_files(replaced)
 
     def _find_path(self, archive_id: UUID) -> Path:
-        return self._folder / str(archive_id)
+        return self._folder / f"{archive_id}.archive"
 
     async def _remove_files(self, archive_ids: Iterable[UUID]) -> None:
         """Delete the files of archives, and those that killed attempts have left."""

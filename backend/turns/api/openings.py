@@ -24,6 +24,7 @@ from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.chats.service import ChatService
 from backend.context.macros import MacroBudget, MacroContext, MacroLimitError, Variables, expand
 from backend.core.cpu_pool import CpuPool
+from backend.database.base import RecordCreated, record_nothing
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
 from backend.generation.registry import UnknownModelError
@@ -62,7 +63,9 @@ class OpeningService:
         self._chats = chats
         self._accounts = accounts
 
-    async def open(self, identity: Identity, new: NewChat) -> ChatView:
+    async def open(
+        self, identity: Identity, new: NewChat, *, record: RecordCreated = record_nothing
+    ) -> ChatView:
         """Create a chat. The greetings of the first character become its first message and swipes.
 
         If a greeting is too long or its macros do too much, the chat is not created. No greeting is
@@ -110,6 +113,7 @@ class OpeningService:
             persona_id=new.persona_id,
             greetings=greetings,
             campaign_id=new.campaign_id,
+            record=record,
         )
 
     async def patch(

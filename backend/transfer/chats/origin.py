@@ -1,0 +1,76 @@
+"""What the stored rows of an imported chat keep of its file, for an export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+import msgspec
+from msgspec import Raw
+
+from backend.chats.models import MESSAGE_SOURCE
+from backend.transfer.models import IMPORTED_SOURCE
+from backend.vault.sealing import Sealer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageOrigin:
+    """The sources of a message and of one swipe: JSON of the file's members, exactly as written."""
+
+    message: bytes | None = None
+    swipe: bytes | None = None
+
+    def encode(self) -> bytes | None:
+        members = {"message": self.message, "swipe": self.swipe}
+        kept = {name: Raw(value) for name, value in members.items() if value is not None}
+        return msgspec.json.encode(kept) if kept else None
+
+    @classmethod
+    def decode(cls, data: bytes) -> MessageOrigin:
+        members = msgspec.json.decode(data, type=dict[str, Raw])
+        return cls(**{name: bytes(value) for name, value in members.items()})
+
+    def seal(self, sealer: Sealer, message_id: UUID) -> bytes | None:
+        data = self.encode()
+        return None if data is None else sealer.seal_bytes(MESSAGE_SOURCE, message_id, data)
+
+    @classmethod
+    def open(cls, sealer: Sealer, message_id: UUID, blob: bytes | None) -> MessageOrigin:
+        if blob is None:
+            return cls()
+        return cls.decode(sealer.open_bytes(MESSAGE_SOURCE, message_id, blob))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOrigin:
+    """The name of a chat's file, and the JSON of its header.
+
+    `is_joined` is true for a branch that was joined to the tree of another file's chat.
+    """
+
+    name: str
+    header: bytes | None = None
+    is_joined: bool = False
+
+    def encode(self) -> bytes:
+        members = {"name": self.name, "is_joined": self.is_joined}
+        return msgspec.json.encode(
+            members if self.header is None else {**members, "header": Raw(self.header)}
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> ChatOrigin:
+        members = msgspec.json.decode(data, type=dict[str, Raw])
+        header = members.get("header")
+        return cls(
+            name=msgspec.json.decode(members["name"], type=str),
+            header=None if header is None else bytes(header),
+            is_joined=msgspec.json.decode(members["is_joined"], type=bool),
+        )
+
+    def seal(self, sealer: Sealer, row_id: UUID) -> bytes:
+        return sealer.seal_bytes(IMPORTED_SOURCE, row_id, self.encode())
+
+    @classmethod
+    def open(cls, sealer: Sealer, row_id: UUID, blob: bytes) -> ChatOrigin:
+        return cls.decode(sealer.open_bytes(IMPORTED_SOURCE, row_id, blob))
