@@ -82,7 +82,7 @@ async def import_archive(
         options=ImportOptions(copy=copy),
         report=report,
     )
-    planner = server.parts.archive_planner
+    planner = server.parts.imports._runner._planners[0]
     assert planner.matches(context.tree)
     async for step in planner.plan(context):
         if stop_after is not None and len(results) == stop_after:

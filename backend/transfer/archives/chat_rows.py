@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 from datetime import UTC
 from functools import partial
@@ -100,9 +101,9 @@ class ChatTreeImporter:
                 for check in self._checks_added:
                     await check(session, identity.user_id)
                 await record(session, chat_id)
-                await self._outbox.changed(session, identity, kind="message", container_id=chat_id)
+                await self._outbox.imported(session, identity, kind="message", container_id=chat_id)
         except BaseException:
-            await self._remove(chat_id)
+            await asyncio.shield(self._remove(chat_id))
             raise
         return chat_id
 

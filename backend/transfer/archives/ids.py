@@ -71,6 +71,7 @@ class ArchiveIds:
         self._database = database
         self._pool = pool
         self._context = context
+        self._found: dict[tuple[ItemKind, UUID], UUID] = {}
         self._owner_id = context.identity.user_id
         self._paths = set(context.tree.list_paths())
         self._entries = {(each.kind, each.id): each for each in manifest.entries if each.id}
@@ -85,10 +86,10 @@ class ArchiveIds:
 
     def find(self, kind: ItemKind, old: UUID | None) -> UUID | None:
         """Return the new id of an item, or None if it was not imported."""
-        return None if old is None else self._context.found.get((kind, str(old)))
+        return None if old is None else self._found.get((kind, old))
 
     def note(self, kind: ItemKind, old: UUID, new: UUID) -> None:
-        self._context.found[kind, str(old)] = new
+        self._found[kind, old] = new
 
     def find_all(self, kind: ItemKind, old: Iterable[UUID]) -> list[UUID]:
         return [new for each in old if (new := self.find(kind, each)) is not None]
@@ -96,9 +97,7 @@ class ArchiveIds:
     def list_people(self) -> dict[UUID, UUID]:
         """Return the characters and personas by their old ids."""
         return {
-            UUID(old): new
-            for (kind, old), new in self._context.found.items()
-            if kind in {"character", "persona"}
+            old: new for (kind, old), new in self._found.items() if kind in {"character", "persona"}
         }
 
     async def find_book(self, old: UUID) -> UUID | None:

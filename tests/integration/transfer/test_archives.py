@@ -27,7 +27,6 @@ from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
 from backend.transfer.archives.comparison import compare_archives
 from backend.transfer.archives.service import EXPIRE_ARCHIVE
-from backend.transfer.errors import TransferFileError
 from backend.transfer.models import Archive
 from tests.support.archives import (
     find_identity,
@@ -37,6 +36,7 @@ from tests.support.archives import (
     write_files,
 )
 from tests.support.full_account import fill_account
+from tests.support.importing import bring
 from tests.support.server import Account, Running, problem, running
 from tests.support.waiting import until
 
@@ -57,8 +57,9 @@ class Installation:
 
     async def bring(self, data: bytes, **options: Any) -> Counter[str]:
         """Import an archive; return how often each outcome was reported."""
-        results = await import_archive(self.server, self.account, data, **options)
-        return Counter(each.outcome for each in results.values())
+        view, results = await bring(self.account, data, "archive.zip", **options)
+        assert view["state"] == "finished"
+        return Counter(each["outcome"] for each in results.values())
 
 
 @asynccontextmanager
@@ -182,14 +183,14 @@ async def test_a_copy_is_imported_again(server: Running, ada: Account, archive: 
 
 
 async def test_an_archive_brings_back_what_was_deleted_in_its_own_account(
-    server: Running, ada: Account
+    ada: Account,
 ) -> None:
     full = await fill_account(ada)
     archive = await make_archive(ada)
     await ada.delete(f"/chats/{full.ids['group']}")
     await ada.delete(f"/presets/{full.ids['preset']}")
-    results = await import_archive(server, ada, archive)
-    brought = {path for path, each in results.items() if each.outcome == "imported"}
+    _, results = await bring(ada, archive)
+    brought = {path for path, each in results.items() if each["outcome"] == "imported"}
     assert {"chats/At the inn (2).jsonl", "presets/Brief fast loose.json"} <= brought
     assert not any(path.startswith(("characters/", "campaigns/")) for path in brought)
     titles = [each["title"] for each in (await ada.get("/chats"))["items"]]
@@ -229,60 +230,56 @@ async def test_a_turn_goes_on_in_an_imported_chat(
 
 class TestDamage:
     async def test_a_changed_file_is_imported_with_a_warning(
-        self, server: Running, ada: Account, archive: bytes
+        self, ada: Account, archive: bytes
     ) -> None:
         files = read_files(archive)
         persona = json.loads(files["personas/Traveller.json"])
         persona["persona"]["name"] = "Wanderer"
         files["personas/Traveller.json"] = json.dumps(persona).encode()
-        results = await import_archive(server, ada, write_files(files))
+        _, results = await bring(ada, write_files(files))
         changed = results["personas/Traveller.json"]
-        assert changed.outcome == "imported"
-        assert changed.warnings == ["The file was changed after the archive was made."]
+        assert changed["outcome"] == "imported"
+        assert changed["warnings"] == ["The file was changed after the archive was made."]
         names = [each["name"] for each in (await ada.get("/personas"))["items"]]
         assert "Wanderer" in names
 
-    async def test_a_missing_file_fails_alone(
-        self, server: Running, ada: Account, archive: bytes
-    ) -> None:
+    async def test_a_missing_file_fails_alone(self, ada: Account, archive: bytes) -> None:
         files = read_files(archive)
         del files["chats/At the inn.jsonl"]
-        results = await import_archive(server, ada, write_files(files))
-        assert results["chats/At the inn.jsonl"].outcome == "failed"
-        assert results["chats/At the inn.state.json"].outcome == "skipped"
-        others = [each.outcome for path, each in results.items() if "At the inn." not in path]
+        _, results = await bring(ada, write_files(files))
+        assert results["chats/At the inn.jsonl"]["outcome"] == "failed"
+        assert results["chats/At the inn.state.json"]["outcome"] == "skipped"
+        others = [each["outcome"] for path, each in results.items() if "At the inn." not in path]
         assert set(others) == {"imported"}
 
-    async def test_every_damaged_file_gets_a_result(
-        self, server: Running, ada: Account, archive: bytes
-    ) -> None:
+    async def test_every_damaged_file_gets_a_result(self, ada: Account, archive: bytes) -> None:
         files = read_files(archive)
         damaged = {
             path: data if path == "manifest.json" else data[: len(data) // 2]
             for path, data in files.items()
         }
-        results = await import_archive(server, ada, write_files(damaged))
+        _, results = await bring(ada, write_files(damaged))
         assert len(results) == len(files) - 1
         pictures = ("personas/Ines.webp",)
         wrong = {
-            path: each.outcome
+            path: each["outcome"]
             for path, each in results.items()
-            if each.outcome == "imported" and path not in pictures
+            if each["outcome"] == "imported" and path not in pictures
         }
         assert not wrong
-        assert all(each.detail for each in results.values() if each.outcome != "imported")
+        assert all(each["detail"] for each in results.values() if each["outcome"] != "imported")
         assert (await ada.get("/chats"))["items"] == []
 
     @pytest.mark.parametrize(
         "manifest",
         [b'{"format":"talekeeper-archive"}', b'{"format":"talekeeper-archive","version":2}'],
     )
-    async def test_a_damaged_manifest_is_refused(
-        self, server: Running, ada: Account, manifest: bytes
-    ) -> None:
+    async def test_a_damaged_manifest_is_refused(self, ada: Account, manifest: bytes) -> None:
         data = write_files({"manifest.json": manifest.ljust(300)})
-        with pytest.raises(TransferFileError):
-            await import_archive(server, ada, data)
+        view, results = await bring(ada, data)
+        assert view["state"] == "failed"
+        [result] = results.values()
+        assert "manifest.json" in result["detail"]
 
 
 class TestRoutes:
