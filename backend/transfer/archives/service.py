@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import secrets
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -38,6 +39,9 @@ EXPIRE_ARCHIVE = "transfer.expire_archive"
 ARCHIVE_LIFETIME = timedelta(days=1)
 ARCHIVE_CONTENT = Column("archives", "content")
 DISK_FULL_SLUG = "disk-full"
+
+ReportFiles = Callable[[int, int], Awaitable[None]]
+"""Called with the number of finished files, and an estimate of their total."""
 
 _UNFINISHED = ("queued", "running", "waiting_key")
 
@@ -174,7 +178,7 @@ class ArchiveService:
         await self._remove_files([archive_id])
         part = self._folder / f"{archive_id}-{secrets.token_hex(8)}.part"
         try:
-            size = await self._write(job, identity, archive, part)
+            size = await self._write(identity, archive.id, part, archive.created_at, job.progress)
             await self._publish(job, archive, part, size)
         except OSError as error:
             if error.errno != errno.ENOSPC:
@@ -192,21 +196,41 @@ class ArchiveService:
         async with job.finish() as session:
             await session.execute(delete(Archive).where(Archive.id == archive_id))
 
+    @asynccontextmanager
+    async def write_temporary(
+        self, identity: Identity, report: ReportFiles
+    ) -> AsyncGenerator[SealedFileReader]:
+        """Write an archive for the duration of the block, and open it."""
+        archive_id = new_id()
+        part = self._folder / f"{archive_id}-{secrets.token_hex(8)}.part"
+        try:
+            await self._write(identity, archive_id, part, now(), report)
+            reader = await asyncio.to_thread(open_archive, part, identity.sealer, archive_id)
+            with reader:
+                yield reader
+        finally:
+            await asyncio.to_thread(part.unlink, missing_ok=True)
+
     async def _write(
-        self, job: RunningJob, identity: Identity, archive: Archive, part: Path
+        self,
+        identity: Identity,
+        archive_id: UUID,
+        part: Path,
+        created_at: datetime,
+        report: ReportFiles,
     ) -> int:
         """Write the sealed zip. Return its size without the sealing."""
         run = partial(self._pool.run, identity.user_id, is_job=True)
         with await asyncio.to_thread(
-            SealedFileWriter, part, identity.sealer, ARCHIVE_CONTENT, archive.id
+            SealedFileWriter, part, identity.sealer, ARCHIVE_CONTENT, archive_id
         ) as target:
-            writer = ArchiveWriter(target, archive.created_at)
+            writer = ArchiveWriter(target, created_at)
             total, done = await self._reader.count(identity), 0
-            await job.progress(done, total)
+            await report(done, total)
             async for file in self._reader.read(identity):
                 await run(partial(writer.add, file))
                 done += 1
-                await job.progress(done, max(total, done + 1))
+                await report(done, max(total, done + 1))
 
             def finish() -> int:
                 writer.finish()
