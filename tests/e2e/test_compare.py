@@ -33,7 +33,7 @@ async def _prepare(folder: Path, archive: Path) -> str:
             await asyncio.to_thread(archive.write_bytes, await make_archive(ada))
             key = await ada.post("/api-keys", {"label": "compare", "scope": "manage"}, 201)
             await ada.new_chat(title="Later")
-    return str(key["key"])
+    return str(key["token"])
 
 
 async def test_archives_and_accounts_are_compared(tmp_path: Path) -> None:

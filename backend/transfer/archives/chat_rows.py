@@ -60,7 +60,7 @@ class ChatTreeImporter:
         report: ReportMessages,
         record: RecordCreated,
     ) -> UUID:
-        """Store a chat whose characters and personas are the user's. Return its id.
+        """Store a chat and return its id. Its characters and personas belong to the user.
 
         Raises `StorageQuotaExceededError`.
         """

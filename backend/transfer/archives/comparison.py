@@ -40,7 +40,7 @@ MAX_VALUE_CHARACTERS = 60
 _WITHOUT_IDS: frozenset[EntryKind] = frozenset(
     {"provider", "preset", "scripts", "persona", "avatar", "character", "lorebook", "file"}
 )
-"""Kinds whose files contain no ids, so that equal bytes are equal items."""
+"""Kinds of files without ids: equal bytes are equal items."""
 
 _MISSING = object()
 
@@ -105,7 +105,8 @@ def find_changes(first: Any, second: Any, at: str = "") -> Iterator[tuple[str, A
             place = f"{at}.{key}" if at else key
             yield from find_changes(left.get(key, _MISSING), right.get(key, _MISSING), place)
     elif isinstance(first, list) and isinstance(second, list):
-        here, there = cast("list[Any]", first), cast("list[Any]", second)
+        here: list[Any] = first
+        there: list[Any] = second
         for number in range(max(len(here), len(there))):
             left_item = here[number] if number < len(here) else _MISSING
             right_item = there[number] if number < len(there) else _MISSING
@@ -122,7 +123,7 @@ def _shorten(value: Any) -> str:
 
 
 class OpenArchive:
-    """An archive whose items are compared. Raises `TransferFileError` if it is damaged."""
+    """An archive to compare. Raises `TransferFileError` if it is damaged."""
 
     def __init__(self, file: BinaryIO) -> None:
         try:
@@ -146,7 +147,7 @@ class OpenArchive:
             raise TransferFileError(f"{path} is damaged.") from error
 
     def open(self, path: str) -> Any:
-        """Return the content of an item as JSON values, with labels in place of ids."""
+        """Return the content of an item as JSON values, with labels instead of ids."""
         entry = self.entries[path]
         data = self.read(path)
         try:

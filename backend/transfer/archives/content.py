@@ -1,7 +1,7 @@
-"""Reads everything of an account as the files of an archive, one after the other.
+"""Reads an account as the files of an archive, one after the other.
 
-Each file is read in a short transaction of its own, so that play goes on. What is changed while
-the archive is made can be in one file and not in another.
+Each file is read in a separate short transaction, so that play continues. A change during the
+export can be in one file and missing in another.
 """
 
 from __future__ import annotations
@@ -221,7 +221,8 @@ class AccountReader:
         for row in rows:
             config = open_provider(identity.sealer, row)
             values = {name: getattr(config, name) for name in ProviderFields.__struct_fields__}
-            fields = ProviderFields(**{**values, "api_key": None, "extra_headers": {}})
+            values |= {"api_key": None, "extra_headers": {}}
+            fields = ProviderFields(**values)
             record = ProviderRecord(
                 slug=row.slug, kind=row.kind, preset=config.preset, fields=fields
             )
@@ -232,7 +233,7 @@ class AccountReader:
         self, identity: Identity, paths: PathChooser
     ) -> AsyncIterator[ArchiveFile]:
         for preset_id in await self._list_ids(Preset.id, Preset.user_id == identity.user_id):
-            # The file has no name of its own: SillyTavern names presets by their files.
+            # The file contains no name, because SillyTavern names presets by their files.
             file = await self._presets.export(identity, preset_id)
             path = paths.choose("preset", file.stem, ".json")
             yield ArchiveFile(path, "preset", file.data, preset_id, file.stem)

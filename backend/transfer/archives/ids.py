@@ -1,7 +1,7 @@
-"""Finds what the ids of an archive are in the account that it is imported into.
+"""Maps the ids of an archive to the ids in the account that imports it.
 
-Rows that an import has created are found again by what they are, so that a stopped import can go
-on: messages by their place in the tree and their time, items of a campaign by their order.
+The rows of an earlier run are found by their content, so that a stopped import can continue:
+messages by their place in the tree and their time, items of a campaign by their order.
 """
 
 from __future__ import annotations

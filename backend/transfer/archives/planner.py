@@ -1,4 +1,4 @@
-"""Imports the archive of an account, into an empty account or beside what is there."""
+"""Imports the archive of an account into an empty account, or adds it to a used one."""
 
 from __future__ import annotations
 
@@ -270,7 +270,8 @@ class ArchiveImport:
 
     async def _import_provider(self, step: _Step) -> UUID | None:
         record = await self._read(step, ProviderRecord)
-        values = msgspec.structs.asdict(record.fields) | {"api_key": None, "extra_headers": {}}
+        values: dict[str, Any] = msgspec.structs.asdict(record.fields)
+        values |= {"api_key": None, "extra_headers": {}}
         new = NewProvider(kind=record.kind, preset=record.preset, slug=record.slug, **values)
         made = await self._services.providers.create(
             step.context.identity, new, may_lack_key=True, record=step.record
@@ -431,7 +432,7 @@ class ArchiveImport:
         messages: Mapping[UUID, NewMessage],
         items: Mapping[UUID, UUID],
     ) -> None:
-        """Store what may be large, in batches. Storing it again changes nothing."""
+        """Store details and files of messages in batches. Repeating it changes nothing."""
         services, identity = self._services, step.context.identity
         await store_details(services.database, identity.sealer, state, messages, items)
         batch = FileBatch(self._paths, step.context.tree)

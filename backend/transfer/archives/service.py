@@ -239,7 +239,7 @@ class ArchiveService:
             return await run(finish)
 
     async def _publish(self, job: RunningJob, archive: Archive, part: Path, size: int) -> None:
-        """Make the archive available in place of older ones, in the transaction of the job."""
+        """Replace older archives, in the transaction that ends the job."""
         older = Archive.user_id == archive.user_id, Archive.id < archive.id
         await job.progress(1, 1)
         async with job.finish() as session:

@@ -1,6 +1,6 @@
 """Stores the parts of an archive that belong to the whole account: scripts, links and settings.
 
-What the account has set itself is kept.
+The account's present settings take precedence.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ async def _link_book(
     links: LorebookLinksRecord,
     ids: ArchiveIds,
 ) -> None:
-    """Link an imported book. A chronicle that has a book of its own keeps it."""
+    """Link an imported book. A chronicle keeps the book that it has."""
     values: dict[str, Any] = {"is_global": links.is_global}
     chronicle_id = ids.find("chronicle", links.chronicle_id)
     if chronicle_id is not None:

@@ -335,7 +335,7 @@ def replace_texts(value: Any, texts: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         return texts.get(value, value)
     if isinstance(value, list):
-        return [replace_texts(each, texts) for each in value]
+        return [replace_texts(each, texts) for each in cast("Any", value)]
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         return {key: replace_texts(member, texts) for key, member in members.items()}

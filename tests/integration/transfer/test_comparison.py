@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -31,11 +31,11 @@ def find_differences(first: bytes, second: bytes) -> list[str]:
 def list_leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the path of each value that is not a container."""
     if isinstance(value, dict):
-        for key, member in value.items():
+        for key, member in cast("dict[str, Any]", value).items():
             if key not in OWN_IDS:
                 yield from list_leaves(member, (*path, key))
     elif isinstance(value, list):
-        for number, item in enumerate(value):
+        for number, item in enumerate(cast("Any", value)):
             yield from list_leaves(item, (*path, number))
     else:
         yield path
