@@ -85,6 +85,10 @@ class FullAccount:
         )
         again = await self._upload("POST", "/characters/import", exported.content, 201)
         self.ids["imported Mara"] = again["character"]["id"]
+        packed = await account.ask(
+            "GET", f"/characters/{mara['id']}/export", params={"format": "charx"}
+        )
+        await self._upload("POST", "/characters/import", packed.content, 201)
 
     async def _add_lorebooks(self) -> None:
         account = self.account

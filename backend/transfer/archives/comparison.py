@@ -105,14 +105,18 @@ def find_changes(first: Any, second: Any, at: str = "") -> Iterator[tuple[str, A
             place = f"{at}.{key}" if at else key
             yield from find_changes(left.get(key, _MISSING), right.get(key, _MISSING), place)
     elif isinstance(first, list) and isinstance(second, list):
-        here: list[Any] = first
-        there: list[Any] = second
+        here, there = cast("Sequence[Any]", first), cast("Sequence[Any]", second)
         for number in range(max(len(here), len(there))):
             left_item = here[number] if number < len(here) else _MISSING
             right_item = there[number] if number < len(there) else _MISSING
             yield from find_changes(left_item, right_item, f"{at}[{number}]")
-    elif type(first) is not type(second) or first != second:
+    elif not _is_equal(cast("object", first), cast("object", second)):
         yield at or "content", first, second
+
+
+def _is_equal(first: object, second: object) -> bool:
+    """True if two JSON values are equal and of the same type: `1` is not `true`."""
+    return type(first) is type(second) and first == second
 
 
 def _shorten(value: Any) -> str:
@@ -188,7 +192,7 @@ class OpenArchive:
         if isinstance(value, str):
             return self._replace_text(value)
         if isinstance(value, list):
-            return [self._replace_ids(each) for each in value]
+            return [self._replace_ids(each) for each in cast("Any", value)]
         if isinstance(value, dict):
             members = cast("dict[str, Any]", value)
             return {key: self._replace_ids(member) for key, member in members.items()}

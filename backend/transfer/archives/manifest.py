@@ -13,6 +13,7 @@ from backend.transfer.errors import TransferFileError
 
 MANIFEST = "manifest.json"
 FORMAT = "talekeeper-archive"
+MAX_NAME_CHARACTERS = 2_000
 MAX_ENTRIES = 250_000
 MAX_MANIFEST_BYTES = 128 * 1024 * 1024
 
@@ -64,7 +65,7 @@ class ArchiveEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     path: ArchivePath
     kind: EntryKind
     id: UUID | None = None
-    name: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
+    name: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)] = ""
     size: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     chats: Annotated[list[UUID], msgspec.Meta(max_length=10_000)] = []

@@ -35,7 +35,7 @@ MAX_ROWS = 250_000
 """Maximum length of each list in a file."""
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
-Text = Annotated[str, msgspec.Meta(max_length=1_000_000)]
+Text = Annotated[str, msgspec.Meta(max_length=64_000_000)]
 Audience = Annotated[str, msgspec.Meta(max_length=4_000)]
 Place = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Ids = Annotated[list[UUID], msgspec.Meta(max_length=MAX_ROWS)]

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity, make_job_identity
 from backend.accounts.repository import get_user
-from backend.core.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool, background_work
 from backend.core.operating_system import sync_folder
 from backend.database.base import UNSYNCHRONIZED, new_id, now
 from backend.jobs.models import Job
@@ -178,7 +178,10 @@ class ArchiveService:
         await self._remove_files([archive_id])
         part = self._folder / f"{archive_id}-{secrets.token_hex(8)}.part"
         try:
-            size = await self._write(identity, archive.id, part, archive.created_at, job.progress)
+            with background_work():
+                size = await self._write(
+                    identity, archive.id, part, archive.created_at, job.progress
+                )
             await self._publish(job, archive, part, size)
         except OSError as error:
             if error.errno != errno.ENOSPC:

@@ -10,13 +10,16 @@ from typing import Any, cast
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, delete, insert, update
+from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.profile.settings import UserSettings
+from backend.campaigns.ledger.changes import apply_operations, exists
+from backend.campaigns.ledger.items import Kind
 from backend.campaigns.models import (
     PROPOSAL,
     Campaign,
+    CampaignItem,
     CampaignMark,
     CampaignProposal,
     ProposalSource,
@@ -49,6 +52,7 @@ from backend.core.cpu_pool import CpuPool, iterate_in_slices
 from backend.database.base import new_id, split_chunks
 from backend.database.engine import Database
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark
+from backend.errors import ValidationError
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, LoreState
 from backend.transfer.archives.content import list_entry_ids
@@ -273,20 +277,22 @@ class StateWriter:
             chronicle.sealed_chronicle = sealer.seal_bytes(
                 CHRONICLE, chronicle.id, msgspec.json.encode(state.chronicle)
             )
+        kinds = await self._load_kinds(campaign)
         texts = {str(old): str(new) for old, new in self._items.items()}
         proposals: list[dict[str, Any]] = []
         sources: list[dict[str, Any]] = []
         for record in state.proposals:
             proposal_id = new_id()
-            row = self._make_proposal(record, campaign, proposal_id, texts)
-            if row is None:
-                continue
-            proposals.append(row)
             found = {
                 messages[each.message_id].id: self._ids.find("chat", each.chat_id)
                 for each in record.sources
                 if each.message_id in messages
             }
+            row = self._make_proposal(record, campaign, proposal_id, texts, kinds)
+            if row is None or not found:
+                self.warnings.append("A proposal was left out, because its item is missing.")
+                continue
+            proposals.append(row)
             sources += [
                 {"proposal_id": proposal_id, "message_id": message_id, "chat_id": chat_id}
                 for message_id, chat_id in found.items()
@@ -295,20 +301,36 @@ class StateWriter:
         await self._insert(CampaignProposal, proposals)
         await self._insert(ProposalSource, sources)
 
+    async def _load_kinds(self, campaign: Campaign) -> dict[UUID, Kind]:
+        query = select(CampaignItem.id, CampaignItem.kind).where(
+            CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
+        )
+        return {row.id: row.kind for row in await self._session.execute(query)}
+
     def _make_proposal(
         self,
         record: ProposalRecord,
         campaign: Campaign,
         proposal_id: UUID,
         texts: Mapping[str, str],
+        kinds: Mapping[UUID, Kind],
     ) -> dict[str, Any] | None:
-        """Return the row of a proposal, or None if it is not valid."""
+        """Return the row of a proposal, or None if it does not fit the items of the campaign."""
         try:
             content = msgspec.convert(replace_texts(record.content, texts), ProposalContent)
         except msgspec.ValidationError as error:
             raise TransferFileError(f"A proposal is damaged: {error}.") from error
         # The id of a new item is not known yet, so any free one will do.
         item_id = self._items.get(record.item_id) or new_id()
+        if kinds.get(item_id, record.kind) != record.kind:
+            return None
+        if content.replaces is not None and kinds.get(content.replaces) != "fact":
+            return None
+        if exists(content.operations.set):
+            try:
+                apply_operations(record.kind, {}, content.operations)
+            except ValidationError:
+                return None
         return {
             "id": proposal_id,
             "user_id": campaign.user_id,

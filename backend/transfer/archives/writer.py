@@ -13,7 +13,12 @@ import msgspec
 import backend
 from backend.core.cpu_pool import check_stopped
 from backend.transfer.archives.content import ArchiveFile
-from backend.transfer.archives.manifest import MANIFEST, ArchiveEntry, Manifest
+from backend.transfer.archives.manifest import (
+    MANIFEST,
+    MAX_NAME_CHARACTERS,
+    ArchiveEntry,
+    Manifest,
+)
 from backend.vault.sealed_files import SealedFileWriter
 
 _PACKED_SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".gif", ".charx", ".zip", ".mp3", ".mp4")
@@ -48,7 +53,7 @@ class ArchiveWriter:
                 path=file.path,
                 kind=file.kind,
                 id=file.id,
-                name=file.name,
+                name=file.name[:MAX_NAME_CHARACTERS],
                 size=len(file.data),
                 sha256=sha256(file.data).hexdigest(),
                 chats=list(file.chats),
