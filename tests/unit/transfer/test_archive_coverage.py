@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import re
 from pathlib import Path
 
-import backend
 from backend.database.base import Base
 
 DECISION = Path(__file__).parents[3] / (
@@ -17,9 +15,7 @@ DECISION = Path(__file__).parents[3] / (
 
 def find_account_tables() -> set[str]:
     """Return the tables with an owner, and those that belong to their rows."""
-    for module in pkgutil.walk_packages(backend.__path__, "backend."):
-        if module.name.endswith(".models"):
-            importlib.import_module(module.name)
+    importlib.import_module("backend.container")  # it imports all tables
     owned = {"users"}
     tables = Base.metadata.sorted_tables  # parents come first
     for table in tables:
