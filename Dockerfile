@@ -31,7 +31,8 @@ FROM python:3.11-slim-bookworm
 
 RUN groupadd --gid 10001 talekeeper \
     && useradd --uid 10001 --gid 10001 --home-dir /data --no-create-home --shell /usr/sbin/nologin talekeeper \
-    && install --directory --owner 10001 --group 10001 --mode 0700 /data /data/models
+    && install --directory --owner 10001 --group 10001 --mode 0700 /data /data/models \
+        /data/transfers
 COPY --from=build /app /app
 
 ENV PATH=/app/bin:$PATH \

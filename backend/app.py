@@ -75,6 +75,7 @@ from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
 from backend.transfer.archives.controller import ArchiveController
+from backend.transfer.chats.controller import ChatExportController
 from backend.transfer.controller import ChatImportController, ImportController
 from backend.turns.api.controller import (
     LoreTesterController,
@@ -117,6 +118,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ScriptController,
     OpeningController,
     ChatController,
+    ChatExportController,
     MessageController,
     LorebookController,
     LoreEntryController,
@@ -304,6 +306,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
             "optimize": database.optimize,
             "activity": partial(delete_old_activity, database),
             "uploads": services.imports.sweep,
+            "unfinished_chats": services.chat_importer.delete_abandoned,
         }
     return chores
 

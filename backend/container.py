@@ -95,7 +95,8 @@ from backend.transfer.archives.content import AccountReader
 from backend.transfer.archives.planner import ArchivePlanner, ArchiveServices
 from backend.transfer.archives.service import ArchiveService
 from backend.transfer.archives.settings_rows import AccountWriter
-from backend.transfer.chats.storing import ChatImporter
+from backend.transfer.chats.exporting import ChatExporter
+from backend.transfer.chats.storing import ChatImporter, ImportedChats
 from backend.transfer.formats.registry import BUNDLES, FORMATS
 from backend.transfer.formats.sillytavern import SILLYTAVERN
 from backend.transfer.imports import ImportService
@@ -267,6 +268,16 @@ class Services:
         self.campaign_transfer = CampaignTransfer(
             database, index, pool, user_models=user_models, checks_added=checks_added
         )
+        self.chat_importer = ChatImporter(
+            database,
+            index,
+            pool,
+            settings,
+            user_models=user_models,
+            checks_added=checks_added,
+        )
+        participants.add(ImportedChats())
+        self.chat_exporter = ChatExporter(database, pool, name_of=self.accounts.name_of)
         participants.add(
             WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )
@@ -383,14 +394,6 @@ class Services:
                 accounts=AccountWriter(database, self.scripts, user_models),
             )
         )
-        chat_importer = ChatImporter(
-            database,
-            index,
-            pool,
-            settings,
-            user_models=user_models,
-            checks_added=checks_added,
-        )
         formats = KnownFormats((SILLYTAVERN, *FORMATS), BUNDLES)
         single_files = SingleFilePlanner(
             FileServices(
@@ -406,7 +409,7 @@ class Services:
                 chronicles=self.chronicle_transfer,
                 opening=self.opening,
                 formats=formats,
-                store_chat=chat_importer.store,
+                store_chat=self.chat_importer.store,
             )
         )
         self.imports = ImportService(

@@ -328,14 +328,19 @@ class FileDownload:
 
     @property
     def disposition(self) -> str:
-        """The `Content-Disposition` header: the name in ASCII and in UTF-8 (RFC 6266, 8187)."""
-        stem = file_stem(self.stem, fallback=_FALLBACK_STEM)
-        folded = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
-        plain = file_stem(_NOT_PLAIN.sub("", folded), fallback=_FALLBACK_STEM)
-        return (
-            f'attachment; filename="{plain}.{self.extension}"; '
-            f"filename*=UTF-8''{quote(stem, safe='')}.{self.extension}"
-        )
+        """The `Content-Disposition` header."""
+        return format_disposition(self.stem, self.extension, fallback=_FALLBACK_STEM)
+
+
+def format_disposition(stem: str, extension: str, *, fallback: str) -> str:
+    """Return a `Content-Disposition` with a name in ASCII and in UTF-8 (RFC 6266, 8187)."""
+    name = file_stem(stem, fallback=fallback)
+    folded = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    plain = file_stem(_NOT_PLAIN.sub("", folded), fallback=fallback)
+    return (
+        f'attachment; filename="{plain}.{extension}"; '
+        f"filename*=UTF-8''{quote(name, safe='')}.{extension}"
+    )
 
 
 @dataclass(slots=True)

@@ -170,10 +170,10 @@ async def copy_references(
             MessageFile.message_id.in_(ids), MessageFile.user_id == sealer.user_id
         )
         rows: list[dict[str, Any]] = []
-        for row in (await session.execute(query)).all():
+        for row in (await session.execute(query)).mappings():
             copy_id = new_id()
-            name = reseal(sealer, FILE_REFERENCE, row.id, row.sealed_reference, copy_id)
-            own = {"id": copy_id, "message_id": copied[row.message_id], "sealed_reference": name}
-            rows.append({**row._asdict(), **own})
+            name = reseal(sealer, FILE_REFERENCE, row["id"], row["sealed_reference"], copy_id)
+            own = {"id": copy_id, "message_id": copied[row["message_id"]], "sealed_reference": name}
+            rows.append({**row, **own})
         if rows:
             await session.execute(insert(MessageFile), rows)

@@ -27,7 +27,7 @@ from backend.chats.models import (
     MESSAGE_TYPED,
     Chat,
 )
-from backend.chats.schemas import Title
+from backend.chats.schemas import ChatSettings, Title
 from backend.chats.token_counting import CountUnit
 from backend.core.audience import GM, Viewpoint, may_know
 from backend.core.cpu_pool import check_stopped
@@ -45,8 +45,23 @@ LoggedText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
 Audience = Annotated[str, msgspec.Meta(max_length=4_000)]
 
 
+class LogOrigin(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A file that the chat, or a branch of it (`is_joined`), was imported from.
+
+    `message_id` is the last message of its path, and `header` the JSON of its first line.
+    """
+
+    name: Author = ""
+    header: Annotated[str, msgspec.Meta(max_length=9_000_000)] | None = None
+    is_joined: bool = False
+    message_id: UUID | None = None
+
+
 class LogHead(msgspec.Struct, kw_only=True):
-    """The first line of a file. Characters and personas are those of the exporting account."""
+    """The first line of a file. Characters and personas are those of the exporting account.
+
+    `settings`, `variables` and `origins` are in the export of a single chat.
+    """
 
     format: Literal["talekeeper-chat"] = "talekeeper-chat"
     version: Literal[1] = 1
@@ -55,13 +70,16 @@ class LogHead(msgspec.Struct, kw_only=True):
     leaf_id: UUID | None = None
     character_ids: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
     persona_id: UUID | None = None
+    settings: ChatSettings | None = None
+    variables: dict[str, str] = {}
+    origins: Annotated[list[LogOrigin], msgspec.Meta(max_length=10_000)] = []
     created_at: datetime
 
 
 class LogFile(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A picture or file of a message.
 
-    `stored` is the path of its content beside this file, or null if the content is missing. `path`
+    `stored` is the path of its content in the archive, or null if the content is missing. `path`
     is the path in the file that the chat was imported from.
     """
 

@@ -85,7 +85,7 @@ async def import_path(
     options: ImportOptions,
     report: ReportFiles,
 ) -> ImportedPath:
-    """Import what is at a path. Raises `TransferFileError` if it cannot be read at all."""
+    """Import a folder, a zip or a file. Raises `TransferFileError` if it cannot be read at all."""
     tree = await asyncio.to_thread(open_path, path)
     try:
         import_id = await services.imports.import_tree(identity, tree, options, report)

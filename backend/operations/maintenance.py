@@ -41,6 +41,7 @@ from backend.memory.indexing.outbox import REINDEX, IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.presets import models as preset_models
 from backend.settings import Settings
+from backend.transfer import models as transfer_models
 from backend.turns import models as turn_models
 from backend.vault.root import RootKeys, load_root_keys
 from backend.vault.slots import DEFAULT_KDF
@@ -55,6 +56,7 @@ TABLES = (
     memory_models,
     preset_models,
     provider_models,
+    transfer_models,
     turn_models,
 )
 """Imported for their tables, so that rotation finds every sealed column."""

@@ -19,6 +19,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
 from backend.characters.cards.charx import OCTET_STREAM
+from backend.characters.errors import CharacterNotFoundError
 from backend.characters.uploads import FIELD, MULTIPART
 from backend.errors import (
     BadRequestError,
@@ -46,6 +47,7 @@ FormatName = Annotated[str | None, QueryParameter(name="format", max_length=100)
 
 _UPLOAD_ERRORS = (
     BadRequestError,
+    CharacterNotFoundError,
     TooLargeError,
     UnsupportedMediaTypeError,
     ValidationError,
@@ -98,7 +100,7 @@ class ImportController(Controller):
         """Upload a file of any kind: a SillyTavern folder or an archive in a zip, a chat, a card.
 
         The body is a form with a part `file`, or the file itself with its name in
-        `Content-Disposition` or `name`. What it is, is recognised by its content. A job imports it,
+        `Content-Disposition` or `name`. Its kind is recognised by its content. A job imports it,
         and each file gets a result. Files that were imported before are left out, unless `copy` is
         set. Broken files do not affect the others.
 
@@ -114,6 +116,7 @@ class ImportController(Controller):
             chat_format=imports.check_format(chat_format),
             secrets=frozenset(secrets or ()),
         )
+        await imports.check_members(identity, options.character_ids)
         await quotas.check(QUEUED_JOBS, identity.user_id)
         upload = await imports.receive(request, identity, name=name)
         view = await imports.start(identity, upload, options)
@@ -155,7 +158,7 @@ class ImportController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[ImportResultView]:
-        """List what became of each file, in the order of the import."""
+        """List the result of each file, in the order of the import."""
         return await imports.list_results(
             identity, import_id, outcome=outcome, limit=limit, after=after
         )
@@ -231,6 +234,7 @@ class ChatImportController(Controller):
             character_ids=character_ids or (),
             chat_format=imports.check_format(chat_format),
         )
+        await imports.check_members(identity, options.character_ids)
         await quotas.check(QUEUED_JOBS, identity.user_id)
         upload = await imports.receive(request, identity, name=name)
         view = await imports.start(identity, upload, options)

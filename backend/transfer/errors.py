@@ -6,7 +6,7 @@ from backend.errors import ConflictError, NotFoundError, ValidationError
 
 
 class TransferFileError(ValidationError):
-    """A file is broken or of an unknown kind. The detail names the place and what to do."""
+    """A file is broken or of an unknown kind. The detail names the place and gives advice."""
 
     slug, title = "import-file-invalid", "The file could not be imported"
 

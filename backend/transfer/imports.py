@@ -1,4 +1,4 @@
-"""Imports of uploads: the job, and what users do with it."""
+"""Imports of uploads: their job, and its start, results, continuation and end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -18,6 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity, make_job_identity
 from backend.accounts.models import User
+from backend.characters.errors import CharacterNotFoundError
+from backend.characters.models import Character
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
 from backend.database.base import UNSYNCHRONIZED, new_id, now, split_chunks
@@ -59,7 +61,7 @@ IMPORT_KIND = "transfer.import"
 UPLOAD_RETENTION = timedelta(days=1)
 """Time for which the upload of an import that has not finished is kept."""
 ELSEWHERE_RETRY_SECONDS = 3.0
-"""Wait of a job whose upload is on the disk of another process."""
+"""Wait of a job if another process has its upload."""
 
 UNEXPECTED = (
     "An unexpected error ended the import. Files with a result are not affected. The server's log "
@@ -70,6 +72,11 @@ DAMAGED = "The upload is damaged on the server's disk. Upload the file again."
 
 ReportFiles = Callable[[int, int, Mapping[str, int]], None]
 """Called with the number of files that have a result, their total, and counts by outcome."""
+
+
+def make_lane(user_id: UUID) -> UUID:
+    """Return the lane of a user's imports. The lane of the user's id is that of the index."""
+    return uuid5(user_id, IMPORT_KIND)
 
 
 class StoredOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -141,6 +148,14 @@ class ImportService:
                 extra={"formats": self._formats},
             )
         return name
+
+    async def check_members(self, identity: Identity, character_ids: Sequence[UUID]) -> None:
+        """Raise `CharacterNotFoundError` unless all characters are the user's."""
+        wanted = Character.id.in_(character_ids), Character.user_id == identity.user_id
+        async with self._database.read() as session:
+            found = set(await session.scalars(select(Character.id).where(*wanted)))
+        if not found.issuperset(character_ids):
+            raise CharacterNotFoundError
 
     async def receive(self, request: AnyRequest, identity: Identity, *, name: str) -> Upload:
         """Store the body of a request. See `UploadStore.receive`."""
@@ -236,7 +251,7 @@ class ImportService:
         return await self.get(identity, import_id)
 
     async def delete(self, identity: Identity, import_id: UUID) -> None:
-        """Stop an import, and delete its upload and results. What it has imported stays.
+        """Stop an import, and delete its upload and results. The imported items are kept.
 
         Raises `ImportNotFoundError`.
         """
@@ -311,7 +326,7 @@ class ImportService:
         job = NewJob(
             kind=IMPORT_KIND,
             user_id=identity.user_id,
-            lane=identity.user_id,
+            lane=make_lane(identity.user_id),
             payload={"import_id": str(row.id), "is_continued": is_continued},
         )
         key = self._queue.grant(identity.sealer, identity.key_mode)

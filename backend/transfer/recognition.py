@@ -1,4 +1,4 @@
-"""Recognises what a file is by its content. Names do not count.
+"""Recognises the kind of a file by its content. Names do not count.
 
 CPU-bound. Files are read up to the limits of their importers; of chats, only the beginning.
 """
@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 from backend.campaigns.files.transfer import is_campaign
 from backend.characters.cards import png
@@ -61,7 +61,7 @@ _KINDS: Final[Mapping[str, FileContent]] = {
     "a regex script": "scripts",
     "a group of SillyTavern": "group",
 }
-"""What the kinds of `characters.cards.kinds` are imported as. The others cannot be imported."""
+"""The importers of the kinds in `characters.cards.kinds`. The others cannot be imported."""
 
 _OFTEN_CHATS: Final = frozenset({"a chat", "a story of KoboldAI"})
 """Kinds that a chat format may read better."""
@@ -75,7 +75,7 @@ _YAML_NAME = re.compile(rb"^(?:name|char_name|spec)\s*:", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Recognition:
-    """What a file is. If it cannot be imported, `content` is None and `reason` says why.
+    """The kind of a file. If it cannot be imported, `content` is None and `reason` says why.
 
     `chat_format` reads a chat, and `bundle_format` a bundle.
     """
@@ -202,7 +202,7 @@ def _recognise_json(  # noqa: PLR0911  # one return for each kind of file
     data: bytes, chat: ChatFormat | None
 ) -> Recognition:
     try:
-        value: Any = parse_json(data)
+        value: object = parse_json(data)
     except CardError as error:
         # A broken chat is read up to its fault, so that the result can name the line.
         if chat is not None:

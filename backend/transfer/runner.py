@@ -1,4 +1,4 @@
-"""Runs the plan of an import step by step, and records what became of each file."""
+"""Runs the plan of an import step by step, and records the result of each file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ImportRunner:
         self._database = database
         self._pool = pool
         self._planners = planners
-        self._check_room = check_room
+        self.check_room = check_room
 
     async def run(
         self,
@@ -155,9 +155,6 @@ class ImportRunner:
     async def count(self, identity: Identity, planner: ImportPlanner, tree: FileTree) -> int:
         return await self._pool.run(identity.user_id, partial(planner.count, tree), is_job=True)
 
-    async def check_room(self, user_id: UUID, size: int) -> None:
-        await self._check_room(user_id, size)
-
     async def load_results(self, import_id: UUID) -> dict[bytes, _Earlier]:
         """Return the results of earlier runs by path digest."""
         query = select(
@@ -172,8 +169,8 @@ class ImportRunner:
                 async for row in stream_rows(session, query)
             }
 
-    async def was_made_by(self, row: Import, result: StepResult) -> bool:
-        """True if an item that is already there was recorded after the import began."""
+    async def is_new_item(self, row: Import, result: StepResult) -> bool:
+        """True if the item of a result was recorded after the import began."""
         query = select(
             exists().where(
                 ImportedFile.item_id == result.item_id,
@@ -263,7 +260,7 @@ class _Run:
             result = StepResult(outcome="failed", detail=UNEXPECTED)
         # An earlier run may have ended between the step's transaction and that of its result.
         if self._is_first and self._control.is_resumed and result.outcome == "already_there":
-            made_here = await self._runner.was_made_by(self._row, result)
+            made_here = await self._runner.is_new_item(self._row, result)
             result = replace(result, outcome="imported") if made_here else result
         self._is_first = False
         self._counts[MESSAGES] += self._messages
@@ -329,7 +326,7 @@ class _Run:
         await self._note_progress()
 
     async def _note_progress(self) -> None:
-        counts = {**self._counts, MESSAGES: self._counts[MESSAGES] + self._messages}
+        counts = self._counts + Counter({MESSAGES: self._messages})
         await self._control.note_progress(self._done, self._total, counts)
 
 

@@ -45,7 +45,7 @@ class ImportView(msgspec.Struct, kw_only=True):
 
 
 class ImportResultView(msgspec.Struct, kw_only=True):
-    """What became of one file.
+    """The result of one file.
 
     `kind` and `item_id` name the item that was made, or that was there before. `detail` is the
     reason in a sentence. `warnings` name the parts of a file that were not understood.

@@ -259,14 +259,14 @@ class _FileRun:
     ) -> StepResult:
         """Store each chat of a file that is not already there.
 
-        The first chat has the digest of the file, and each other one has a digest of its own.
+        The first chat has the digest of the file, and the others have derived digests.
         """
         if chat_format is None:
             raise TransferFileError("The format of the chat is unknown.")
         name = PurePosixPath(path).name
         file_digest, names = await self._digest(path), await self._load_names()
         results: list[StepResult] = []
-        async with self._opened(path) as file:
+        async with self._open(path) as file:
             readings = chat_format.read(file, name=name)
             while (reading := await self._work(partial(next, readings, None))) is not None:
                 digest = _digest_chat(context, file_digest, len(results))
@@ -287,7 +287,7 @@ class _FileRun:
         chats: list[StepResult] = []
         pictures: dict[str, UUID] = {}
         warnings: list[str] = []
-        async with self._opened(path) as file:
+        async with self._open(path) as file:
             bundles = bundle_format.read(file, name=name)
             while (bundle := await self._work(partial(next, bundles, None))) is not None:
                 warnings += bundle.warnings
@@ -331,7 +331,7 @@ class _FileRun:
     ) -> list[str]:
         """Set the pictures of new characters. Return warnings."""
         warnings: list[str] = []
-        async with self._opened(path) as file:
+        async with self._open(path) as file:
             pictures = read_pictures(file, names=wanted.keys())
             while (found := await self._work(partial(next, pictures, None))) is not None:
                 name, data = found
@@ -353,7 +353,7 @@ class _FileRun:
         )
 
     @asynccontextmanager
-    async def _opened(self, path: str) -> AsyncGenerator[BinaryIO]:
+    async def _open(self, path: str) -> AsyncGenerator[BinaryIO]:
         file = await self._work(partial(self._context.tree.open, path))
         try:
             yield file
@@ -430,7 +430,7 @@ class _Names:
         self._by_name.setdefault(_fold(name), character_id)
 
     def prefer(self, name: str, character_id: UUID) -> None:
-        """Let a name mean this character, whatever it meant before."""
+        """Let a name mean this character instead of an earlier one."""
         self._by_name[name] = self._by_name[_fold(name)] = character_id
 
     def find(self, name: str) -> UUID | None:

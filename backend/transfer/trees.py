@@ -77,7 +77,7 @@ class Refusal:
 
 
 class SafeTree(FileTree):
-    """A tree whose paths were checked.
+    """A tree with checked paths.
 
     Args:
         name: The name of the zip, folder or file, as the user sees it.
@@ -96,7 +96,7 @@ class SafeTree(FileTree):
 
 
 class SingleFileTree(SafeTree):
-    """A tree with one file, whose path is its name. `open_file` opens it again each time."""
+    """A tree with one file. Its path is its name. `open_file` opens it again each time."""
 
     def __init__(self, name: str, size: int, open_file: Callable[[], BinaryIO]) -> None:
         super().__init__(name)
@@ -341,10 +341,10 @@ class _EntryReader(io.RawIOBase):
 
 
 def _read_name(entry: zipfile.ZipInfo) -> str:
-    """Return the name of an entry, whose encoding many programs do not declare.
+    """Return the name of an entry. Many programs do not declare its encoding.
 
     Without the flag for UTF-8, `zipfile` decodes a name as code page 437. macOS and others write
-    UTF-8 without the flag. Other encodings cannot be told apart, so their names stay as they are.
+    UTF-8 without the flag. Other encodings are not recognised, and their names are kept.
     """
     name = entry.orig_filename
     if entry.flag_bits & _UTF8_NAME:

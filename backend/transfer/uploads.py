@@ -94,7 +94,7 @@ class UploadStore:
     ) -> Upload:
         """Store the file of a request: the part `file` of a form, or the whole body.
 
-        `name` takes precedence over the name in the request. Whatever goes wrong, no file is left.
+        `name` takes precedence over the name in the request. After an error, no file is left.
 
         Raises:
             TooLargeError: The file exceeds `TALEKEEPER_MAX_IMPORT_BYTES`.
@@ -127,11 +127,6 @@ class UploadStore:
         """Return the content of an upload. Raises `OSError` and `SealBrokenError`."""
         raw = SealedFileReader(self._path(upload_id), sealer, UPLOAD, upload_id)
         return io.BufferedReader(raw, WRITE_BYTES)
-
-    def get_size(self, upload_id: UUID, sealer: Sealer) -> int:
-        """Return the size of an upload in bytes. Raises `OSError` and `SealBrokenError`."""
-        with SealedFileReader(self._path(upload_id), sealer, UPLOAD, upload_id) as file:
-            return file.size
 
     def delete(self, upload_id: UUID) -> None:
         """Delete an upload. Idempotent."""
@@ -167,29 +162,30 @@ class UploadStore:
         check_room: CheckRoom,
     ) -> int:
         writer = await asyncio.to_thread(SealedFileWriter, path, sealer, UPLOAD, upload_id)
-        pending, checked = bytearray(), 0
+        waiting, received, checked, owner_id = bytearray(), 0, 0, sealer.user_id
         try:
             async for piece in pieces:
-                pending += piece
-                self._pending[sealer.user_id] += len(piece)
-                if writer.tell() + len(pending) > self._max_bytes:
+                waiting += piece
+                received += len(piece)
+                self._pending[owner_id] += len(piece)
+                if received > self._max_bytes:
                     raise self._make_too_large_error()
-                if len(pending) < WRITE_BYTES:
+                if len(waiting) < WRITE_BYTES:
                     continue
-                await asyncio.to_thread(writer.write, bytes(pending))
-                pending.clear()
-                if writer.tell() - checked >= CHECK_BYTES:
-                    checked = writer.tell()
-                    await check_room(self._pending[sealer.user_id])
-            if not writer.tell() and not pending:
+                await asyncio.to_thread(writer.write, bytes(waiting))
+                waiting.clear()
+                if received - checked >= CHECK_BYTES:
+                    checked = received
+                    await check_room(self._pending[owner_id])
+            if not received:
                 raise ValidationError("The file is empty.")
-            await check_room(self._pending[sealer.user_id])
-            await asyncio.to_thread(writer.write, bytes(pending))
+            await check_room(self._pending[owner_id])
+            await asyncio.to_thread(writer.write, bytes(waiting))
             return await asyncio.to_thread(writer.finish)
         finally:
-            self._pending[sealer.user_id] -= writer.tell() + len(pending)
-            if not self._pending[sealer.user_id]:
-                del self._pending[sealer.user_id]
+            self._pending[owner_id] -= received
+            if not self._pending[owner_id]:
+                del self._pending[owner_id]
             writer.close()
 
     def _path(self, upload_id: UUID, suffix: str = _SUFFIX) -> Path:

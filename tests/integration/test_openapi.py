@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -435,6 +435,11 @@ async def test_files_have_the_media_types_that_are_described(
         "lorebook_id": book,
         "chronicle_id": made["id"],
         "campaign_id": campaign["id"],
+        "chat_id": (await ada.new_chat())["id"],
+    }
+    several: dict[str, Sequence[str | None]] = {
+        "exportCharacter": ("png", "json", "charx"),
+        "exportChat": ("jsonl", "markdown", "text", "archive"),
     }
     binary = {"type": "string", "format": "binary"}
     seen: dict[str, set[str]] = {}
@@ -442,8 +447,7 @@ async def test_files_have_the_media_types_that_are_described(
         if each.method != "GET" or not each.path.endswith(("/export", "/avatar")):
             continue
         described = each.said["responses"]["200"]["content"]
-        formats = ("png", "json", "charx") if each.id == "exportCharacter" else (None,)
-        for file_format in formats:
+        for file_format in several.get(each.id, (None,)):
             query = {"format": file_format} if file_format else {}
             answer = await ada.client.get(fill(each.path, **ids), params=query)
             assert answer.status_code == 200, (each.id, answer.text)
@@ -451,7 +455,7 @@ async def test_files_have_the_media_types_that_are_described(
             assert described[kind]["schema"] == ({"type": "object"} if kind == JSON else binary)
             seen.setdefault(each.id, set()).add(kind)
         assert seen[each.id] == set(described), each.id
-    assert len(seen) == 7
+    assert len(seen) == 8
 
 
 async def test_each_event_of_a_stream_is_described(ada: Account, document: dict[str, Any]) -> None:

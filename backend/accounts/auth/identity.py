@@ -57,9 +57,9 @@ class Identity:
 
 
 def make_job_identity(user: User, sealer: Sealer, job_id: UUID) -> Identity:
-    """Return the identity that a job, or a command, gives to services on behalf of its user.
+    """Return the identity with which a job or a command calls services for its user.
 
-    No session or API key is behind it: its slot is the job. It may read and write, but not change
+    It belongs to no session or API key: its slot is the job. It may read and write, but not change
     the account. `user` is the row at the start of the job, `sealer` the one that the job carries.
     Raises `ValueError` if the sealer is another user's.
     """

@@ -17,7 +17,7 @@ CARD: Final = "a character card"
 LOREBOOK: Final = "a lorebook"
 
 AS_LOREBOOK: Final = "Import it as a lorebook"
-_NO_CHATS: Final = "Chats of other programs cannot be imported."
+_AS_CHAT: Final = "Import it as a chat."
 _NOT_USED: Final = "It cannot be imported."
 
 
@@ -129,7 +129,11 @@ KINDS: Final[tuple[FileKind, ...]] = (
         "Import the cards of its members, and open a chat with all of them.",
         _is_group,
     ),
-    FileKind("a story of KoboldAI", f"{AS_LOREBOOK}: its world info is read.", _is_story),
+    FileKind(
+        "a story of KoboldAI",
+        f"{_AS_CHAT} {AS_LOREBOOK} as well: its world info is read.",
+        _is_story,
+    ),
     FileKind(
         "a story of NovelAI",
         f"{AS_LOREBOOK}: its lorebook is read.",
@@ -141,7 +145,7 @@ KINDS: Final[tuple[FileKind, ...]] = (
         _says("format", "talekeeper-campaign"),
     ),
     FileKind("a chronicle", "Import it as a chronicle.", _says("format", "talekeeper-chronicle")),
-    FileKind("a chat", _NO_CHATS, _is_chat),
+    FileKind("a chat", _AS_CHAT, _is_chat),
     FileKind("a chat-completion preset", "Import it as a preset.", _is_preset),
     FileKind(
         "a preset of RisuAI",

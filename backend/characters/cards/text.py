@@ -37,7 +37,7 @@ _DEPTH_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def check_structure(
-    data: bytes, *, slice_bytes: int = _SLICE_BYTES, values_limit: Limit = JSON_VALUES
+    data: bytes, *, slice_bytes: int = _SLICE_BYTES, values_limit: Limit | None = None
 ) -> None:
     """Limit nesting and values by the punctuation outside strings, before a parser recurses.
 
@@ -54,7 +54,7 @@ def check_structure(
         begun = open_string[:1] + b"\\" * is_escaping
         punctuation = _STRING.sub(b"", piece[:end])
         values += sum(map(punctuation.count, (b",", b"[", b"{")))
-        values_limit.check(values, "The JSON text")
+        (values_limit or JSON_VALUES).check(values, "The JSON text")
         brackets = punctuation.translate(None, _NOT_BRACKETS)
         depths = list(accumulate(map(_DEPTH_STEPS.__getitem__, brackets), initial=depth))
         JSON_DEPTH.check(max(depths), "The JSON text")
@@ -101,17 +101,17 @@ def parse_text(data: bytes) -> Any:
 
 
 def parse_json(
-    data: bytes, *, bytes_limit: Limit = JSON_BYTES, values_limit: Limit = JSON_VALUES
+    data: bytes, *, bytes_limit: Limit | None = None, values_limit: Limit | None = None
 ) -> Any:
     """Parse UTF-8 JSON, with or without a byte order mark.
 
     Unlike the standard, line breaks inside strings are allowed. NaN, Infinity and numbers that
-    overflow are refused. Lone surrogates become U+FFFD.
+    overflow are refused. Lone surrogates become U+FFFD. The default limits are those of cards.
 
     Raises `CardError` with the line and column, and `CardLimitError` before parsing.
     """
     body = data.removeprefix(BOM_UTF8)
-    bytes_limit.check(len(body), "The JSON text")
+    (bytes_limit or JSON_BYTES).check(len(body), "The JSON text")
     check_structure(body, values_limit=values_limit)
     text = _decode(body)
     decoder = json.JSONDecoder(

@@ -16,7 +16,7 @@ from functools import partial
 from typing import cast
 from uuid import UUID
 
-from sqlalchemy import Row, bindparam, delete, func, select, update
+from sqlalchemy import Row, bindparam, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
@@ -229,8 +229,7 @@ _NOTES = (
 _IMPORTED = (
     select(IndexChange.kind, IndexChange.container_id)
     .where(IndexChange.user_id == bindparam("owner_id"), IndexChange.source_id.is_(None))
-    .group_by(IndexChange.kind, IndexChange.container_id)
-    .order_by(func.min(IndexChange.id))
+    .order_by(IndexChange.id)
 )
 _FORGET = delete(get_table(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
 _FORGET_ONE = delete(get_table(IndexChange)).where(IndexChange.id == bindparam("note_id"))
@@ -299,7 +298,8 @@ class Indexer:
         owner_id, done = job.keys.user_id, 0
         while True:
             async with self._database.read() as session:
-                waiting = (await session.execute(_IMPORTED, {"owner_id": owner_id})).all()
+                rows = await session.execute(_IMPORTED, {"owner_id": owner_id})
+            waiting = list(dict.fromkeys((row.kind, row.container_id) for row in rows))
             if not waiting:
                 break
             for place, (kind, container_id) in enumerate(waiting):

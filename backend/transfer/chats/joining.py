@@ -74,7 +74,9 @@ class BranchFinder:
                 chat = await repository.find_chat(
                     session, self._chat_id, owner_id=self._sealer.user_id
                 )
-                rows = await _load_levels(session, chat, walk.level) if chat else []
+                rows: Sequence[Any] = ()
+                if chat is not None:
+                    rows = await _load_levels(session, chat, walk.level)
             work = partial(walk.follow, reading, rows)
             is_over = await self._pool.run(self._sealer.user_id, work, is_job=True)
             if chat is None or walk.last is None:

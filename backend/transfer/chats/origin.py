@@ -1,4 +1,4 @@
-"""What the stored rows of an imported chat keep of its file, for an export."""
+"""The members of an imported file that rows keep for an export."""
 
 from __future__ import annotations
 
@@ -27,8 +27,16 @@ class MessageOrigin:
 
     @classmethod
     def decode(cls, data: bytes) -> MessageOrigin:
-        members = msgspec.json.decode(data, type=dict[str, Raw])
-        return cls(**{name: bytes(value) for name, value in members.items()})
+        """Read the JSON of a row, which a file may have brought. Unknown members are ignored."""
+        try:
+            members = msgspec.json.decode(data, type=dict[str, Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return cls()
+        message, swipe = members.get("message"), members.get("swipe")
+        return cls(
+            message=None if message is None else bytes(message),
+            swipe=None if swipe is None else bytes(swipe),
+        )
 
     def seal(self, sealer: Sealer, message_id: UUID) -> bytes | None:
         data = self.encode()

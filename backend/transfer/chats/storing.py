@@ -23,6 +23,7 @@ from sqlalchemy.orm import aliased
 from backend.accounts.auth.identity import Identity
 from backend.characters.models import Character, Persona
 from backend.chats import repository
+from backend.chats.events import ChatDeleted
 from backend.chats.files import delete_unused_files, insert_files
 from backend.chats.models import (
     CHAT_SETTINGS,
@@ -51,6 +52,7 @@ from backend.transfer.chats.tree_rows import RowBatch, TreeBuilder, TreePlace
 from backend.transfer.contracts import ChatTarget, ReportMessages, StepResult
 from backend.transfer.formats.chat_file import ChatHead, ChatReading
 from backend.transfer.imported import record_imported
+from backend.transfer.models import ImportedFile
 from backend.turns.prompt.macros import MAX_VARIABLE_BYTES
 
 MAX_TITLE_CHARACTERS: Final = 300
@@ -100,7 +102,7 @@ class ChatImporter:
         If it fails or is cancelled, nothing of it remains. Raises `TransferFileError`,
         `ConflictError`, `StorageQuotaExceededError`, `QuotaExceededError`.
         """
-        await self._delete_abandoned(identity.user_id)
+        await self.delete_abandoned(identity.user_id)
         junction = None
         if target.joins is not None:
             finder = BranchFinder(self._database, self._pool, identity.sealer, target.joins)
@@ -112,9 +114,12 @@ class ChatImporter:
         chat = await self._make_chat(identity, reading.head, target, junction)
         try:
             async with self._database.write() as session:
+                # The quota counts a new chat now, before its messages are read.
+                chat.is_ready = junction is None
                 session.add(chat)
                 await session.flush()
                 await self._check(session, identity)
+                chat.is_ready = False
             last, count = await self._store_messages(
                 identity, chat, reading, target, junction, report
             )
@@ -169,7 +174,6 @@ class ChatImporter:
             user_id=identity.user_id,
             sealed_title=sealer.seal(CHAT_TITLE, chat_id, title),
             count_unit=unit,
-            is_ready=False,
             created_at=head.created_at or at,
             updated_at=at,
         )
@@ -309,18 +313,19 @@ class ChatImporter:
         for check in self._checks_added:
             await check(session, identity.user_id)
 
-    async def _delete_abandoned(self, owner_id: UUID) -> None:
-        """Delete the unfinished chats of processes that were killed."""
-        query = select(Chat.id).where(
-            Chat.user_id == owner_id, ~Chat.is_ready, Chat.updated_at < now() - ABANDONED_AFTER
-        )
+    async def delete_abandoned(self, owner_id: UUID | None = None) -> None:
+        """Delete the unfinished chats that killed processes left, of one user or of all."""
+        is_abandoned = ~Chat.is_ready, Chat.updated_at < now() - ABANDONED_AFTER
+        query = select(Chat.user_id, Chat.id).where(*is_abandoned)
+        if owner_id is not None:
+            query = query.where(Chat.user_id == owner_id)
         async with self._database.read() as session:
-            abandoned = list(await session.scalars(query))
-        for chat_id in abandoned:
-            await self._discard(owner_id, chat_id)
+            abandoned = (await session.execute(query)).all()
+        for row in abandoned:
+            await self._discard(row.user_id, row.id)
 
     async def _discard(self, owner_id: UUID, chat_id: UUID) -> None:
-        """Delete an unfinished chat: first its row's claim, then messages from the end."""
+        """Delete an unfinished chat and its messages, in parts from the end."""
         is_it = Chat.id == chat_id, Chat.user_id == owner_id, ~Chat.is_ready
         last = (
             select(Message.id)
@@ -340,6 +345,18 @@ class ChatImporter:
                     await session.execute(delete(Chat).where(*is_it))
                     await delete_unused_files(session, owner_id)
                     return
+
+
+class ImportedChats(ChatDeleted):
+    """Deletes the headers of a chat's files with the chat."""
+
+    async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
+        await session.execute(
+            delete(ImportedFile).where(
+                ImportedFile.item_id == chat.id, ImportedFile.user_id == identity.user_id
+            ),
+            execution_options=UNSYNCHRONIZED,
+        )
 
 
 def _describe(count: int, junction: Junction | None) -> str:

@@ -39,6 +39,7 @@ from backend.transfer.formats.chat_file import (
 from backend.transfer.formats.json_files import (
     NO_TEXT,
     encode_object,
+    find_name,
     find_text,
     get_list,
     get_stem,
@@ -47,6 +48,7 @@ from backend.transfer.formats.json_files import (
     list_top_members,
     load_object,
     make_reading,
+    make_scenario,
 )
 from backend.transfer.formats.send_dates import parse_send_date
 
@@ -88,7 +90,7 @@ def read(file: BinaryIO, *, name: str) -> Iterator[ChatReading]:
         messages = _list_messages(get_list(raw, "messages", "The file"), "Message")
         if not messages:
             raise TransferFileError("The chat has no messages.")
-        title = find_text(raw, "name")
+        title = find_name(raw, "name")
         yield _read_chat(
             _Chat(
                 raw=raw,
@@ -113,7 +115,7 @@ def _read_bundles(raw: Object) -> Iterator[CharacterBundle]:
         find_text(each, "_id"): each
         for each, _ in iterate_objects(get_list(raw, "characters", "The file"), "Character")
     }
-    names = {identity: find_text(each, "name") for identity, each in characters.items()}
+    names = {identity: find_name(each, "name") for identity, each in characters.items()}
     stored = _group_messages(raw)
     chats: defaultdict[str, list[ChatReading]] = defaultdict(list)
     empty: defaultdict[str, int] = defaultdict(int)
@@ -132,7 +134,7 @@ def _read_bundles(raw: Object) -> Iterator[CharacterBundle]:
                     messages=messages,
                     place=f"{place}, message",
                     names=names,
-                    title=find_text(chat, "name"),
+                    title=find_name(chat, "name"),
                 )
             )
         )
@@ -178,7 +180,7 @@ def _read_chat(chat: _Chat) -> ChatReading:
         user_name=next(filter(None, users), ""),
         character_names=list(dict.fromkeys(filter(None, speakers))),
         created_at=parse_send_date(chat.raw.get("createdAt"), zone=UTC),
-        scenario=find_text(chat.raw, "scenario") or None,
+        scenario=make_scenario(find_text(chat.raw, "scenario"), notes),
     )
     return make_reading(head, _read_messages(chat, path, siblings, notes), notes)
 
@@ -228,7 +230,7 @@ def _find_role(raw: Object) -> Role:
 
 def _find_author(raw: Object, chat: _Chat) -> str:
     own = chat.names.get(find_text(raw, "characterId"), "")
-    return find_text(raw, "name", "handle") or own
+    return find_name(raw, "name", "handle") or own
 
 
 def _read_messages(

@@ -15,8 +15,8 @@ class CharacterBundle:
 
     Args:
         name: The character's name, or that of a group.
-        card: The JSON of the character, which `read_card` reads. None for a group, whose members
-            are bundles of their own, and for the chats of a character that the file lacks.
+        card: The JSON of the character, which `read_card` reads. None for a group (its members
+            are separate bundles), and for the chats of a character that the file lacks.
         picture: The name by which the format's `read_pictures` finds the character's picture in
             the file, or empty.
         chats: Its chats. Their heads name the members.

@@ -43,6 +43,7 @@ from backend.transfer.formats.chat_file import (
 from backend.transfer.formats.json_files import (
     NO_TEXT,
     encode_object,
+    find_name,
     find_text,
     get_list,
     get_stem,
@@ -53,7 +54,6 @@ from backend.transfer.formats.json_files import (
     make_reading,
     read_whole,
     to_list,
-    to_object,
 )
 from backend.transfer.formats.send_dates import parse_send_date
 
@@ -61,9 +61,11 @@ _BOM: Final = b"\xef\xbb\xbf"
 _PAGE_TITLE: Final = b"<title>CAI Library</title>"
 _PAGE_START: Final = b"JSON.parse(`"
 _PAGE_END: Final = b"`)"
-_LIST_BEGINNING: Final = re.compile(rb"\s*\[\s*\[?\s*\{")
+_LIST_BEGINNING: Final = re.compile(rb"\s*+\[\s*+(?:\[\s*+)?+\{")
 
 ReadMessages = Callable[[list[Any], str, Notes], list[FileMessage]]
+_Part = tuple[list[Any], ReadMessages, object]
+"""The messages of a chat, their reader, and the chat's date."""
 
 
 def matches(head: bytes, _: str) -> bool:
@@ -89,7 +91,7 @@ def read_bundles(file: BinaryIO, *, name: str) -> Iterator[CharacterBundle]:
     chats = list(_read_chats(raw, get_stem(name)))
     character = _find_character(raw)
     yield CharacterBundle(
-        name=find_text(character, "name", "participant__name"),
+        name=find_name(character, "name", "participant__name"),
         card=encode_object({"character": character}) if character else None,
         chats=chats,
     )
@@ -121,7 +123,7 @@ def _find_character(raw: object) -> Object:
 def _read_chats(raw: Any, stem: str) -> Iterator[ChatReading]:
     found = False
     parts = _list_parts(raw)
-    character = find_text(_find_character(raw), "name", "participant__name")
+    character = find_name(_find_character(raw), "name", "participant__name")
     for number, (values, convert, date) in enumerate(parts, 1):
         notes = Notes()
         messages = convert(values, f"Chat {number:,}, message", notes)
@@ -145,28 +147,32 @@ def _make_head(title: str, messages: list[FileMessage], character: str, date: ob
     )
 
 
-def _list_parts(raw: object) -> list[tuple[list[Any], ReadMessages, object]]:
-    """Return the messages of each chat, their reader, and the chat's date."""
-    if not isinstance(raw, dict):
-        values = to_list(raw, "The file")
-        if values and isinstance(values[0], list):
-            return [
-                (to_list(each, f"Chat {number:,}"), _read_short, None)
-                for number, each in enumerate(values, 1)
-            ]
-        if values and isinstance(values[0], dict) and "turns" in values[0]:
-            return [_find_part(each, here) for each, here in iterate_objects(values, "Chat")]
-        is_turn = bool(values) and isinstance(values[0], dict) and "candidates" in values[0]
-        return [(values, _read_turns if is_turn else _read_short, None)]
-    whole = to_object(raw, "The file")
-    if "history" in whole and "histories" not in whole:
-        histories = get_list(whole, "history", "The file")
+def _list_parts(raw: object) -> list[_Part]:
+    """Return the chats of a file."""
+    if isinstance(raw, dict):
+        return _list_parts_of_object(cast("Object", raw))
+    values = to_list(raw, "The file")
+    first = values[0] if values else None
+    if isinstance(first, list):
+        return [
+            (to_list(each, f"Chat {number:,}"), _read_short, None)
+            for number, each in enumerate(values, 1)
+        ]
+    if isinstance(first, dict) and "turns" in first:
+        return [_find_part(each, here) for each, here in iterate_objects(values, "Chat")]
+    is_turn = isinstance(first, dict) and "candidates" in first
+    return [(values, _read_turns if is_turn else _read_short, None)]
+
+
+def _list_parts_of_object(raw: Object) -> list[_Part]:
+    if "history" in raw and "histories" not in raw:
+        histories = get_list(raw, "history", "The file")
         return [
             (to_list(each, f"Chat {number:,}"), _read_page, None)
             for number, each in enumerate(histories, 1)
         ]
-    inner: Any = whole.get("histories")
-    source = cast("Object", inner) if isinstance(inner, dict) else whole
+    inner: Any = raw.get("histories")
+    source = cast("Object", inner) if isinstance(inner, dict) else raw
     if "turns" in source:
         return [_find_part(source, "Chat 1")]
     member = "histories" if "histories" in source else "chats"
@@ -174,7 +180,7 @@ def _list_parts(raw: object) -> list[tuple[list[Any], ReadMessages, object]]:
     return [_find_part(each, here) for each, here in iterate_objects(chats, "Chat")]
 
 
-def _find_part(chat: Object, place: str) -> tuple[list[Any], ReadMessages, object]:
+def _find_part(chat: Object, place: str) -> _Part:
     date = chat.get("create_time") or chat.get("created")
     if "turns" in chat:
         return get_list(chat, "turns", place), _read_turns, date
@@ -195,7 +201,7 @@ def _read_old(values: list[Any], place: str, notes: Notes) -> list[FileMessage]:
             notes.add(NO_TEXT)
             continue
         swipe = FileSwipe(text=text, created_at=parse_send_date(raw.get("created"), zone=UTC))
-        author = find_text(source, "name") or find_text(raw, "display_name")
+        author = find_name(source, "name") or find_name(raw, "display_name")
         is_user = bool(source.get("is_human"))
         if raw.get("is_alternative"):
             if found and found[-1].role == "assistant" and not is_user:
@@ -240,7 +246,7 @@ def _read_turns(values: list[Any], place: str, notes: Notes) -> list[FileMessage
         found.append(
             FileMessage(
                 role="user" if author.get("is_human") else "assistant",
-                author=find_text(author, "name"),
+                author=find_name(author, "name"),
                 swipes=swipes,
                 selected=selected,
             )
@@ -268,7 +274,7 @@ def _read_named(
         found.append(
             FileMessage(
                 role="user" if raw.get(user_member) else "assistant",
-                author=find_text(raw, "name"),
+                author=find_name(raw, "name"),
                 swipes=[FileSwipe(text=text)],
             )
         )

@@ -19,8 +19,13 @@ from backend.transfer.errors import TransferFileError
 from backend.transfer.formats.chat_file import ChatHead, ChatReading, FileMessage
 
 MAX_FILE_BYTES: Final = 64 * MEGABYTE
+MAX_LINES: Final = 2_000_000
+MAX_NAME: Final = 200
+"""The characters of a name that are kept. A name can be repeated with every message."""
 MAX_NOTE_CHARACTERS: Final = 20_000
 """The longest text of an `AuthorsNote`."""
+MAX_SCENARIO_CHARACTERS: Final = 200_000
+"""The longest scenario of a card."""
 
 _JSON_BYTES: Final = Limit("json_bytes", 2 * MAX_FILE_BYTES, "bytes of JSON")
 """A text in UTF-16 can be twice as long in UTF-8. The file itself is limited when it is read."""
@@ -29,7 +34,10 @@ _JSON_VALUES: Final = Limit("json_values", 2_000_000, "or more values")
 
 UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-_PARTS: Final = re.compile(r'"(?>(?:[^"\\]++|\\.)*)"|[{}\[\]]', re.DOTALL)
+# The last quote is optional, so that a text that is cut is searched once.
+_PARTS: Final = re.compile(
+    r'"(?P<text>(?>(?:[^"\\]++|\\.)*+))(?P<colon>"\s*+:)?+"?+|[{}\[\]]', re.DOTALL
+)
 
 NO_TEXT: Final = "A message without text was left out"
 
@@ -80,7 +88,7 @@ def load_object(file: BinaryIO) -> Object:
 def list_top_members(head: bytes) -> set[str]:
     """Return the names of an object's own members, as far as the beginning of its JSON has them.
 
-    Texts among the values are returned as well, because a value can be cut.
+    A member counts if its colon is in `head`.
     """
     depth = 0
     found: set[str] = set()
@@ -93,8 +101,8 @@ def list_top_members(head: bytes) -> set[str]:
             depth += 1
         elif part in "}]":
             depth -= 1
-        elif depth == 1:
-            found.add(part[1:-1])
+        elif depth == 1 and match["colon"]:
+            found.add(match["text"])
     return found
 
 
@@ -132,6 +140,18 @@ def find_text(raw: Mapping[str, Any], *members: str) -> str:
     return next((value for value in values if isinstance(value, str) and value.strip()), "")
 
 
+def find_name(raw: Mapping[str, Any], *members: str) -> str:
+    """Return the first of the members that is a name, as one line of at most `MAX_NAME`."""
+    return " ".join(find_text(raw, *members)[:MAX_NAME].split())
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a text. Raises `TransferFileError` if there are too many."""
+    if text.count("\n") >= MAX_LINES:
+        raise TransferFileError(f"The text has more than {MAX_LINES:,} lines. Split the file.")
+    return text.split("\n")
+
+
 def iterate_objects(values: list[Any], place: str) -> Iterator[tuple[Object, str]]:
     """Yield the objects of a list with the place of each. `place` begins it."""
     for number, value in enumerate(values, 1):
@@ -156,8 +176,18 @@ def make_note(text: str, notes: Notes) -> AuthorsNote | None:
     return AuthorsNote(text=text)
 
 
+def make_scenario(text: str, notes: Notes) -> str | None:
+    """Return the chat's own scenario, or None without text."""
+    if len(text) > MAX_SCENARIO_CHARACTERS:
+        notes.add(
+            f"The scenario was left out: it has more than {MAX_SCENARIO_CHARACTERS:,} characters"
+        )
+        return None
+    return text if text.strip() else None
+
+
 def make_reading(head: ChatHead, messages: Iterator[FileMessage], notes: Notes) -> ChatReading:
-    """Return a reading whose warnings are the sentences of `notes`, after the last message."""
+    """Return a reading. After the last message, its warnings are the sentences of `notes`."""
     reading = ChatReading(head, iter(()))
     reading.messages = _iterate(messages, notes, reading.warnings)
     return reading

@@ -12,8 +12,8 @@ says how the text marks who speaks:
 | 4 | instruct | `{{[INPUT]}}`, or `instruct_starttag` | `{{[OUTPUT]}}`, or `instruct_endtag` |
 
 In instruct mode, `{{[SYSTEM]}}` marks a system message, and each mark can have an end such as
-`{{[INPUT_END]}}`. The tags in the settings have line breaks as `\n`. A save without settings, such
-as one of KoboldAI, is of the mode whose marks it has. Pictures are `[<|d|data URI|d|>]` in the
+`{{[INPUT_END]}}`. The tags in the settings have line breaks as `\n`. The mode of a save without
+settings, such as one of KoboldAI, is guessed from the marks in its text. Pictures are `[<|d|data URI|d|>]` in the
 text.
 
 In a story every action becomes a message, because no mark says which of them the user wrote. The
@@ -45,6 +45,7 @@ from backend.transfer.formats.chat_file import (
     FileSwipe,
 )
 from backend.transfer.formats.json_files import (
+    find_name,
     find_text,
     get_list,
     get_stem,
@@ -53,6 +54,8 @@ from backend.transfer.formats.json_files import (
     load_object,
     make_note,
     make_reading,
+    make_scenario,
+    split_lines,
 )
 from backend.transfer.formats.thought_tags import split_thoughts
 
@@ -105,22 +108,22 @@ def read(file: BinaryIO, *, name: str) -> Iterator[ChatReading]:
     mode = _MODES.get(_to_key(settings.get("opmode"))) or _guess_mode(story)
     if mode == "chat" and not names.user:
         mode = "story"
-    turns = list(_TURNS[mode](parts, names, settings))
+    turns = _TURNS[mode](parts, names, settings)
     if mode == "story":
         notes.add("A story does not mark the user's texts: all of it was read as the narrator's")
     if lore := len(get_list(raw, "worldinfo", "The file")):
         notes.add(
             f"The world info was left out: {lore:,} entries. Import the file as a lorebook as well"
         )
-    memory = get_text(raw, "memory", "The file")
-    if memory.strip():
+    memory = make_scenario(get_text(raw, "memory", "The file"), notes)
+    if memory is not None:
         notes.add("The memory became the scenario of the chat")
     head = ChatHead(
         title=get_stem(name),
         user_name=names.user,
         character_names=list(names.others) if mode in ("chat", "instruct") else [],
         authors_note=make_note(get_text(raw, "authorsnote", "The file"), notes),
-        scenario=memory if memory.strip() else None,
+        scenario=memory,
     )
     yield make_reading(head, _read_turns(turns), notes)
 
@@ -147,10 +150,11 @@ def _list_actions(raw: Object) -> list[str]:
 
 
 def _find_names(settings: Object) -> _Names:
-    others = find_text(settings, "chatopponent").split(_NAME_SEPARATOR, _MAX_NAMES)[:_MAX_NAMES]
+    listed = find_text(settings, "chatopponent").split(_NAME_SEPARATOR, _MAX_NAMES)[:_MAX_NAMES]
+    others = [find_name({"name": each}, "name") for each in listed]
     return _Names(
-        find_text(settings, "chatname").strip(),
-        list(dict.fromkeys(filter(None, (each.strip() for each in others)))),
+        find_name(settings, "chatname"),
+        list(dict.fromkeys(filter(None, others))),
     )
 
 
@@ -167,7 +171,7 @@ def _split_story(parts: list[str], _: _Names, _settings: Object) -> Iterator[_Tu
 
 def _split_adventure(parts: list[str], names: _Names, _: Object) -> Iterator[_Turn]:
     pending: list[str] = []
-    for line in "".join(parts).split("\n"):
+    for line in split_lines("".join(parts)):
         check_stopped()
         if not line.startswith(_ACTION):
             pending.append(line)
@@ -183,7 +187,7 @@ def _split_chat(parts: list[str], names: _Names, _: Object) -> Iterator[_Turn]:
     role: Role = "system"
     author = ""
     pending: list[str] = []
-    for line in "".join(parts).split("\n"):
+    for line in split_lines("".join(parts)):
         check_stopped()
         name, mark, rest = line.partition(":")
         if not mark or name.strip() not in speakers:
@@ -198,13 +202,14 @@ def _split_chat(parts: list[str], names: _Names, _: Object) -> Iterator[_Turn]:
 
 def _split_instruct(parts: list[str], names: _Names, settings: Object) -> Iterator[_Turn]:
     authors = {"user": names.user, "assistant": names.others[0] if len(names.others) == 1 else ""}
-    # The pieces are texts with the name of a placeholder between any two.
-    first, *pieces = _PLACEHOLDER.split(_replace_tags("".join(parts), settings))
-    yield _Turn("system", "", first)
-    for placeholder, text in zip(pieces[::2], pieces[1::2], strict=True):
+    story = _replace_tags("".join(parts), settings)
+    role: Role = "system"
+    start = 0
+    for found in _PLACEHOLDER.finditer(story):
         check_stopped()
-        role = _ROLES[placeholder]
-        yield _Turn(role, authors.get(role, ""), text)
+        yield _Turn(role, authors.get(role, ""), story[start : found.start()])
+        role, start = _ROLES[found[1]], found.end()
+    yield _Turn(role, authors.get(role, ""), story[start:])
 
 
 def _replace_tags(story: str, settings: Object) -> str:
@@ -229,7 +234,7 @@ _TURNS: Final = {
 }
 
 
-def _read_turns(turns: list[_Turn]) -> Iterator[FileMessage]:
+def _read_turns(turns: Iterator[_Turn]) -> Iterator[FileMessage]:
     for turn in turns:
         files: list[FileReference] = []
 

@@ -1,4 +1,4 @@
-"""Read the lines of an untrusted text file as a stream, in UTF-8 whatever the file's encoding."""
+"""Read the lines of an untrusted text file as a stream, and convert them to UTF-8."""
 
 from __future__ import annotations
 

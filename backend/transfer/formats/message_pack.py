@@ -25,8 +25,8 @@ _Kind = Literal["constant", "number", "text", "bytes", "list", "map", "extension
 class _Code(NamedTuple):
     """The meaning of a value's first byte.
 
-    `value` is a constant, the format of a number, or the length of the others, unless the length
-    is in `length_bytes` bytes of its own.
+    `value` is a constant, the format of a number, or the length of the others. If `length_bytes`
+    is set, the length follows in as many bytes.
     """
 
     kind: _Kind

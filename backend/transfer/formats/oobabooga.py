@@ -38,6 +38,7 @@ from backend.transfer.formats.chat_file import (
     FileSwipe,
 )
 from backend.transfer.formats.json_files import (
+    find_name,
     find_text,
     get_list,
     get_stem,
@@ -52,7 +53,7 @@ from backend.transfer.formats.thought_tags import split_thoughts
 MARK: Final = "<|BEGIN-VISIBLE-CHAT|>"
 _ROW_TEXTS: Final = 2
 _BEGINNING: Final = re.compile(
-    rb'\s*\{\s*"(?:internal|visible|data|data_visible)"\s*:\s*\[\s*(?:\[\s*"|\])'
+    rb'\s*+\{\s*+"(?:internal|visible|data|data_visible)"\s*+:\s*+\[\s*+(?:\[\s*+"|\])'
 )
 
 
@@ -149,7 +150,7 @@ def _list_files(about: Object, place: int, notes: Notes) -> list[FileReference]:
     found: list[FileReference] = []
     listed = get_list(about, "attachments", f"Row {place + 1:,}")
     for each, _ in iterate_objects(listed, f"Row {place + 1:,}, attachment"):
-        name, kind = find_text(each, "name"), find_text(each, "type")
+        name, kind = find_name(each, "name"), find_text(each, "type")
         if picture := find_text(each, "image_data"):
             found.append(FileReference(path=picture, name=name))
         elif kind != "text/html" and (content := find_text(each, "content")):

@@ -41,6 +41,7 @@ from backend.transfer.formats.json_files import (
     get_stem,
     make_reading,
     read_whole,
+    split_lines,
 )
 from backend.transfer.formats.send_dates import parse_send_date
 
@@ -122,12 +123,12 @@ def matches(head: bytes, name: str) -> bool:
     if "\0" in text or (first[:1] in _MARKUP and not found):
         return False
     counts = Counter(each.name for each in found)
-    return any(count > 1 or name.lower() in _USUAL for name, count in counts.items())
+    return any(each.date or counts[each.name] > 1 or each.name.lower() in _USUAL for each in found)
 
 
 def read(file: BinaryIO, *, name: str) -> Iterator[ChatReading]:
     text = decode_text(read_whole(file)).replace("\r\n", "\n").replace("\r", "\n")
-    lines = text.split("\n")
+    lines = split_lines(text)
     preamble, messages = (_split_risu if _is_risu(lines) else _split)(lines)
     messages = [each for each in messages if any(map(str.strip, each.lines))]
     if not messages:

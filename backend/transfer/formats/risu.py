@@ -41,6 +41,7 @@ from backend.transfer.formats.chat_file import (
 )
 from backend.transfer.formats.json_files import (
     NO_TEXT,
+    find_name,
     find_text,
     get_list,
     get_stem,
@@ -57,7 +58,7 @@ from backend.transfer.formats.thought_tags import split_thoughts
 NEWEST_VERSION: Final = 2
 COLD_MARK: Final = "\uef01COLDSTORAGE\uef01"
 
-_TYPE: Final = re.compile(rb'"type"\s*:\s*"risu(?:Chat|AllChats)"')
+_TYPE: Final = re.compile(rb'"type"\s*+:\s*+"risu(?:Chat|AllChats)"')
 _MACRO: Final = re.compile(r"\{\{(user|char)\}\}|<(user|char|bot)>", re.IGNORECASE)
 _SUMMARIES: Final = ("supaMemoryData", "hypaV2Data", "hypaV3Data")
 
@@ -123,7 +124,7 @@ def select_chats(chats: list[Any], place: str) -> tuple[list[tuple[Object, str]]
 
 
 def _name_chat(chat: Object) -> str:
-    return f"The chat “{find_text(chat, 'name')[:100]}”"
+    return f"The chat “{find_name(chat, 'name')[:100]}”"
 
 
 def _find_character(stem: str) -> str:
@@ -149,7 +150,7 @@ def read_chat(chat: Object, place: str, people: People, notes: Notes) -> ChatRea
         filter(None, [people.character])
     )
     head = ChatHead(
-        title=find_text(chat, "name"),
+        title=find_name(chat, "name"),
         user_name=user,
         character_names=list(names),
         authors_note=make_note(find_text(chat, "note"), notes),
@@ -183,7 +184,7 @@ def _read_messages(
         said_by = people.members.get(to_text(raw.get("saying")), people.character)
         yield FileMessage(
             role="user" if is_user else "assistant",
-            author=find_text(raw, "name") or (user if is_user else said_by),
+            author=find_name(raw, "name") or (user if is_user else said_by),
             swipes=[
                 FileSwipe(
                     text=text,

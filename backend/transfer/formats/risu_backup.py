@@ -2,7 +2,7 @@
 
 A local backup (`risu-backup.bin`) is a sequence of files. Each has the length of its name (four
 bytes, little-endian), the name, the length of the content, and the content. Pictures come first,
-named by their digest; `database.risudat` is last. The database is also a file by itself.
+named by their digest; `database.risudat` is last. The database can also be a separate file.
 
 | The database begins with | and continues as |
 |---|---|
@@ -29,8 +29,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Final, cast
 
 from backend.characters.cards.codec import Notes, Object, omit
+from backend.characters.cards.model import LIST_ITEMS, MEGABYTE, TEXT
 from backend.characters.cards.model import MAX_FILE_BYTES as MAX_PICTURE_BYTES
-from backend.characters.cards.model import MEGABYTE
 from backend.core.cpu_pool import check_stopped
 from backend.transfer.errors import TransferFileError
 from backend.transfer.formats.bundles import BundleFormat, CharacterBundle
@@ -38,6 +38,7 @@ from backend.transfer.formats.chat_file import ChatFormat, ChatReading
 from backend.transfer.formats.json_files import (
     MAX_FILE_BYTES,
     encode_object,
+    find_name,
     find_text,
     get_list,
     iterate_objects,
@@ -61,6 +62,9 @@ _LENGTH: Final = struct.Struct("<I")
 _BLOCK_LEAD: Final = struct.Struct("BBB")
 _ANY_COMPRESSION: Final = 32 + zlib.MAX_WBITS
 """Makes zlib detect gzip and zlib by their headers."""
+
+_MAX_SIGNS: Final = 4_000_000
+"""Maximum number of commas and opening brackets in the blocks of a database."""
 
 _ROOT, _CHARACTER, _REMOTE = 1, 2, 6
 _CHAT_MEMBERS: Final = frozenset({"chats", "chatPage", "chatFolders"})
@@ -90,16 +94,16 @@ def read_bundles(file: BinaryIO, *, name: str) -> Iterator[CharacterBundle]:  # 
     if not characters:
         raise TransferFileError("The backup has no characters.")
     names = {
-        identity: find_text(each, "name")
+        identity: find_name(each, "name")
         for each, _ in characters
         if (identity := find_text(each, "chaId"))
     }
     personas = {
-        identity: find_text(each, "name")
+        identity: find_name(each, "name")
         for each, _ in iterate_objects(get_list(database, "personas", "The backup"), "Persona")
         if (identity := find_text(each, "id"))
     }
-    user = find_text(database, "username")
+    user = find_name(database, "username")
     characters.sort(key=lambda each: each[0].get("type") == "group")
     for character, place in characters:
         check_stopped()
@@ -114,7 +118,7 @@ def _make_bundle(
     user: str,
 ) -> CharacterBundle:
     is_group = character.get("type") == "group"
-    title = find_text(character, "name")
+    title = find_name(character, "name")
     if is_group:
         listed = [
             each for each in get_list(character, "characters", place) if isinstance(each, str)
@@ -142,11 +146,14 @@ def _make_bundle(
 
 
 def _list_greetings(character: Object) -> Sequence[str]:
-    """Return the greetings at their places, with an empty text for one that is not a text."""
+    """Return the greetings at their places, with an empty text for one that is unusable."""
     more: Any = character.get("alternateGreetings")
     others = cast("list[object]", more) if isinstance(more, list) else []
     written = [character.get("firstMessage"), *others]
-    return [each if isinstance(each, str) else "" for each in written]
+    return [
+        each if isinstance(each, str) and len(each) <= TEXT.allowed else ""
+        for each in written[: LIST_ITEMS.allowed]
+    ]
 
 
 def read(file: BinaryIO, *, name: str) -> Iterator[ChatReading]:
@@ -215,7 +222,7 @@ def _find_database(file: BinaryIO) -> bytes:
 
 def _refuse_size() -> TransferFileError:
     return TransferFileError(
-        f"The database of the backup has more than {MAX_FILE_BYTES // MEGABYTE} MB. "
+        f"The database of the backup is too large: {MAX_FILE_BYTES // MEGABYTE} MB are allowed. "
         "Export the characters and their chats one by one in RisuAI."
     )
 
@@ -286,7 +293,7 @@ def _parse_blocks(data: bytes) -> Object:
     found: Object = {}
     characters: list[Object] = []
     place = len(_BLOCKS)
-    left = MAX_FILE_BYTES
+    size = values = 0
     while place < len(data):
         check_stopped()
         kind, content, place = _read_block(data, place)
@@ -296,8 +303,10 @@ def _parse_blocks(data: bytes) -> Object:
             )
         if kind not in (_ROOT, _CHARACTER):
             continue
-        left -= len(content)
-        if left < 0:
+        size += len(content)
+        # Commas in texts count as well, which is more than enough for a large database.
+        values += sum(map(content.count, (b",", b"[", b"{")))
+        if size > MAX_FILE_BYTES or values > _MAX_SIGNS:
             raise _refuse_size()
         value = to_object(load_json(content), "A block of the database")
         if kind == _ROOT:

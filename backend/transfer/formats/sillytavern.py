@@ -47,10 +47,11 @@ MAX_OBJECTS: Final = 1_000
 """Maximum number of objects in one line. SillyTavern writes one."""
 MAX_FILES: Final = 100
 MAX_NOTE_CHARACTERS: Final = 20_000
+MAX_SCENARIO_CHARACTERS: Final = 200_000
 MAX_NUMBER: Final = 10_000
 
 NO_NAME: Final = "unused"
-"""Newer versions write this word in place of both names of the header."""
+"""Newer versions write this word for both names of the header."""
 
 _TAG: Final = "sillytavern"
 
@@ -168,7 +169,7 @@ def _read_records(file: BinaryIO, warnings: FileWarnings) -> Iterator[tuple[int,
             for text in _split_objects(line, number, warnings):
                 yield number, msgspec.json.decode(text, type=Members), text
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            if not is_complete:
+            if not is_complete and line.startswith(b"{"):
                 warnings.add(f"Line {number:,}, the last one, is cut off and was left out.")
                 return
             raise TransferFileError(
@@ -263,7 +264,7 @@ def read_head(data: bytes, *, zone: tzinfo = UTC) -> ChatHead:
         created_at=parse_send_date(_open(members, "create_date"), zone=zone),
         authors_note=_read_note(metadata),
         variables=_read_variables(metadata),
-        scenario=_open_text(metadata, "scenario") or None,
+        scenario=_open_text(metadata, "scenario")[:MAX_SCENARIO_CHARACTERS] or None,
         lorebook=_open_text(metadata, "world_info"),
         persona=_open_text(metadata, "persona"),
         main_chat=_open_text(metadata, "main_chat"),
@@ -449,26 +450,21 @@ def _list_files(extra: Members) -> list[FileReference]:
     """Return the pictures and files that `extra` names, each once."""
     if not extra.keys() & {"image", "image_swipes", "media", "files", "file"}:
         return []
-    found: dict[str, FileReference] = {}
-    values: list[Any] = [_open(extra, "image"), _open(extra, "file")]
+    values = [extra[name] for name in ("image", "file") if name in extra]
     for name in ("image_swipes", "media", "files"):
-        several = _open(extra, name)
-        values += several if isinstance(several, list) else []
+        values += _open_list(extra, name)
+    found: dict[str, FileReference] = {}
     for value in values:
-        each = {"url": value} if isinstance(value, str) else value
-        if not isinstance(each, dict):
-            continue
-        path = each.get("url")
-        if isinstance(path, str) and path:
-            named, kind = each.get("name"), each.get("type")
-            found.setdefault(
-                path,
-                FileReference(
-                    path=path,
-                    name=named if isinstance(named, str) else "",
-                    media_type=kind if isinstance(kind, str) and "/" in kind else "",
-                ),
+        members = _try_decode(bytes(value), Members) or {}
+        path = _try_decode(bytes(value), str) or _open_text(members, "url")
+        kind = _open_text(members, "type")
+        if path:
+            reference = FileReference(
+                path=path,
+                name=_open_text(members, "name"),
+                media_type=kind if "/" in kind else "",
             )
+            found.setdefault(path, reference)
     return list(found.values())[:MAX_FILES]
 
 
@@ -515,7 +511,8 @@ def _update_head(members: Members, head: ChatHead) -> Members:
             "note_position": positions[note.position],
             "note_role": _ROLES.index(note.role),
         }
-    if dict(head.variables) != before.variables:
+    # A chat without variables may come from a file with too many.
+    if head.variables and dict(head.variables) != before.variables:
         written = _open_members(metadata, "variables")
         changed["variables"] = {
             name: written[name] if before.variables.get(name) == value else value

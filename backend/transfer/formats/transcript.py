@@ -116,7 +116,7 @@ def _clean_name(name: str) -> str:
 
 
 def _escape_inline(text: str) -> str:
-    """Return a text in one line whose signs are no Markdown."""
+    """Return a text as one line, with its Markdown escaped."""
     return _INLINE.sub(r"\\\1", " ".join(text.split()))
 
 

@@ -23,13 +23,16 @@ from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.memory.models import Embedding
 from backend.quotas.models import StorageLedger
+from backend.transfer.contracts import ChatTarget
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.integration.characters.pictures import picture
+from tests.integration.turns.seeding import identity_of
 from tests.support.chronicling import last_run, new_event, opt_in, sum_up
 from tests.support.memory import forgotten, settled
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
+from tests.support.stored_chats import make_header, make_line, read, report_nothing, write_lines
 from tests.support.waiting import until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -74,6 +77,18 @@ async def keep_a_vector(server: Running, account: Account) -> None:
                 user_id=UUID(account.user["id"]), digest=b"d", sealed_vector=b"", used_at=now()
             )
         )
+
+
+async def keep_a_file(server: Running, account: Account) -> None:
+    """Import a chat with a picture."""
+    uri = "data:image/png;base64,iVBORw0KGgo="
+    chat = write_lines([make_header(), make_line("Look.", extra={"image": uri})])
+    await server.parts.chat_importer.store(
+        await identity_of(server, account),
+        read(chat),
+        ChatTarget(file_name="Mara.jsonl", digest=b"d"),
+        report=report_nothing,
+    )
 
 
 async def keep_a_campaign(server: Running, account: Account, chat_id: str) -> None:
@@ -152,6 +167,7 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
             chat_id = await live(cleo)
             await keep_a_campaign(either, cleo, chat_id)
             await keep_a_vector(either, cleo)
+            await keep_a_file(either, cleo)
             await settled(either)
             cleos = {
                 name: keys - before.get(name, set()) for name, keys in (await rows(either)).items()

@@ -17,6 +17,7 @@ from sqlalchemy import select, update
 from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.models import CampaignProposal
 from backend.campaigns.proposals.authority import Ambiguity
+from backend.chats.models import Chat
 from backend.database.base import now
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
@@ -26,6 +27,7 @@ from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import identity_of
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
 from tests.support.factors import add_passkey
+from tests.support.importing import bring
 from tests.support.memory import settled
 from tests.support.routes import Route, routes_of
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running, text_of
@@ -241,6 +243,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "invitation_id": ok(invited, 201)["id"],
             "address_id": ok(allowed, 201)["id"],
             "job_id": await make_job(server, owner),
+            "import_id": (await bring(owner, b"The lamp.", "notes.bin"))[0]["id"],
         },
     )
 
@@ -326,6 +329,29 @@ async def test_someone_elses_thing_is_answered_like_one_that_does_not_exist(
                 assert real == invented, route
                 assert real[0] == 404, (str(route), real)
         assert await stage.things.shown() == before
+
+
+async def test_a_chat_that_is_being_imported_is_answered_like_one_that_does_not_exist(
+    fresh_stage: Scene,
+) -> None:
+    things, database = fresh_stage.things, fresh_stage.server.parts.database
+    client = things.owner.client
+    async with database.write() as session:
+        await session.execute(
+            update(Chat).where(Chat.id == UUID(things.ids["chat_id"])).values(is_ready=False)
+        )
+    walked = 0
+    for route in routes_with_ids(fresh_stage.server, administration=False):
+        if {"chat_id", "message_id"} & set(route.parameters):
+            real = await ask(client, route, things.ids)
+            invented = await ask(client, route, random_ids(route))
+            assert real == invented, route
+            assert real[0] == 404, (str(route), real)
+            walked += 1
+    assert walked > 15
+    assert ok(await client.get(f"{API}/chats"))["items"] == []
+    found = ok(await client.get(f"{API}/search", params={"q": "Who lit the lamp?"}))
+    assert all(each["kind"] != "message" for each in found["items"])
 
 
 async def test_administrators_things_are_closed_to_others_whether_they_exist_or_not(

@@ -27,7 +27,12 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_zip_brings_files_of_every_kind(ada: Account) -> None:
-    chronicle = {"format": "talekeeper-chronicle", "version": 1, "name": "Days", "events": []}
+    chronicle: dict[str, Any] = {
+        "format": "talekeeper-chronicle",
+        "version": 1,
+        "name": "Days",
+        "events": [],
+    }
     data = zipped(
         {
             "cards/Mara.png": card_png("Mara"),
@@ -244,6 +249,8 @@ async def test_a_finished_import_cannot_be_continued(ada: Account) -> None:
     problem(answer, 409, "import-not-continuable")
 
 
+UNKNOWN_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "an empty file": ({"files": {"file": ("a", b"")}}, 422, "validation-failed"),
     "an empty body": ({"content": b""}, 422, "validation-failed"),
@@ -258,6 +265,11 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         {"content": b"--x\r\n", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
         400,
         "bad-request",
+    ),
+    "an unknown character": (
+        {"files": {"file": ("a", b"x")}, "params": {"character_ids": [UNKNOWN_ID]}},
+        404,
+        "character-not-found",
     ),
     "an unknown format": (
         {"files": {"file": ("a", b"x")}, "params": {"format": "mud"}},

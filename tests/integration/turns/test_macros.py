@@ -267,3 +267,28 @@ async def test_the_cost_of_a_preview_does_not_grow_with_the_book(ada: Account) -
             await preview_lore(ada, chat)
         costs[chat] = time.process_time() - began
     assert costs[many] < 3 * costs[few], costs
+
+
+async def test_a_chat_replaces_the_scenario_of_its_cards(ada: Account) -> None:
+    card = {"scenario": "A storm at sea.", "description": "Mara hides from {{scenario}}"}
+    character = await ada.new_character(**card)
+    chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
+    book = await new_book(
+        ada, {"keys": ["desert"], "content": "Sand is everywhere.", "match_fields": ["scenario"]}
+    )
+    await link(ada, chat, book)
+
+    async def read_prompt() -> str:
+        context = await preview(ada, chat, "I ask about {{scenario}}")
+        return "\n".join(part["text"] for part in context["prompt"])
+
+    before = await read_prompt()
+    assert before.count("A storm at sea.") == 3
+    assert "Sand is everywhere." not in before
+    await set_chat(ada, chat, scenario="A desert of glass.")
+    after = await read_prompt()
+    assert after.count("A desert of glass.") == 3
+    assert "A storm at sea." not in after
+    assert "Sand is everywhere." in after
+    await set_chat(ada, chat, scenario=None)
+    assert await read_prompt() == before

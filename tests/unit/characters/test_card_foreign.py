@@ -263,8 +263,8 @@ def test_a_list_of_one_character_is_read_and_one_of_several_is_refused() -> None
 CHAT = b'{"user_name": "U", "character_name": "C", "chat_metadata": {}}\n'
 OTHERS: list[tuple[object, str, str]] = [
     (json.loads((CASES / "st_group.json").read_text()), "a group of SillyTavern", "members"),
-    (CHAT, "a chat", "cannot be imported"),
-    (CHAT + b'{"name": "C", "mes": "Hi", "is_user": false}\n', "a chat", "cannot be imported"),
+    (CHAT, "a chat", "Import it as a chat"),
+    (CHAT + b'{"name": "C", "mes": "Hi", "is_user": false}\n', "a chat", "Import it as a chat"),
     ({"internal": [], "visible": []}, "a chat", ""),
     ({"histories": {"histories": []}}, "a chat", ""),
     ({"name": "C", "greeting": "Hi", "messages": [{"msg": "a"}]}, "a chat", ""),

@@ -46,6 +46,7 @@ HELSINKI = ZoneInfo("Europe/Helsinki")
 )
 def test_every_form_of_a_date_is_read_as_utc(written: object, expected: str) -> None:
     found = parse_send_date(written, zone=HELSINKI)
+    assert found is not None
     assert found == datetime.fromisoformat(expected).replace(tzinfo=UTC)
     assert found.utcoffset() == timedelta()
 

@@ -1,0 +1,286 @@
+"""Export a chat as a stream: SillyTavern's JSONL, Markdown, plain text, or an archive.
+
+An archive is a zip: `chat.jsonl` has all branches (`chats.transfer`), `files/` the pictures and
+files of messages, and `sillytavern.jsonl` the active path for other programs.
+"""
+
+from __future__ import annotations
+
+import io
+import mimetypes
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal
+from uuid import UUID
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
+
+import msgspec
+
+from backend.accounts.auth.identity import Identity
+from backend.characters.card_rows import format_disposition
+from backend.chats.files import FileDescription
+from backend.chats.models import FILE_DATA
+from backend.chats.transfer import LogFile, LogHead, LogOrigin, make_head, make_line
+from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
+from backend.database.engine import Database
+from backend.transfer.chats.stored_chat import StoredChat, StoredChatReader, StoredReference
+from backend.transfer.formats.chat_file import ChatHead, FileMessage
+from backend.transfer.formats.sillytavern import write_sillytavern
+from backend.transfer.formats.transcript import write_markdown, write_text
+from backend.vault.sealing import Sealer
+
+ExportFormat = Literal["jsonl", "markdown", "text", "archive"]
+
+Write = Callable[[ChatHead, Iterable[FileMessage]], Iterator[bytes]]
+"""Yields one piece for each message, after those of the head."""
+
+_LOG: Final = "chat.jsonl"
+_SILLYTAVERN: Final = "sillytavern.jsonl"
+_COMPRESSED: Final = ("image/", "audio/", "video/")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDownload:
+    """A chat as a file that is made while it is read."""
+
+    chunks: AsyncIterator[bytes]
+    media_type: str
+    stem: str
+    extension: str
+
+    @property
+    def disposition(self) -> str:
+        return format_disposition(self.stem, self.extension, fallback="chat")
+
+
+class ChatExporter:
+    """Exports chats. `name_of` returns the name of a user without a persona."""
+
+    def __init__(
+        self, database: Database, pool: CpuPool, *, name_of: Callable[[Identity], str]
+    ) -> None:
+        self._database = database
+        self._pool = pool
+        self._name_of = name_of
+
+    async def open(
+        self, identity: Identity, chat_id: UUID, file_format: ExportFormat
+    ) -> ChatDownload:
+        """Begin an export. Raises `ChatNotFoundError`."""
+        reader = StoredChatReader(self._database, self._pool, identity)
+        stored = await reader.load(chat_id)
+        export = _Export(reader, self._pool, identity.sealer, stored, self._name_of(identity))
+        chunks: AsyncIterator[bytes]
+        if file_format == "archive":
+            chunks, media_type, extension = export.write_archive(), "application/zip", "zip"
+        else:
+            write, media_type, extension = _WRITERS[file_format]
+            chunks = export.write_path(partial(write, stored))
+        return ChatDownload(chunks, media_type, stored.title, extension)
+
+
+def _write_jsonl(
+    stored: StoredChat, head: ChatHead, messages: Iterable[FileMessage]
+) -> Iterator[bytes]:
+    """A branch that was joined keeps its own settings, which are in its header."""
+    is_own = stored.origin is None or not stored.origin.is_joined
+    return write_sillytavern(head, messages, reflects_settings=is_own)
+
+
+def _write_markdown(
+    _: StoredChat, head: ChatHead, messages: Iterable[FileMessage]
+) -> Iterator[bytes]:
+    return (piece.encode() for piece in write_markdown(head, messages))
+
+
+def _write_text(_: StoredChat, head: ChatHead, messages: Iterable[FileMessage]) -> Iterator[bytes]:
+    return (piece.encode() for piece in write_text(head, messages))
+
+
+_WRITERS: Final = {
+    "jsonl": (_write_jsonl, "application/x-ndjson", "jsonl"),
+    "markdown": (_write_markdown, "text/markdown", "md"),
+    "text": (_write_text, "text/plain", "txt"),
+}
+
+
+MEDIA_TYPES: Final = (*(kind for _, kind, _ in _WRITERS.values()), "application/zip")
+
+
+class _Feed:
+    """The messages that are there for a writer. It is asked only while there are some."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[FileMessage] = deque()
+
+    def __iter__(self) -> _Feed:
+        return self
+
+    def __next__(self) -> FileMessage:
+        if not self.waiting:
+            raise StopIteration
+        return self.waiting.popleft()
+
+
+class _Export:
+    """One export of a chat."""
+
+    def __init__(
+        self,
+        reader: StoredChatReader,
+        pool: CpuPool,
+        sealer: Sealer,
+        stored: StoredChat,
+        user_name: str,
+    ) -> None:
+        self._reader = reader
+        self._pool = pool
+        self._sealer = sealer
+        self._stored = stored
+        self._user_name = user_name
+
+    async def write_path(self, write: Write) -> AsyncIterator[bytes]:
+        """Yield the file of the active path in pieces of one batch each."""
+        feed = _Feed()
+        pieces = write(self._stored.make_head(self._user_name), feed)
+
+        def write_waiting() -> bytes:
+            written: list[bytes] = []
+            while feed.waiting:
+                written.append(next(pieces))
+            return b"".join(written)
+
+        async for messages in self._reader.read_path(self._stored):
+            feed.waiting.extend(messages)
+            size = sum(len(swipe.text) for each in messages for swipe in each.swipes)
+            if data := await self._pool.run(self._sealer.user_id, write_waiting, size=size // 10):
+                yield data
+        if rest := b"".join(pieces):
+            yield rest
+
+    async def write_archive(self) -> AsyncIterator[bytes]:
+        zipped = _ZipStream()
+        files: dict[UUID, tuple[str, FileDescription]] = {}
+        zipped.begin(_LOG)
+        yield zipped.write(msgspec.json.encode(self._make_log_head()) + b"\n")
+        async for rows, references in self._reader.read_tree(self._stored):
+            work = partial(self._write_lines, zipped, rows, references, files)
+            yield await self._run(work, sum(len(row.sealed_content) for row in rows))
+        yield zipped.end()
+        for file_id, (path, about) in files.items():
+            blob = await self._reader.load_file(file_id)
+            if blob is not None:
+                work = partial(self._write_file, zipped, file_id, path, about, blob)
+                yield await self._run(work, len(blob))
+        zipped.begin(_SILLYTAVERN)
+        async for piece in self.write_path(partial(_write_jsonl, self._stored)):
+            yield await self._run(partial(zipped.write, piece), len(piece))
+        yield zipped.end()
+        yield zipped.close()
+
+    async def _run(self, work: Callable[[], bytes], size: int) -> bytes:
+        return await self._pool.run(self._sealer.user_id, work, size=size * 10 // SEALED_FACTOR)
+
+    def _make_log_head(self) -> LogHead:
+        stored = self._stored
+        head = make_head(self._sealer, stored.chat, stored.member_ids)
+        head.settings = stored.settings
+        head.variables = stored.variables
+        head.origins = [
+            LogOrigin(
+                name=each.origin.name,
+                header=None if each.origin.header is None else each.origin.header.decode(),
+                is_joined=each.origin.is_joined,
+                message_id=each.message_id,
+            )
+            for each in stored.origins
+        ]
+        return head
+
+    def _write_lines(
+        self,
+        zipped: _ZipStream,
+        rows: Sequence[Any],
+        references: dict[UUID, list[StoredReference]],
+        files: dict[UUID, tuple[str, FileDescription]],
+    ) -> bytes:
+        """Write messages, and add their files to `files`."""
+        encoder = msgspec.json.Encoder()
+        parts: list[bytes] = []
+        for row in rows:
+            line = make_line(self._sealer, row)
+            line.files = [_make_log_file(each, files) for each in references.get(row.id, ())]
+            parts.append(encoder.encode(line))
+        return zipped.write(b"".join(part + b"\n" for part in parts))
+
+    def _write_file(
+        self, zipped: _ZipStream, file_id: UUID, path: str, about: FileDescription, blob: bytes
+    ) -> bytes:
+        data = self._sealer.open_bytes(FILE_DATA, file_id, blob)
+        zipped.begin(path, is_compressed=about.media_type.startswith(_COMPRESSED))
+        return zipped.write(data) + zipped.end()
+
+
+def _make_log_file(
+    reference: StoredReference, files: dict[UUID, tuple[str, FileDescription]]
+) -> LogFile:
+    about, stored = reference.description, None
+    if reference.file_id is not None and about is not None:
+        extension = mimetypes.guess_extension(about.media_type) or ".bin"
+        stored = f"files/{reference.file_id}{extension}"
+        files[reference.file_id] = stored, about
+    return LogFile(
+        name=reference.name.name,
+        path=reference.name.path,
+        media_type=about.media_type if about else "",
+        stored=stored,
+    )
+
+
+class _ZipStream:
+    """Writes a zip, one entry after the other. Each method returns the bytes that are ready."""
+
+    def __init__(self) -> None:
+        self._ready = _Ready()
+        self._zip = ZipFile(self._ready, "w")
+        self._entry: Any = None
+
+    def begin(self, path: str, *, is_compressed: bool = False) -> None:
+        info = ZipInfo(path)
+        info.compress_type = ZIP_STORED if is_compressed else ZIP_DEFLATED
+        self._entry = self._zip.open(info, "w", force_zip64=True)
+
+    def write(self, data: bytes) -> bytes:
+        self._entry.write(data)
+        return self._ready.take()
+
+    def end(self) -> bytes:
+        self._entry.close()
+        return self._ready.take()
+
+    def close(self) -> bytes:
+        self._zip.close()
+        return self._ready.take()
+
+
+class _Ready(io.RawIOBase):
+    """A file that cannot be sought, and is emptied after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        return len(part)
+
+    def take(self) -> bytes:
+        data = b"".join(self._parts)
+        self._parts.clear()
+        return data

@@ -1,0 +1,336 @@
+"""Read a stored chat for an export: first its head and path, then its messages in batches.
+
+No transaction is open between batches, because a client may read slowly. The path is fixed at the
+beginning. A message that is deleted later is left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.characters import repository as characters
+from backend.chats import repository
+from backend.chats.files import FileDescription, FileName, open_description, open_name
+from backend.chats.models import (
+    CHAT_TITLE,
+    CHAT_VARIABLES,
+    MESSAGE_AUTHOR,
+    MESSAGE_CONTENT,
+    MESSAGE_THINKING,
+    Chat,
+    Message,
+    MessageFile,
+    StoredFile,
+)
+from backend.chats.schemas import ChatSettings
+from backend.chats.service import read_settings
+from backend.chats.tree import make_ancestors
+from backend.core.cpu_pool import CpuPool, check_stopped
+from backend.database.base import split_chunks
+from backend.database.engine import Database
+from backend.transfer.chats.origin import ChatOrigin, MessageOrigin
+from backend.transfer.formats.chat_file import ChatHead, FileMessage, FileReference, FileSwipe
+from backend.transfer.models import ImportedFile
+from backend.vault.sealing import Sealer
+
+PATH_BATCH: Final = 50
+"""Messages of the path that are read at once, with their swipes."""
+
+TREE_BATCH: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathOrigin:
+    """A file that a chat was imported from. `message_id` is the last message of its path."""
+
+    origin: ChatOrigin
+    message_id: UUID | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredChat:
+    """A chat with its active path. `origin` is the file that the path belongs to."""
+
+    chat: Chat
+    title: str
+    member_ids: Sequence[UUID]
+    member_names: Sequence[str]
+    persona_name: str
+    settings: ChatSettings
+    variables: dict[str, str]
+    origins: Sequence[PathOrigin]
+    origin: ChatOrigin | None
+    path: Sequence[UUID]
+
+    def make_head(self, user_name: str) -> ChatHead:
+        """Return the head of a file. `user_name` is used if the chat has no persona."""
+        note = self.settings.authors_note
+        return ChatHead(
+            title=self.title,
+            user_name=self.persona_name or user_name,
+            character_names=self.member_names,
+            created_at=self.chat.created_at,
+            authors_note=note if note.text.strip() else None,
+            variables=self.variables,
+            scenario=self.settings.scenario or None,
+            source=self.origin.header if self.origin else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredReference:
+    """A file of a message. `file_id` and `description` are None if the content is missing."""
+
+    message_id: UUID
+    file_id: UUID | None
+    name: FileName
+    description: FileDescription | None
+
+
+class StoredChatReader:
+    """Reads chats of one user."""
+
+    def __init__(self, database: Database, pool: CpuPool, identity: Identity) -> None:
+        self._database = database
+        self._pool = pool
+        self._sealer = identity.sealer
+
+    async def load(self, chat_id: UUID) -> StoredChat:
+        """Raises `ChatNotFoundError`."""
+        sealer = self._sealer
+        async with self._database.read() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=sealer.user_id)
+            members = (await repository.list_character_ids(session, [chat_id])).get(chat_id, [])
+            names = await characters.find_names(
+                session, members, owner_id=sealer.user_id, sealer=sealer
+            )
+            persona = chat.persona_id and await characters.find_persona(
+                session, chat.persona_id, owner_id=sealer.user_id, sealer=sealer
+            )
+            path = await _load_path(session, chat)
+            origins = await _load_origins(session, sealer, chat_id)
+        variables = chat.sealed_variables
+        return StoredChat(
+            chat=chat,
+            title=sealer.open(CHAT_TITLE, chat_id, chat.sealed_title),
+            member_ids=members,
+            member_names=list(names.values()),
+            persona_name=persona.name if persona else "",
+            settings=read_settings(sealer, chat),
+            variables=(
+                msgspec.json.decode(
+                    sealer.open_bytes(CHAT_VARIABLES, chat_id, variables), type=dict[str, str]
+                )
+                if variables
+                else {}
+            ),
+            origins=origins,
+            origin=_choose_origin(origins, path),
+            path=path,
+        )
+
+    async def read_path(self, stored: StoredChat) -> AsyncIterator[list[FileMessage]]:
+        """Yield the messages of the active path with their swipes, in batches."""
+        parents = [None, *stored.path]
+        pairs = list(zip(stored.path, parents, strict=False))
+        for part in split_chunks(pairs, PATH_BATCH):
+            async with self._database.read() as session:
+                rows = await _load_families(session, stored.chat, [above for _, above in part])
+                references = await _load_references(session, self._sealer, [r.id for r in rows])
+            chosen = {message_id for message_id, _ in part}
+            yield await self._pool.run(
+                self._sealer.user_id,
+                partial(_make_messages, self._sealer, rows, references, chosen),
+                size=sum(len(row.sealed_content) for row in rows),
+            )
+
+    async def read_tree(
+        self, stored: StoredChat
+    ) -> AsyncIterator[tuple[Sequence[Any], dict[UUID, list[StoredReference]]]]:
+        """Yield all columns of all messages, parents first, in batches, with their files."""
+        table, chat = Message.__table__.c, stored.chat
+        query = (
+            select(Message.__table__)
+            .where(table.chat_id == chat.id, table.user_id == chat.user_id)
+            .order_by(table.position, table.id)
+            .limit(TREE_BATCH)
+        )
+        known: set[UUID | None] = {None}
+        after = None
+        while True:
+            following = query
+            if after is not None:
+                is_later = and_(table.position == after.position, table.id > after.id)
+                following = query.where(or_(table.position > after.position, is_later))
+            async with self._database.read() as session:
+                rows = (await session.execute(following)).all()
+                references = await _load_references(session, self._sealer, [r.id for r in rows])
+            if not rows:
+                return
+            after = rows[-1]
+            # A message is left out if its parent was added or deleted since the export began.
+            kept: list[Any] = []
+            for row in rows:
+                if row.parent_id in known:
+                    known.add(row.id)
+                    kept.append(row)
+            yield kept, references
+
+    async def load_file(self, file_id: UUID) -> bytes | None:
+        """Return the sealed content of a file."""
+        async with self._database.read() as session:
+            return await session.scalar(
+                select(StoredFile.sealed_data).where(
+                    StoredFile.id == file_id, StoredFile.user_id == self._sealer.user_id
+                )
+            )
+
+
+async def _load_path(session: AsyncSession, chat: Chat) -> list[UUID]:
+    if chat.leaf_id is None:
+        return []
+    climb = make_ancestors(chat.leaf_id)
+    return list(await session.scalars(select(climb.c.id).order_by(climb.c.position)))
+
+
+async def _load_origins(session: AsyncSession, sealer: Sealer, chat_id: UUID) -> list[PathOrigin]:
+    query = (
+        select(ImportedFile)
+        .where(
+            ImportedFile.item_id == chat_id,
+            ImportedFile.user_id == sealer.user_id,
+            ImportedFile.kind == "chat",
+            ImportedFile.sealed_source.is_not(None),
+        )
+        .order_by(ImportedFile.id)
+    )
+    return [
+        PathOrigin(
+            origin=ChatOrigin.open(sealer, row.id, row.sealed_source or b""),
+            message_id=row.message_id,
+        )
+        for row in await session.scalars(query)
+    ]
+
+
+def _choose_origin(origins: Sequence[PathOrigin], path: Sequence[UUID]) -> ChatOrigin | None:
+    """Return the file with the longest path that is part of this one, or the chat's own."""
+    places = {message_id: place for place, message_id in enumerate(path)}
+    on_path = {
+        places[each.message_id]: each.origin
+        for each in origins
+        if each.message_id is not None and each.message_id in places
+    }
+    if on_path:
+        return on_path[max(on_path)]
+    return next((each.origin for each in origins if not each.origin.is_joined), None)
+
+
+async def _load_families(
+    session: AsyncSession, chat: Chat, parents: Sequence[UUID | None]
+) -> Sequence[Any]:
+    """Return all columns of the messages below these, in the order of swipes."""
+    table = Message.__table__.c
+    families: list[ColumnElement[bool]] = [
+        table.parent_id.in_([each for each in parents if each is not None])
+    ]
+    if None in parents:
+        families.append(table.position == 0)
+    query = select(Message.__table__).where(
+        table.chat_id == chat.id, table.user_id == chat.user_id, or_(*families)
+    )
+    return (await session.execute(query.order_by(table.position, table.id))).all()
+
+
+async def _load_references(
+    session: AsyncSession, sealer: Sealer, message_ids: Collection[UUID]
+) -> dict[UUID, list[StoredReference]]:
+    found: defaultdict[UUID, list[StoredReference]] = defaultdict(list)
+    for ids in split_chunks(list(message_ids)):
+        query = (
+            select(
+                MessageFile.id,
+                MessageFile.message_id,
+                MessageFile.file_id,
+                MessageFile.sealed_reference,
+                StoredFile.sealed_description,
+            )
+            .outerjoin(StoredFile, StoredFile.id == MessageFile.file_id)
+            .where(MessageFile.message_id.in_(ids), MessageFile.user_id == sealer.user_id)
+            .order_by(MessageFile.message_id, MessageFile.place)
+        )
+        for row in await session.execute(query):
+            about = row.sealed_description
+            reference = StoredReference(
+                message_id=row.message_id,
+                file_id=row.file_id,
+                name=open_name(sealer, row.id, row.sealed_reference),
+                description=open_description(sealer, row.file_id, about) if about else None,
+            )
+            found[row.message_id].append(reference)
+    return found
+
+
+def _make_messages(
+    sealer: Sealer,
+    rows: Sequence[Any],
+    references: dict[UUID, list[StoredReference]],
+    chosen: Collection[UUID],
+) -> list[FileMessage]:
+    """Group messages with their swipes. CPU-bound."""
+    families: defaultdict[UUID | None, list[Any]] = defaultdict(list)
+    for row in rows:
+        families[row.parent_id].append(row)
+    messages: list[FileMessage] = []
+    for family in families.values():
+        check_stopped()
+        selected = next((place for place, row in enumerate(family) if row.id in chosen), None)
+        if selected is None:
+            continue
+        origins = [MessageOrigin.open(sealer, row.id, row.sealed_source) for row in family]
+        named = (origins[selected], *origins)
+        row = family[selected]
+        messages.append(
+            FileMessage(
+                role=row.role,
+                author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
+                swipes=[
+                    _make_swipe(sealer, row, origin, references.get(row.id, ()))
+                    for row, origin in zip(family, origins, strict=True)
+                ],
+                selected=selected,
+                hidden=row.hidden,
+                source=next((each.message for each in named if each.message is not None), None),
+            )
+        )
+    return messages
+
+
+def _make_swipe(
+    sealer: Sealer, row: Any, origin: MessageOrigin, references: Sequence[StoredReference]
+) -> FileSwipe:
+    thinking = row.sealed_thinking
+    return FileSwipe(
+        text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+        thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
+        created_at=row.created_at,
+        source=origin.swipe,
+        files=[
+            FileReference(
+                path=each.name.path,
+                name=each.name.name,
+                media_type=each.description.media_type if each.description else "",
+            )
+            for each in references
+        ],
+    )
