@@ -43,7 +43,6 @@ from backend.chats.models import (
     CHAT_TITLE,
     FILE_DATA,
     MESSAGE_CONTEXT,
-    MESSAGE_SOURCE,
     Chat,
     Message,
     MessageFile,
@@ -52,7 +51,7 @@ from backend.chats.models import (
 )
 from backend.chats.repository import list_character_ids
 from backend.chats.service import read_settings
-from backend.chats.transfer import write_log
+from backend.chats.transfer import LogOrigin, write_log
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
 from backend.chronicles.repository import open_chronicle
 from backend.chronicles.transfer import ChronicleTransfer
@@ -83,7 +82,6 @@ from backend.transfer.archives.records import (
     CompactionMark,
     EntryOriginRecord,
     FileRecord,
-    ImportedSource,
     LinkList,
     LorebookLinksRecord,
     LoreEffect,
@@ -97,7 +95,8 @@ from backend.transfer.archives.records import (
     SummaryRecord,
     write_record,
 )
-from backend.transfer.models import IMPORTED_SOURCE, ImportedFile
+from backend.transfer.chats.origin import ChatOrigin
+from backend.transfer.models import ImportedFile
 from backend.turns.prompt.macros import read_chat_variables, read_global_variables
 from backend.vault.sealing import Sealer
 
@@ -563,22 +562,7 @@ async def _load_chat_state(
     ]
     state.details = await _load_details(session, sealer, chat.id)
     state.files = await _load_message_files(session, sealer, chat.id, stored)
-    sources = select(ImportedFile).where(
-        ImportedFile.item_id == chat.id,
-        ImportedFile.user_id == sealer.user_id,
-        ImportedFile.message_id.is_not(None),
-    )
-    state.imported = [
-        ImportedSource(
-            message_id=row.message_id,
-            source=(
-                sealer.open(IMPORTED_SOURCE, row.id, row.sealed_source)
-                if row.sealed_source is not None
-                else None
-            ),
-        )
-        for row in await session.scalars(sources.order_by(ImportedFile.id))
-    ]
+    state.imported = await _load_chat_origins(session, sealer, chat.id)
     marks = select(EnrichmentMark.id).where(EnrichmentMark.chat_id == chat.id)
     state.recorded = list(
         await session.scalars(marks.order_by(EnrichmentMark.position, EnrichmentMark.id))
@@ -591,6 +575,28 @@ async def _load_chat_state(
         for message_id, version in await session.execute(compacted)
     ]
     return state
+
+
+async def _load_chat_origins(
+    session: AsyncSession, sealer: Sealer, chat_id: UUID
+) -> list[LogOrigin]:
+    query = select(ImportedFile).where(
+        ImportedFile.item_id == chat_id,
+        ImportedFile.user_id == sealer.user_id,
+        ImportedFile.sealed_source.is_not(None),
+    )
+    origins: list[LogOrigin] = []
+    for row in await session.scalars(query.order_by(ImportedFile.id)):
+        origin = ChatOrigin.open(sealer, row.id, row.sealed_source or b"")
+        origins.append(
+            LogOrigin(
+                name=origin.name,
+                header=origin.header.decode() if origin.header is not None else None,
+                is_joined=origin.is_joined,
+                message_id=row.message_id,
+            )
+        )
+    return origins
 
 
 async def _load_lore_states(
@@ -647,7 +653,7 @@ async def list_entry_ids(session: AsyncSession, book_id: UUID) -> list[UUID]:
 async def _load_details(
     session: AsyncSession, sealer: Sealer, chat_id: UUID
 ) -> list[MessageDetail]:
-    columns = Message.sealed_injected_context, Message.notices, Message.sealed_source
+    columns = Message.sealed_injected_context, Message.notices
     query = select(Message.id, *columns).where(
         Message.chat_id == chat_id, or_(*(each.is_not(None) for each in columns))
     )
@@ -659,8 +665,6 @@ async def _load_details(
             detail.injected_context = sealer.open(
                 MESSAGE_CONTEXT, row.id, row.sealed_injected_context
             )
-        if row.sealed_source is not None:
-            detail.source = sealer.open(MESSAGE_SOURCE, row.id, row.sealed_source)
         details.append(detail)
     return details
 

@@ -18,6 +18,7 @@ from backend.campaigns.models import ProposalReason, ProposalState
 from backend.characters.schemas import PersonaFields
 from backend.chats.models import Notice
 from backend.chats.schemas import ChatSettings
+from backend.chats.transfer import LogOrigin
 from backend.chronicles.events import ChronicleFields
 from backend.generation.registry import KindName
 from backend.llm.models import ProviderFields
@@ -88,13 +89,9 @@ class SummaryRecord(Record, kw_only=True):
 
 
 class MessageDetail(Record, kw_only=True):
-    """Notices of a reply, the campaign's part of its prompt, and members of an imported file.
-
-    `source` is the JSON of these members.
-    """
+    """Notices of a reply, and the campaign's part of its prompt."""
 
     message_id: UUID
-    source: Text | None = None
     injected_context: Text | None = None
     notices: Annotated[list[Notice], msgspec.Meta(max_length=20)] = []
 
@@ -113,16 +110,6 @@ class FileRecord(Record, kw_only=True):
     path: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
 
 
-class ImportedSource(Record, kw_only=True):
-    """The header of a file that the chat was imported from, or that was joined to it.
-
-    `message_id` is the last message of the file's path.
-    """
-
-    message_id: UUID | None = None
-    source: Text | None = None
-
-
 class ChatBookRecord(Record, kw_only=True):
     lorebook_id: UUID
     state: ChatLink
@@ -138,8 +125,8 @@ class CompactionMark(Record, kw_only=True):
 class ChatState(Record, kw_only=True, tag_field="format", tag="talekeeper-chat-state"):
     """The parts of a chat that are not in its messages.
 
-    `settings` include its chronicle and the owner's consent. `recorded` are the messages up to
-    which the agent has read.
+    `settings` include its chronicle and the owner's consent. `imported` are the files that it was
+    imported from. `recorded` are the messages up to which the agent has read.
     """
 
     chat_id: UUID
@@ -151,7 +138,7 @@ class ChatState(Record, kw_only=True, tag_field="format", tag="talekeeper-chat-s
     summaries: Annotated[list[SummaryRecord], msgspec.Meta(max_length=MAX_ROWS)] = []
     details: Annotated[list[MessageDetail], msgspec.Meta(max_length=MAX_ROWS)] = []
     files: Annotated[list[FileRecord], msgspec.Meta(max_length=MAX_ROWS)] = []
-    imported: Annotated[list[ImportedSource], msgspec.Meta(max_length=10_000)] = []
+    imported: Annotated[list[LogOrigin], msgspec.Meta(max_length=10_000)] = []
     recorded: Ids = []
     compacted: Annotated[list[CompactionMark], msgspec.Meta(max_length=MAX_ROWS)] = []
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import msgspec
+from msgspec import Raw
 from sqlalchemy import bindparam, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -38,7 +39,6 @@ from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_VARIABLES,
     MESSAGE_CONTEXT,
-    MESSAGE_SOURCE,
     Chat,
     Message,
     MessageFile,
@@ -46,6 +46,7 @@ from backend.chats.models import (
 )
 from backend.chats.repository import get_chat
 from backend.chats.schemas import ChatSettings
+from backend.chats.transfer import LogOrigin
 from backend.chronicles.models import CHRONICLE
 from backend.chronicles.repository import get_chronicle
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
@@ -63,7 +64,9 @@ from backend.transfer.archives.records import (
     ChatState,
     FileRecord,
     ProposalRecord,
+    read_record,
 )
+from backend.transfer.chats.origin import ChatOrigin
 from backend.transfer.contracts import FileTree
 from backend.transfer.errors import TransferFileError
 from backend.transfer.imported import digest_parts, record_imported
@@ -248,7 +251,7 @@ class StateWriter:
         """Store the headers of the files that the chat was imported from, for an export."""
         for number, each in enumerate(state.imported):
             message = messages.get(each.message_id) if each.message_id else None
-            if message is None:
+            if each.message_id is not None and message is None:
                 continue
             # The digests of these files are not known here, so they can be imported once more.
             parts = chat.id.bytes, str(number).encode()
@@ -258,8 +261,8 @@ class StateWriter:
                 digest=digest_parts(self._sealer, "archived-source", parts),
                 kind="chat",
                 item_id=chat.id,
-                message_id=message.id,
-                source=each.source.encode() if each.source is not None else None,
+                message_id=message.id if message else None,
+                source=_make_origin(each).encode(),
             )
 
     async def store_campaign(
@@ -352,6 +355,17 @@ class StateWriter:
             await self._session.execute(insert(table), list(part))
 
 
+def _make_origin(origin: LogOrigin) -> ChatOrigin:
+    """Raises `TransferFileError` if the header is not JSON."""
+    if origin.header is not None:
+        read_record(origin.header.encode(), Raw)
+    return ChatOrigin(
+        name=origin.name,
+        header=origin.header.encode() if origin.header is not None else None,
+        is_joined=origin.is_joined,
+    )
+
+
 def replace_texts(value: Any, texts: Mapping[str, str]) -> Any:
     """Return a JSON value in which whole strings are replaced."""
     if isinstance(value, str):
@@ -373,7 +387,6 @@ _STORE_DETAIL = (
     .values(
         notices=bindparam("notices"),
         sealed_injected_context=bindparam("context"),
-        sealed_source=bindparam("source"),
     )
 )
 
@@ -406,7 +419,6 @@ async def store_details(
                 "message_id": message.id,
                 "notices": encode_notices(each.notices),
                 "context": seal(MESSAGE_CONTEXT, message.id, translate(each.injected_context)),
-                "source": seal(MESSAGE_SOURCE, message.id, each.source),
             }
             async for each in iterate_in_slices(part)
             if (message := messages.get(each.message_id)) is not None

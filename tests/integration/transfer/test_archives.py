@@ -36,7 +36,7 @@ from tests.support.archives import (
     write_files,
 )
 from tests.support.full_account import fill_account
-from tests.support.importing import bring
+from tests.support.importing import bring, chat_jsonl
 from tests.support.server import Account, Running, problem, running
 from tests.support.waiting import until
 
@@ -138,11 +138,23 @@ async def test_files_and_members_of_imported_chats_come_back(
     await ada.turn(chat["id"], text="Look.")
     [line, *_] = await ada.messages(chat["id"])
     await _add_file_and_source(server, ada, line["id"])
+    await bring(ada, chat_jsonl(6), "Mara - 2024.jsonl")
+    exported = await export_imported(ada)
     archive = await make_archive(ada)
     assert any(path.startswith("files/") for path in read_files(archive))
     async with second_installation(sqlite_template, tmp_path) as there:
         await there.bring(archive)
         assert differences(archive, await make_archive(there.account)) == []
+        assert await export_imported(there.account) == exported
+
+
+async def export_imported(account: Account) -> bytes:
+    """Export the chat that was imported as SillyTavern's JSONL."""
+    chats = (await account.get("/chats"))["items"]
+    [chat] = [each for each in chats if each["title"] != "Pictures"]
+    answer = await account.ask("GET", f"/chats/{chat['id']}/export", params={"format": "jsonl"})
+    assert b"January 2, 2024 3:04am" in answer.content
+    return answer.content
 
 
 async def _add_file_and_source(server: Running, account: Account, message: str) -> None:
