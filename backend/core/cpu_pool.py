@@ -19,7 +19,7 @@ import contextvars
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from uuid import UUID
@@ -64,6 +64,21 @@ client_gone: contextvars.ContextVar[asyncio.Future[None] | None] = contextvars.C
     "client_gone", default=None
 )
 """Done when the client of the request closes the connection. None if the work continues then."""
+
+
+_is_background: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "cpu_pool_is_background", default=False
+)
+
+
+@contextlib.contextmanager
+def background_work() -> Generator[None]:
+    """Let all work of the block count as that of a background job, also work in services."""
+    token = _is_background.set(True)
+    try:
+        yield
+    finally:
+        _is_background.reset(token)
 
 
 class WorkStoppedError(Exception):
@@ -196,7 +211,7 @@ class CpuPool:
             task.cancel()
 
     async def _run(self, user_id: UUID, work: Callable[[], T], *, is_job: bool) -> T:
-        await self._wait_for_thread(user_id, is_job=is_job)
+        await self._wait_for_thread(user_id, is_job=is_job or _is_background.get())
         stop = threading.Event()
         context = contextvars.copy_context()
         context.run(_stop.set, stop)
