@@ -93,16 +93,15 @@ from backend.regex.service import ScriptService
 from backend.settings import Settings
 from backend.transfer.archives.chat_rows import ChatTreeImporter
 from backend.transfer.archives.content import AccountReader
-from backend.transfer.archives.planner import ArchivePlanner, ArchiveServices
+from backend.transfer.archives.planner import ArchivePlanner
 from backend.transfer.archives.service import ArchiveService
 from backend.transfer.archives.settings_rows import AccountWriter
 from backend.transfer.chats.exporting import ChatExporter
 from backend.transfer.chats.storing import ChatImporter, ImportedChats
-from backend.transfer.formats.registry import BUNDLES, FORMATS
-from backend.transfer.formats.sillytavern import SILLYTAVERN
+from backend.transfer.folders.planner import SillyTavernPlanner
 from backend.transfer.imports import ImportService
-from backend.transfer.recognition import KnownFormats
-from backend.transfer.single_files import FileServices, SingleFilePlanner
+from backend.transfer.services import ImportServices
+from backend.transfer.single_files import SingleFilePlanner
 from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
@@ -377,41 +376,27 @@ class Services:
             pool,
             folder=settings.transfers_dir,
         )
-        archive_planner = ArchivePlanner(
-            ArchiveServices(
-                database=database,
-                pool=pool,
-                providers=self.providers,
-                presets=self.presets,
-                personas=self.personas,
-                avatars=self.avatars,
-                characters=self.characters,
-                lorebooks=self.lorebooks,
-                chats=ChatTreeImporter(
-                    database, index, pool, user_models=user_models, checks_added=checks_added
-                ),
-                campaigns=self.campaign_transfer,
-                chronicles=self.chronicle_transfer,
-                accounts=AccountWriter(database, self.scripts, user_models),
-            )
-        )
-        formats = KnownFormats((SILLYTAVERN, *FORMATS), BUNDLES)
-        single_files = SingleFilePlanner(
-            FileServices(
-                database=database,
-                pool=pool,
-                characters=self.characters,
-                avatars=self.avatars,
-                personas=self.personas,
-                lorebooks=self.lorebooks,
-                presets=self.presets,
-                scripts=self.scripts,
-                campaigns=self.campaign_transfer,
-                chronicles=self.chronicle_transfer,
-                opening=self.opening,
-                formats=formats,
-                store_chat=self.chat_importer.store,
-            )
+        self.import_services = services = ImportServices(
+            database=database,
+            pool=pool,
+            accounts=AccountWriter(database, self.scripts, user_models),
+            avatars=self.avatars,
+            campaigns=self.campaign_transfer,
+            characters=self.characters,
+            chat_trees=ChatTreeImporter(
+                database, index, pool, user_models=user_models, checks_added=checks_added
+            ),
+            chats=self.chats,
+            chronicles=self.chronicle_transfer,
+            links=self.lorebook_links,
+            lorebooks=self.lorebooks,
+            opening=self.opening,
+            personas=self.personas,
+            presets=self.presets,
+            profile=self.profile,
+            providers=self.providers,
+            scripts=self.scripts,
+            store_chat=self.chat_importer.store,
         )
         self.imports = ImportService(
             database,
@@ -419,8 +404,11 @@ class Services:
             queue,
             pool,
             quotas=self.quotas,
-            planners=(archive_planner, single_files),
-            formats=[each.name for each in formats.chats],
+            planners=(
+                ArchivePlanner(services),
+                SillyTavernPlanner(services),
+                SingleFilePlanner(services),
+            ),
         )
         self.kinds = {
             **memory.kinds,

@@ -8,6 +8,7 @@ from typing import BinaryIO, Protocol
 from uuid import UUID
 
 from backend.accounts.auth.identity import Identity
+from backend.transfer.formats.chat_file import ChatReading
 from backend.transfer.models import ItemKind, Outcome
 
 
@@ -137,3 +138,16 @@ class ChatTarget:
     lorebook_id: UUID | None = None
     joins: UUID | None = None
     find_file: FindFile | None = None
+
+
+class StoreChat(Protocol):
+    """Stores a chat that is being read as a message tree. See `ChatImporter.store`."""
+
+    async def __call__(
+        self,
+        identity: Identity,
+        reading: ChatReading,
+        target: ChatTarget,
+        *,
+        report: ReportMessages,
+    ) -> StepResult: ...

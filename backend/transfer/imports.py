@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from functools import partial
@@ -42,6 +42,7 @@ from backend.transfer.errors import (
     ImportNotFoundError,
     TransferFileError,
 )
+from backend.transfer.formats.registry import FORMATS, get_format
 from backend.transfer.models import (
     IMPORT_OPTIONS,
     Import,
@@ -112,7 +113,6 @@ class ImportService:
 
     Args:
         planners: The kinds of trees. The first that matches is used; the last matches every tree.
-        formats: The names of the formats of chats.
     """
 
     def __init__(
@@ -124,9 +124,7 @@ class ImportService:
         *,
         quotas: Quotas,
         planners: Sequence[ImportPlanner],
-        formats: Collection[str],
     ) -> None:
-        self._formats = sorted(formats)
         self._database = database
         self._queue = queue
         self._pool = pool
@@ -142,10 +140,10 @@ class ImportService:
 
     def check_format(self, name: str | None) -> str | None:
         """Return the name of a chat format. Raises `ValidationError` if it is unknown."""
-        if name is not None and name not in self._formats:
+        if name is not None and get_format(name) is None:
+            known = sorted(each.name for each in FORMATS)
             raise ValidationError(
-                f"Unknown format. Known formats: {', '.join(self._formats)}.",
-                extra={"formats": self._formats},
+                f"Unknown format. Known formats: {', '.join(known)}.", extra={"formats": known}
             )
         return name
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, Literal, cast
@@ -27,6 +27,7 @@ from backend.transfer.contracts import FileTree
 from backend.transfer.errors import TransferFileError
 from backend.transfer.formats.bundles import BundleFormat
 from backend.transfer.formats.chat_file import ChatFormat
+from backend.transfer.formats.registry import HEAD_BYTES, find_bundle, find_format, get_format
 
 FileContent = Literal[
     "character",
@@ -40,8 +41,6 @@ FileContent = Literal[
     "chat",
 ]
 """A bundle is a file of another program with characters and their chats."""
-
-HEAD_BYTES = 64 * 1024
 
 CAN_BE_IMPORTED: Final = (
     "Character cards, lorebooks, presets, regex scripts, campaigns, chronicles, and chats of "
@@ -86,23 +85,6 @@ class Recognition:
     bundle_format: BundleFormat | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KnownFormats:
-    """The formats of chats and bundles. The first one that matches is used."""
-
-    chats: Sequence[ChatFormat]
-    bundles: Sequence[BundleFormat] = ()
-
-    def find_chat(self, head: bytes, name: str) -> ChatFormat | None:
-        return next((each for each in self.chats if each.matches(head, name)), None)
-
-    def find_bundle(self, head: bytes, name: str) -> BundleFormat | None:
-        return next((each for each in self.bundles if each.matches(head, name)), None)
-
-    def get_chat(self, name: str) -> ChatFormat | None:
-        return next((each for each in self.chats if each.name == name), None)
-
-
 def is_package(paths: Iterable[str]) -> bool:
     """True if the files of a zip are one thing: a CHARX or Backyard card, a campaign or vault."""
     known = set(paths)
@@ -111,7 +93,7 @@ def is_package(paths: Iterable[str]) -> bool:
 
 
 def recognise(  # noqa: PLR0911  # one return for each kind of file
-    tree: FileTree, path: str, formats: KnownFormats, *, chat_format: str | None = None
+    tree: FileTree, path: str, *, chat_format: str | None = None
 ) -> Recognition:
     """Recognise a file of a tree. CPU-bound. Raises `TransferFileError` for a broken file.
 
@@ -123,7 +105,7 @@ def recognise(  # noqa: PLR0911  # one return for each kind of file
         if not head.strip():
             return Recognition(reason="The file is empty.")
         if chat_format is not None:
-            return Recognition("chat", chat_format=formats.get_chat(chat_format))
+            return Recognition("chat", chat_format=get_format(chat_format))
         is_small = size <= MAX_FILE_BYTES
         data = head + file.read() if is_small else head
     name = PurePosixPath(path).name
@@ -135,9 +117,9 @@ def recognise(  # noqa: PLR0911  # one return for each kind of file
         return _recognise_zip(data, is_small=is_small)
     if head.startswith(_PICTURES):
         return Recognition(reason="The picture is not a PNG. Only PNG pictures contain cards.")
-    if (bundle_format := formats.find_bundle(head, name)) is not None:
+    if (bundle_format := find_bundle(head, name)) is not None:
         return Recognition("bundle", bundle_format=bundle_format)
-    chat = formats.find_chat(head, name)
+    chat = find_format(head, name)
     if chat is None and b"\0" in head and not head.startswith(_UTF16_MARKS):
         return _refuse("The file is not of a known kind.")
     return _recognise_text(head, data, chat, is_small=is_small)

@@ -11,35 +11,23 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 from uuid import UUID
 
 import msgspec
 
-from backend.accounts.auth.identity import Identity
-from backend.campaigns.files.transfer import CampaignTransfer
-from backend.characters.avatars import AvatarService
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, ImageError
-from backend.characters.personas import PersonaService
-from backend.characters.service import CharacterService
 from backend.chats.schemas import NewChat
-from backend.chronicles.transfer import ChronicleTransfer
-from backend.core.cpu_pool import CpuPool
 from backend.database.base import RecordCreated
-from backend.database.engine import Database
 from backend.errors import TooLargeError
 from backend.http.schemas import MAX_PAGE, make_etag
-from backend.lorebooks.service import LorebookService
-from backend.presets.service import PresetService
 from backend.regex.scripts import RegexScript, read_scripts
-from backend.regex.service import ScriptService
 from backend.transfer.contracts import (
     ChatTarget,
     FileTree,
     ImportContext,
     ImportStep,
-    ReportMessages,
     StepResult,
 )
 from backend.transfer.errors import TransferFileError
@@ -47,8 +35,8 @@ from backend.transfer.formats.bundles import BundleFormat, PictureReader
 from backend.transfer.formats.chat_file import ChatFormat, ChatReading
 from backend.transfer.imported import digest_file, digest_parts, find_imported, make_recorder
 from backend.transfer.models import ItemKind
-from backend.transfer.recognition import FileContent, KnownFormats, Recognition, recognise
-from backend.turns.api.openings import OpeningService
+from backend.transfer.recognition import FileContent, Recognition, recognise
+from backend.transfer.services import ImportServices
 
 T = TypeVar("T")
 
@@ -56,38 +44,6 @@ MAX_MEMBERS = 20
 """Maximum number of characters in a chat."""
 MAX_NAMED_CHARACTERS = 20_000
 """Maximum number of the account's characters that are searched by name."""
-
-
-class StoreChat(Protocol):
-    """Stores a chat of a file as a message tree, and records the file's digest."""
-
-    async def __call__(
-        self,
-        identity: Identity,
-        reading: ChatReading,
-        target: ChatTarget,
-        *,
-        report: ReportMessages,
-    ) -> StepResult: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileServices:
-    """The services that store single files, and the formats of other programs."""
-
-    database: Database
-    pool: CpuPool
-    characters: CharacterService
-    avatars: AvatarService
-    personas: PersonaService
-    lorebooks: LorebookService
-    presets: PresetService
-    scripts: ScriptService
-    campaigns: CampaignTransfer
-    chronicles: ChronicleTransfer
-    opening: OpeningService
-    formats: KnownFormats
-    store_chat: StoreChat
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +57,7 @@ class _Item:
 class SingleFilePlanner:
     """Plans every tree that no other planner knows."""
 
-    def __init__(self, services: FileServices) -> None:
+    def __init__(self, services: ImportServices) -> None:
         self._services = services
 
     def matches(self, tree: FileTree) -> bool:  # noqa: ARG002  # the last of all planners
@@ -135,7 +91,7 @@ class SingleFilePlanner:
 class _FileRun:
     """The steps of one import."""
 
-    def __init__(self, services: FileServices, context: ImportContext) -> None:
+    def __init__(self, services: ImportServices, context: ImportContext) -> None:
         self._services = services
         self._context = context
         self._identity = context.identity
@@ -148,7 +104,6 @@ class _FileRun:
             recognise,
             self._context.tree,
             path,
-            self._services.formats,
             chat_format=self._context.options.chat_format,
         )
         return await self._work(work)

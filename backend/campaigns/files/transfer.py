@@ -441,8 +441,9 @@ class CampaignTransfer:
         sealer = identity.sealer
         draft, covered = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))
         draft.check_count()
-        for log in draft.chats if people is not None else ():
-            log.rename_people(people)
+        if people is not None:
+            for log in draft.chats:
+                log.rename_people(people)
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:

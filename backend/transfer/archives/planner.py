@@ -14,27 +14,17 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
-from backend.campaigns.files.transfer import CampaignTransfer
 from backend.campaigns.models import Campaign
-from backend.characters.avatars import AvatarService
 from backend.characters.models import Character, Persona
-from backend.characters.personas import PersonaService
-from backend.characters.service import CharacterService
 from backend.chats.models import Chat
 from backend.chats.transfer import ChatLog, read_log
 from backend.chronicles.models import Chronicle
-from backend.chronicles.transfer import ChronicleTransfer
-from backend.core.cpu_pool import CpuPool
 from backend.database.base import RecordCreated
-from backend.database.engine import Database
 from backend.llm.models import Provider
 from backend.llm.providers.schemas import NewProvider
-from backend.llm.providers.service import ProviderService, SlugTakenError
+from backend.llm.providers.service import SlugTakenError
 from backend.lorebooks.models import Lorebook
-from backend.lorebooks.service import LorebookService
 from backend.presets.models import Preset
-from backend.presets.service import PresetService
-from backend.transfer.archives.chat_rows import ChatTreeImporter
 from backend.transfer.archives.ids import ArchiveIds, NewMessage, read_file
 from backend.transfer.archives.manifest import (
     MANIFEST,
@@ -55,7 +45,7 @@ from backend.transfer.archives.records import (
     SettingsRecord,
     read_record,
 )
-from backend.transfer.archives.settings_rows import AccountWriter, read_script_list
+from backend.transfer.archives.settings_rows import read_script_list
 from backend.transfer.archives.state_rows import (
     FileBatch,
     StateWriter,
@@ -67,6 +57,7 @@ from backend.transfer.contracts import FileTree, ImportContext, ImportStep, Step
 from backend.transfer.errors import TransferFileError
 from backend.transfer.imported import digest_parts, find_imported, make_recorder
 from backend.transfer.models import ItemKind, Outcome
+from backend.transfer.services import ImportServices
 
 T = TypeVar("T")
 
@@ -104,31 +95,13 @@ _TABLES: Mapping[
 CHANGED_WARNING = "The file was changed after the archive was made."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveServices:
-    """The services that store the items of an archive."""
-
-    database: Database
-    pool: CpuPool
-    providers: ProviderService
-    presets: PresetService
-    personas: PersonaService
-    avatars: AvatarService
-    characters: CharacterService
-    lorebooks: LorebookService
-    chats: ChatTreeImporter
-    campaigns: CampaignTransfer
-    chronicles: ChronicleTransfer
-    accounts: AccountWriter
-
-
 class ArchivePlanner:
     """Plans the import of an account's archive. Implements `ImportPlanner`.
 
     An item that is already in this account, because the archive is its own, is not imported again.
     """
 
-    def __init__(self, services: ArchiveServices) -> None:
+    def __init__(self, services: ImportServices) -> None:
         self._services = services
 
     def matches(self, tree: FileTree) -> bool:
@@ -185,7 +158,7 @@ Import = Callable[[_Step], Awaitable[UUID | None]]
 class ArchiveImport:
     """Imports the files of one archive. `paths` are the files of its tree."""
 
-    def __init__(self, services: ArchiveServices, ids: ArchiveIds, paths: frozenset[str]) -> None:
+    def __init__(self, services: ImportServices, ids: ArchiveIds, paths: frozenset[str]) -> None:
         self._services = services
         self._ids = ids
         self._paths = paths
@@ -332,7 +305,7 @@ class ArchiveImport:
             return log
 
         log = await self._run(step.context, read)
-        return await self._services.chats.store(
+        return await self._services.chat_trees.store(
             step.context.identity, log, report=step.context.report, record=step.record
         )
 

@@ -33,6 +33,7 @@ from backend.transfer.folders.library import load_cast
 from backend.transfer.folders.personas import load_personas
 from backend.transfer.folders.run import FolderRun
 from backend.transfer.formats.chat_file import ChatReading
+from backend.transfer.formats.sillytavern import SILLYTAVERN
 from backend.transfer.imported import digest_parts
 
 MAX_ATTACHMENT_BYTES: Final = 50 << 20
@@ -170,7 +171,7 @@ class ChatImport:
 
     def _start_reading(self, file: BinaryIO, source: ChatSource) -> ChatReading:
         """Read the head of a chat, and add the lock of its persona and the group's name."""
-        reading = next(self.run.services.read_chat(file, name=get_name(source.path)), None)
+        reading = next(SILLYTAVERN.read(file, name=get_name(source.path)), None)
         if reading is None:
             raise TransferFileError("The file contains no chat.")
         owner = source.group.id if source.group else source.card_file

@@ -24,11 +24,11 @@ from backend.transfer.folders.personas import import_persona, make_path
 from backend.transfer.folders.run import (
     FolderContents,
     FolderRun,
-    FolderServices,
     read_whole,
     skip,
 )
 from backend.transfer.folders.settings_file import FolderSettings, read_settings_file
+from backend.transfer.services import ImportServices
 
 T = TypeVar("T")
 
@@ -184,7 +184,7 @@ class SillyTavernPlanner:
     and the groups.
     """
 
-    def __init__(self, services: FolderServices) -> None:
+    def __init__(self, services: ImportServices) -> None:
         self._services = services
 
     def matches(self, tree: FileTree) -> bool:

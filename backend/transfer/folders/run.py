@@ -6,73 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.service import ProfileService
-from backend.characters.avatars import AvatarService
 from backend.characters.cards.model import MAX_FILE_BYTES
-from backend.characters.personas import PersonaService
-from backend.characters.service import CharacterService
-from backend.chats.service import ChatService
-from backend.core.cpu_pool import CpuPool
-from backend.database.engine import Database
-from backend.llm.providers.service import ProviderService
-from backend.lorebooks.links import LorebookLinkService
-from backend.lorebooks.service import LorebookService
-from backend.presets.service import PresetService
-from backend.regex.service import ScriptService
 from backend.transfer.contracts import (
-    ChatTarget,
     FileTree,
     ImportContext,
-    ReportMessages,
     StepResult,
 )
 from backend.transfer.errors import TransferFileError
 from backend.transfer.folders.groups import Group
 from backend.transfer.folders.layout import UserFolder
 from backend.transfer.folders.settings_file import FolderSettings
-from backend.transfer.formats.chat_file import ChatReader, ChatReading
 from backend.transfer.imported import digest_file, find_imported, record_imported
 from backend.transfer.models import ItemKind
+from backend.transfer.services import ImportServices
 from backend.vault.sealing import Sealer
 
 T = TypeVar("T")
-
-
-class StoreChat(Protocol):
-    """Stores a chat that is being read. See `transfer.chats`."""
-
-    async def __call__(
-        self,
-        identity: Identity,
-        reading: ChatReading,
-        target: ChatTarget,
-        *,
-        report: ReportMessages,
-    ) -> StepResult: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderServices:
-    """The services that store the contents of a folder."""
-
-    database: Database
-    pool: CpuPool
-    characters: CharacterService
-    avatars: AvatarService
-    personas: PersonaService
-    lorebooks: LorebookService
-    links: LorebookLinkService
-    presets: PresetService
-    scripts: ScriptService
-    profile: ProfileService
-    providers: ProviderService
-    chats: ChatService
-    read_chat: ChatReader
-    store_chat: StoreChat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +45,7 @@ class FolderContents:
 class FolderRun:
     """The import of one folder. Only items of the account are in it, and no content of files."""
 
-    services: FolderServices
+    services: ImportServices
     contents: FolderContents
     context: ImportContext
     missing: set[tuple[ItemKind, str]] = field(default_factory=set[tuple[ItemKind, str]])

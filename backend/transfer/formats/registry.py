@@ -14,11 +14,13 @@ from backend.transfer.formats.oobabooga import OOBABOOGA
 from backend.transfer.formats.plain_log import PLAIN_LOG
 from backend.transfer.formats.risu import RISU
 from backend.transfer.formats.risu_backup import RISU_BACKUP, RISU_BUNDLES
+from backend.transfer.formats.sillytavern import SILLYTAVERN
 
 HEAD_BYTES: Final = 64 * 1024
 """The part of a file that recognises its format."""
 
 FORMATS: Final[Sequence[ChatFormat]] = (
+    SILLYTAVERN,
     RISU_BACKUP,
     RISU,
     OOBABOOGA,

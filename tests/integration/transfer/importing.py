@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, BinaryIO
 from uuid import UUID
@@ -20,9 +20,7 @@ from backend.transfer.contracts import (
     StepResult,
 )
 from backend.transfer.folders.planner import SillyTavernPlanner
-from backend.transfer.folders.run import FolderServices
 from backend.transfer.formats.chat_file import ChatHead, ChatReading
-from backend.transfer.formats.sillytavern import read_sillytavern
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Account, Running
 
@@ -80,7 +78,9 @@ class Importing:
     ) -> dict[str, StepResult]:
         """Import files, and return the result of each. `first` stops after that many steps."""
         identity = await identity_of(self.server, self.account)
-        planner = SillyTavernPlanner(self._list_services())
+        planner = SillyTavernPlanner(
+            replace(self.server.parts.import_services, store_chat=self._store)
+        )
         tree = MemoryTree(files)
         assert planner.matches(tree)
         context = ImportContext(
@@ -103,25 +103,6 @@ class Importing:
 
     def find_chat(self, file_name: str) -> StoredChat:
         return next(chat for chat in self.chats if chat.target.file_name == file_name)
-
-    def _list_services(self) -> FolderServices:
-        parts = self.server.parts
-        return FolderServices(
-            database=parts.database,
-            pool=parts.cpu_pool,
-            characters=parts.characters,
-            avatars=parts.avatars,
-            personas=parts.personas,
-            lorebooks=parts.lorebooks,
-            links=parts.lorebook_links,
-            presets=parts.presets,
-            scripts=parts.scripts,
-            profile=parts.profile,
-            providers=parts.providers,
-            chats=parts.chats,
-            read_chat=read_sillytavern,
-            store_chat=self._store,
-        )
 
     async def _report(self, _messages: int) -> None:
         return
