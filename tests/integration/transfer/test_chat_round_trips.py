@@ -162,7 +162,7 @@ async def test_a_chat_of_talekeeper_gets_the_members_of_sillytavern(database: Da
 async def test_a_new_message_has_the_avatar_of_its_author(database: Database) -> None:
     shelf, _ = await plant(database)
     avatars = {"force_avatar": "/thumbnail?file=Mara.png", "original_avatar": "Mara.png"}
-    chat_id = await shelf.add(write_lines([make_header(), make_line("Hi.", **avatars)]))
+    chat_id = await shelf.add(write_lines([make_header(), make_line("Hi.") | avatars]))
     async with database.write() as session:
         chat = await get_chat(session, chat_id, owner_id=shelf.identity.user_id)
         [parent] = list(await session.scalars(select(Message)))
