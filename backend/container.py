@@ -96,6 +96,7 @@ from backend.transfer.archives.content import AccountReader
 from backend.transfer.archives.planner import ArchivePlanner
 from backend.transfer.archives.service import ArchiveService
 from backend.transfer.archives.settings_rows import AccountWriter
+from backend.transfer.archives.single_chat import ChatArchivePlanner
 from backend.transfer.chats.exporting import ChatExporter
 from backend.transfer.chats.storing import ChatImporter, ImportedChats
 from backend.transfer.folders.planner import SillyTavernPlanner
@@ -406,6 +407,7 @@ class Services:
             quotas=self.quotas,
             planners=(
                 ArchivePlanner(services),
+                ChatArchivePlanner(services),
                 SillyTavernPlanner(services),
                 SingleFilePlanner(services),
             ),

@@ -223,11 +223,11 @@ class ChatImportController(Controller):
         character_ids: CharacterIds = None,
         chat_format: FormatName = None,
     ) -> ImportView:
-        """Upload a chat of SillyTavern or another program, as with `POST /imports`.
+        """Upload a chat of SillyTavern or another program, or a chat's archive.
 
-        The view names the chat in `chat_id` when the import has finished. The same file makes one
-        chat, unless `copy` is set. The chat's characters are `character_ids`, or else those with
-        the names in the file.
+        It is imported as with `POST /imports`. The view names the chat in `chat_id` when the import
+        has finished. The same file makes one chat, unless `copy` is set. The chat's characters are
+        `character_ids`, or else those with the names in the file.
         """
         options = ImportOptions(
             copy=copy,

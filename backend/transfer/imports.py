@@ -69,7 +69,10 @@ UNEXPECTED = (
     "An unexpected error ended the import. Files with a result are not affected. The server's log "
     "has the place of the error."
 )
-EXPIRED = "The upload was deleted after a day. Upload the file again: only what is new is imported."
+EXPIRED = (
+    "The upload was deleted after a day, or is missing since a backup was restored. Upload the "
+    "file again: only what is new is imported."
+)
 DAMAGED = "The upload is damaged on the server's disk. Upload the file again."
 
 ReportFiles = Callable[[int, int, Mapping[str, int]], None]

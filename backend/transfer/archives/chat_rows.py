@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import UTC
 from functools import partial
 from typing import Any
@@ -24,7 +24,11 @@ from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
+from backend.transfer.archives.ids import NewMessage
 from backend.transfer.contracts import ReportMessages
+
+StoreParts = Callable[[UUID, Mapping[UUID, NewMessage]], Awaitable[None]]
+"""Stores parts of an unfinished chat. Gets its id, and its messages by their old ids."""
 
 INSERT_BATCH_ROWS = 500
 """Rows of a transaction. Storing them takes about 50 ms, in which SQLite has no other writer."""
@@ -59,8 +63,11 @@ class ChatTreeImporter:
         *,
         report: ReportMessages,
         record: RecordCreated,
+        store_parts: StoreParts | None = None,
     ) -> UUID:
         """Store a chat and return its id. Its characters and personas belong to the user.
+
+        `store_parts` is called between the messages and the transaction that completes the chat.
 
         Raises `StorageQuotaExceededError`.
         """
@@ -93,6 +100,11 @@ class ChatTreeImporter:
                     await session.execute(insert(Message), list(part))
                 done += len(part)
                 await report(done)
+            if store_parts is not None:
+                places = {row["id"]: row["position"] for row in rows}
+                await store_parts(
+                    chat_id, {old: NewMessage(new, places[new]) for old, new in ids.items()}
+                )
             async with self._database.write() as session:
                 leaf_id = ids[log.head.leaf_id] if log.head.leaf_id else None
                 await session.execute(

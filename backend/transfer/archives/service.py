@@ -112,10 +112,13 @@ class ArchiveService(AccountDeleted):
             return _make_view(archive, await session.get(Job, job_id))
 
     async def read_status(self, identity: Identity) -> ArchiveView:
-        """Raises `ArchiveNotFoundError`."""
+        """Raises `ArchiveNotFoundError`, also if the file is missing since a restore."""
         async with self._database.read() as session:
             newest = await _find_newest(session, identity.user_id)
         if newest is None:
+            raise ArchiveNotFoundError
+        path = self._find_path(newest[0].id)
+        if newest[0].size and not await asyncio.to_thread(path.exists):
             raise ArchiveNotFoundError
         return _make_view(*newest)
 
@@ -139,7 +142,7 @@ class ArchiveService(AccountDeleted):
         except (FileNotFoundError, SealBrokenError) as error:
             raise ArchiveNotFoundError(
                 "The archive is no longer readable, for example because the account's data key "
-                "was replaced. Make a new one."
+                "was replaced, or a backup was restored. Make a new one."
             ) from error
         name = f"talekeeper-{archive.created_at:%Y-%m-%d}.zip"
         return ArchiveDownload(reader.size, name, _read_chunks(reader))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from uuid import UUID
 
 import msgspec
@@ -57,7 +57,7 @@ from backend.errors import ValidationError
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, LoreState
 from backend.transfer.archives.content import list_entry_ids
-from backend.transfer.archives.ids import ArchiveIds, NewMessage, read_file, translate_audience
+from backend.transfer.archives.ids import NewMessage, read_file, translate_audience
 from backend.transfer.archives.records import (
     ID_PATTERN,
     CampaignState,
@@ -70,6 +70,7 @@ from backend.transfer.chats.origin import ChatOrigin
 from backend.transfer.contracts import FileTree
 from backend.transfer.errors import TransferFileError
 from backend.transfer.imported import digest_parts, record_imported
+from backend.transfer.models import ItemKind
 from backend.vault.sealing import Column, Sealer
 
 INSERT_BATCH_ROWS = 500
@@ -77,8 +78,16 @@ INSERT_BATCH_ROWS = 500
 Messages = Mapping[UUID, NewMessage]
 
 
+class FindItem(Protocol):
+    """Finds items of the account. `ArchiveIds` is one."""
+
+    def find(self, kind: ItemKind, old: UUID | None) -> UUID | None:
+        """Return the new id of an item, or None if it was not imported."""
+        ...
+
+
 def translate_settings(
-    settings: UserSettings | ChatSettings, ids: ArchiveIds, items: Mapping[UUID, UUID]
+    settings: UserSettings | ChatSettings, ids: FindItem, items: Mapping[UUID, UUID]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the changed members of settings with new ids, and warnings about missing items."""
     changes: dict[str, Any] = {}
@@ -113,7 +122,7 @@ class StateWriter:
         self,
         session: AsyncSession,
         sealer: Sealer,
-        ids: ArchiveIds,
+        ids: FindItem,
         items: Mapping[UUID, UUID] | None = None,
     ) -> None:
         self._session = session

@@ -65,7 +65,7 @@ class MessageOrigin:
 
 
 def digest_swipe(text: str) -> str:
-    """Return a digest that tells the swipes of one message apart."""
+    """Return a digest that identifies a swipe among those of its message."""
     return blake2b(text.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).hexdigest()
 
 

@@ -331,6 +331,17 @@ class TestRoutes:
         problem(await ada.ask("GET", "/me/archive"), 404, "archive-not-found")
         assert await asyncio.to_thread(lambda: list((tmp_path / "transfers").iterdir())) == []
 
+    async def test_its_file_may_be_missing_after_a_restore(
+        self, ada: Account, tmp_path: Path
+    ) -> None:
+        await make_archive(ada)
+        [file] = await asyncio.to_thread(lambda: list((tmp_path / "transfers").iterdir()))
+        await asyncio.to_thread(file.unlink)
+        for path in ("/me/archive", "/me/archive/status"):
+            problem(await ada.ask("GET", path), 404, "archive-not-found")
+        assert read_files(await make_archive(ada))
+        await ada.delete("/me/archive")
+
     async def test_it_expires_after_a_day(
         self, server: Running, ada: Account, tmp_path: Path
     ) -> None:

@@ -258,6 +258,34 @@ async def test_an_upload_expires_and_its_import_says_so(
     assert "deleted" in problem(answer, 409, "import-not-continuable")["detail"]
 
 
+async def test_an_upload_may_be_missing_after_a_restore(ada: Account, tmp_path: Path) -> None:
+    import_id = await stopped_in_the_middle(ada, many_cards())
+    before = await ada.get(f"/imports/{import_id}")
+    [file] = (tmp_path / "transfers").iterdir()
+    file.unlink()
+    found = await ada.get(f"/imports/{import_id}")
+    assert (found["state"], found["can_continue"]) == ("stopped", False)
+    answer = await ada.ask("POST", f"/imports/{import_id}/continue")
+    assert "restored" in problem(answer, 409, "import-not-continuable")["detail"]
+    results = await results_of(ada, import_id)
+    assert outcomes(results).keys() >= {"000.json"}
+    assert found["counts"] == before["counts"]
+    await ada.delete(f"/imports/{import_id}")
+
+
+async def test_a_queued_import_without_its_upload_has_a_result(
+    ada: Account, tmp_path: Path
+) -> None:
+    first = await upload(ada, many_cards(), "first.zip")
+    second = await upload(ada, many_cards(), "second.zip")
+    (tmp_path / "transfers" / f"{second['id']}.upload").unlink()
+    await ended(ada, first["id"])
+    view, results = await ended(ada, second["id"])
+    assert view["state"] == "failed"
+    assert outcomes(results) == {"second.zip": "failed"}
+    assert "restored" in results["second.zip"]["detail"]
+
+
 async def test_the_sweep_deletes_only_old_files_that_no_import_needs(
     ada: Account, server: Running, tmp_path: Path
 ) -> None:
