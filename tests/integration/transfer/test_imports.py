@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
+import zipfile
 from typing import Any
 
 import pytest
@@ -175,26 +178,102 @@ async def test_each_bad_file_has_a_clear_result_and_harms_no_other(ada: Account)
     assert (await ada.get("/chats"))["items"] == []
 
 
-BAD_CHATS: dict[str, bytes] = {
-    "truncated.jsonl": chat_jsonl(5)[:-20],
-    "two-in-a-line.jsonl": chat_jsonl(3).replace(b"\n", b"", 1),
-    "no-mes.jsonl": chat_jsonl(2) + b'\n{"name": "Mara", "is_user": false}',
-    "swipe-out-of-range.jsonl": chat_jsonl(1)
-    + b'\n{"name": "Mara", "is_user": false, "mes": "a", "swipes": ["a"], "swipe_id": 7}',
-    "old.jsonl": chat_jsonl(2).replace(b"January 2, 2024", b"January 1, 1970"),
-    "future.jsonl": chat_jsonl(2).replace(b"January 2, 2024", b"December 31, 2099"),
-    "garbage.jsonl": chat_jsonl(1) + b"\n\xff\xfe\x00garbage",
+def add_line(**members: Any) -> bytes:
+    return (
+        chat_jsonl(1) + b"\n" + json.dumps({"name": "Mara", "is_user": False, **members}).encode()
+    )
+
+
+BAD_CHATS: dict[str, tuple[bytes, int, str]] = {
+    "truncated at the end.jsonl": (chat_jsonl(5)[:-20], 4, "is cut off and was left out"),
+    "truncated in the middle.jsonl": (
+        chat_jsonl(2)[:-20] + b"\n" + chat_jsonl(1).splitlines()[1],
+        0,
+        "Line 3 is not a message in JSON",
+    ),
+    "two in a line.jsonl": (
+        chat_jsonl(3)[::-1].replace(b"\n", b"", 1)[::-1],
+        3,
+        "contains 2 messages",
+    ),
+    "no mes.jsonl": (add_line(), 2, "Line 3 has no text in `mes`"),
+    "swipe out of range.jsonl": (
+        add_line(mes="a", swipes=["a"], swipe_id=7),
+        2,
+        "`swipe_id` names none",
+    ),
+    "1970.jsonl": (chat_jsonl(2).replace(b"January 2, 2024", b"January 1, 1970"), 2, ""),
+    "2099.jsonl": (chat_jsonl(2).replace(b"January 2, 2024", b"December 31, 2099"), 2, ""),
+    "no date.jsonl": (chat_jsonl(2).replace(b"January 2, 2024", b"Sometime"), 2, ""),
+    "Windows-1252.jsonl": (
+        chat_jsonl(2, text="Caf\\u00e9").replace(rb"Caf\\u00e9", b"Caf\xe9"),
+        2,
+        "is not valid UTF-8",
+    ),
+    "UTF-16.jsonl": (chat_jsonl(2).decode().encode("utf-16"), 2, ""),
+    "with a mark.jsonl": (b"\xef\xbb\xbf" + chat_jsonl(2), 2, ""),
+    "Windows lines.jsonl": (chat_jsonl(2).replace(b"\n", b"\r\n"), 2, ""),
+    "garbage.jsonl": (chat_jsonl(1) + b"\n\xff\xfe\x00garbage\n" + b"{}", 0, "Line 3"),
 }
+"""Files, the messages that each chat has, and words of the result. No chat has 0 messages."""
 
 
 async def test_a_damaged_chat_is_whole_or_not_there(ada: Account) -> None:
-    _, results = await bring(ada, zipped(BAD_CHATS))
+    data = zipped({name: data for name, (data, _, _) in BAD_CHATS.items()})
+    _, results = await bring(ada, data)
     assert results.keys() == BAD_CHATS.keys()
+    for name, (_, count, words) in BAD_CHATS.items():
+        found = results[name]
+        said = " ".join([found["detail"], *found["warnings"]])
+        assert words in said, (name, said)
+        assert (found["outcome"] == "imported") == bool(count), (name, said)
+        if count:
+            assert len(await ada.messages(found["item_id"])) == count, name
+        else:
+            assert found["detail"], name
     chats = {each["id"] for each in (await ada.get("/chats"))["items"]}
-    imported = {each["item_id"] for each in results.values() if each["outcome"] == "imported"}
-    assert chats == imported
-    for name, each in results.items():
-        assert each["outcome"] == "imported" or each["detail"], name
+    assert chats == {each["item_id"] for each in results.values() if each["item_id"]}
+
+
+async def test_a_line_of_50_megabytes_fails_its_file(ada: Account) -> None:
+    _, results = await bring(ada, add_line(mes="x" * 50_000_000), "long.jsonl")
+    assert outcomes(results) == {"long.jsonl": "failed"}
+    assert "Line 3 is longer than 8 MB" in results["long.jsonl"]["detail"]
+    assert (await ada.get("/chats"))["items"] == []
+
+
+def zip_many(count: int) -> bytes:
+    """A zip of empty files, which is made faster than with `zipfile`."""
+    files, directory = bytearray(), bytearray()
+    for number in range(count):
+        name = b"%06d.json" % number
+        place = len(files)
+        common = struct.pack("<HHHHHLLLHH", 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0)
+        files += b"PK\3\4" + common + name
+        directory += b"PK\1\2" + struct.pack("<H", 20) + common
+        directory += struct.pack("<HHHLL", 0, 0, 0, 0, place) + name
+    end = struct.pack("<HHHHLLH", 0, 0, *[min(count, 0xFFFF)] * 2, len(directory), len(files), 0)
+    return bytes(files + directory) + b"PK\5\6" + end
+
+
+async def test_a_zip_with_too_many_files_is_refused_as_a_whole(ada: Account) -> None:
+    view, results = await bring(ada, zip_many(100_001), "many.zip")
+    assert view["state"] == "failed"
+    assert outcomes(results) == {"many.zip": "failed"}
+    assert "more than 100,000 files" in results["many.zip"]["detail"]
+
+
+async def test_a_bomb_and_a_second_file_of_a_name_harm_no_other(ada: Account) -> None:
+    target = io.BytesIO(zipped({"bomb.jsonl": b"\0" * 64_000_000, "Mara.png": card_png()}))
+    with zipfile.ZipFile(target, "a") as archive:
+        archive.writestr("folder\\Tovin.json", card_json("Tovin"))
+        archive.writestr("folder/Tovin.json", card_json("Another"))
+    _, results = await bring(ada, target.getvalue())
+    assert outcomes(results)["bomb.jsonl"] == "failed"
+    assert "1/200" in results["bomb.jsonl"]["detail"]
+    assert outcomes(results)["Mara.png"] == "imported"
+    names = {each["name"] for each in (await ada.get("/characters"))["items"]}
+    assert names == {"Mara", "Tovin"}
 
 
 async def test_unsafe_entries_of_a_zip_are_refused_one_by_one(ada: Account) -> None:
