@@ -74,6 +74,7 @@ from backend.quotas.controller import AccountUsageController, UsageController
 from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
+from backend.transfer.archives.controller import ArchiveController
 from backend.transfer.chats.controller import ChatExportController
 from backend.transfer.controller import ChatImportController, ImportController
 from backend.turns.api.controller import (
@@ -107,6 +108,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ActivityController,
     SecondFactorController,
     AdministrationController,
+    ArchiveController,
     LanController,
     UsageController,
     AccountUsageController,

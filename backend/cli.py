@@ -1,4 +1,4 @@
-"""The command line: serve, work, migrate, doctor, model, import, reindex, rotate-keys."""
+"""The command line: serve, work, migrate, doctor, model, import, compare, reindex, rotate-keys."""
 
 from __future__ import annotations
 
@@ -170,6 +170,15 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     bring.add_argument(
         "--copy", action="store_true", help="also import files that were imported before"
+    )
+
+    compare = add("compare", _compare, "compare two archives, or an archive and an account")
+    for place in ("first", "second"):
+        compare.add_argument(place, help="file of an archive, or user:NAME for an account")
+    compare.add_argument(
+        "--api-key-file",
+        type=Path,
+        help="file with an API key of the user, instead of the password; or set TALEKEEPER_API_KEY",
     )
 
     reindex = add("reindex", _reindex, "update the memory index")
@@ -347,7 +356,6 @@ async def _model(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _import(settings: Settings, options: argparse.Namespace) -> int:
-    from backend.container import build_services
     from backend.operations import imports
     from backend.transfer.contracts import ImportOptions
 
@@ -358,9 +366,7 @@ async def _import(settings: Settings, options: argparse.Namespace) -> int:
         raise UsageError(f"{options.path} does not exist.")
     password = ask_password() if token is None else ""
     choices = ImportOptions(copy=options.copy, secrets=frozenset(options.secret))
-    with _lock(settings):
-        database, root = await _open_installation(settings)
-        services = await build_services(settings, root, database)
+    async with _open_services(settings) as services:
         try:
             if token is None:
                 identity = await imports.open_with_password(services, options.user, password)
@@ -379,11 +385,6 @@ async def _import(settings: Settings, options: argparse.Namespace) -> int:
         except asyncio.CancelledError:
             print("Stopped. Run the command again to import the rest.", file=sys.stderr)
             return 130
-        finally:
-            await services.memory.aclose()
-            await services.user_models.aclose()
-            await services.cpu_pool.aclose()
-            await database.dispose()
     print(*found.lines, sep="\n")
     counts = found.counts
     print(
@@ -391,6 +392,44 @@ async def _import(settings: Settings, options: argparse.Namespace) -> int:
         f"{counts.skipped:,} skipped, {counts.failed:,} failed."
     )
     return 0 if found.is_complete else 1
+
+
+async def _compare(settings: Settings, options: argparse.Namespace) -> int:
+    """Return 0 for equal content, 1 for differences, and 2 if a source cannot be read."""
+    from backend.operations import comparisons
+
+    sources = [options.first, options.second]
+    names = [comparisons.find_user(each) for each in sources]
+    token = _read_api_key(settings, options) if any(names) else None
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            accounts = None
+            if any(names):
+                services = await stack.enter_async_context(_open_services(settings))
+                accounts = comparisons.AccountOpener(services, token, ask_password, show_progress)
+            lines = await comparisons.compare(accounts, sources)
+        except AppError as error:
+            print(f"talekeeper: {error.detail or error.title}", file=sys.stderr)
+            return 2
+    print(*(lines or ["equal"]), sep="\n")
+    return 1 if lines else 0
+
+
+@contextlib.asynccontextmanager
+async def _open_services(settings: Settings) -> AsyncGenerator[Any]:
+    """Open the installation for a command, while no other process uses it."""
+    from backend.container import build_services
+
+    with _lock(settings):
+        database, root = await _open_installation(settings)
+        services = await build_services(settings, root, database)
+        try:
+            yield services
+        finally:
+            await services.memory.aclose()
+            await services.user_models.aclose()
+            await services.cpu_pool.aclose()
+            await database.dispose()
 
 
 def _read_api_key(settings: Settings, options: argparse.Namespace) -> str | None:

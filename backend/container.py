@@ -90,6 +90,11 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
+from backend.transfer.archives.chat_rows import ChatTreeImporter
+from backend.transfer.archives.content import AccountReader
+from backend.transfer.archives.planner import ArchivePlanner, ArchiveServices
+from backend.transfer.archives.service import ArchiveService
+from backend.transfer.archives.settings_rows import AccountWriter
 from backend.transfer.chats.exporting import ChatExporter
 from backend.transfer.chats.storing import ChatImporter
 from backend.transfer.formats.registry import BUNDLES, FORMATS
@@ -355,6 +360,39 @@ class Services:
         self.compactions = CompactionService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
         self.model_fetches = ModelFetches(queue, memory)
+        self.archives = ArchiveService(
+            queue,
+            AccountReader(
+                database,
+                pool,
+                characters=self.characters,
+                lorebooks=self.lorebooks,
+                presets=self.presets,
+                scripts=self.scripts,
+                chronicles=self.chronicle_transfer,
+                campaigns=self.campaign_transfer,
+            ),
+            pool,
+            folder=settings.transfers_dir,
+        )
+        archive_planner = ArchivePlanner(
+            ArchiveServices(
+                database=database,
+                pool=pool,
+                providers=self.providers,
+                presets=self.presets,
+                personas=self.personas,
+                avatars=self.avatars,
+                characters=self.characters,
+                lorebooks=self.lorebooks,
+                chats=ChatTreeImporter(
+                    database, index, pool, user_models=user_models, checks_added=checks_added
+                ),
+                campaigns=self.campaign_transfer,
+                chronicles=self.chronicle_transfer,
+                accounts=AccountWriter(database, self.scripts, user_models),
+            )
+        )
         formats = KnownFormats((SILLYTAVERN, *FORMATS), BUNDLES)
         single_files = SingleFilePlanner(
             FileServices(
@@ -379,7 +417,7 @@ class Services:
             queue,
             pool,
             quotas=self.quotas,
-            planners=(single_files,),
+            planners=(archive_planner, single_files),
             formats=[each.name for each in formats.chats],
         )
         self.kinds = {
@@ -387,6 +425,7 @@ class Services:
             **self.model_fetches.kinds,
             **job_kinds(enrichment),
             **self.recount.kinds,
+            **self.archives.kinds,
             **self.imports.kinds,
         }
         self.jobs = JobService(queue, stoppable=find_stoppable_kinds(self.kinds))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import colorsys
 import hashlib
 import io
+import struct
 import unicodedata
 import warnings
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _UNASSIGNED_CHARACTER = "\U0010ffff"
 _AVATAR_QUALITY = 90
+_RIFF = struct.Struct("<4sI4s")
+_CHUNK = struct.Struct("<4sI")
+_PIXEL_CHUNKS = frozenset({b"VP8 ", b"VP8L", b"VP8X", b"ALPH"})
 _THUMBNAIL_QUALITY = 80
 
 
@@ -51,20 +55,35 @@ class EncodedAvatar:
 def reencode_avatar(data: bytes) -> EncodedAvatar:
     """Encode a PNG, JPEG, WebP or GIF (its first frame) as an avatar. Raises `ImageError`.
 
-    The picture is rotated as its EXIF data says, scaled down, and stripped of all metadata.
+    The picture is rotated as its EXIF data says, scaled down, and stripped of all metadata. One
+    that already has this form is kept, so that an avatar can be moved without a loss.
     """
     image = _decode(data)
+    is_final = max(image.size) <= AVATAR_SIDE and _has_only_pixels(data)
     image.thumbnail((AVATAR_SIDE, AVATAR_SIDE), Image.Resampling.LANCZOS)
     thumbnail = image.copy()
     thumbnail.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
     return EncodedAvatar(
-        data=_encode(image, "WEBP", quality=_AVATAR_QUALITY),
+        data=data if is_final else _encode(image, "WEBP", quality=_AVATAR_QUALITY),
         media_type="image/webp",
         width=image.width,
         height=image.height,
         thumbnail=_encode(thumbnail, "WEBP", quality=_THUMBNAIL_QUALITY),
         thumbnail_media_type="image/webp",
     )
+
+
+def _has_only_pixels(data: bytes) -> bool:
+    """True if it is a WebP of one picture, without metadata and without other bytes."""
+    if len(data) < _RIFF.size or _RIFF.unpack_from(data) != (b"RIFF", len(data) - 8, b"WEBP"):
+        return False
+    at = _RIFF.size
+    while at + _CHUNK.size <= len(data):
+        kind, size = _CHUNK.unpack_from(data, at)
+        if kind not in _PIXEL_CHUNKS:
+            return False
+        at += _CHUNK.size + size + size % 2
+    return at == len(data)
 
 
 def convert_to_png(data: bytes) -> bytes:

@@ -36,7 +36,7 @@ from backend.errors import ValidationError
 from backend.generation.model import Role
 from backend.vault.sealing import Sealer
 
-MAX_MESSAGES = 50_000
+MAX_MESSAGES = 250_000
 
 YEARS = range(1970, 9_999)
 
@@ -124,6 +124,15 @@ class ChatLog:
 
     head: LogHead
     lines: Sequence[LogLine]
+
+    def rename_people(self, ids: Mapping[UUID, UUID]) -> None:
+        """Replace the ids of characters and personas. Those without a new id are removed."""
+        head = self.head
+        head.character_ids = [ids[each] for each in head.character_ids if each in ids]
+        head.persona_id = ids.get(head.persona_id) if head.persona_id else None
+        for line in self.lines:
+            line.character_id = ids.get(line.character_id) if line.character_id else None
+            line.persona_id = ids.get(line.persona_id) if line.persona_id else None
 
     def find_path(self) -> set[UUID]:
         parents = {line.id: line.parent_id for line in self.lines}

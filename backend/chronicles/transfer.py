@@ -273,13 +273,15 @@ class ChronicleTransfer:
         data: bytes,
         name: str,
         *,
+        keeps_sources: bool = False,
         record: RecordCreated = record_nothing,
     ) -> ImportedChronicle:
         """Create a chronicle from a file with all its events, or nothing.
 
-        `name` is used if the file contains no name.
+        `name` is used if the file contains no name. With `keeps_sources`, the events keep their
+        authors.
         """
-        file, events = await self._read(identity.sealer, data)
+        file, events = await self._read(identity.sealer, data, keeps_sources=keeps_sources)
         called = file.name.strip() or name.strip()[:500] or DEFAULT_NAME
         fields = ChronicleFields(name=called, description=file.description)
         async with self._database.write() as session:
@@ -316,11 +318,14 @@ class ChronicleTransfer:
             return await self._add(session, identity, chronicle_id, events, messages, known=known)
 
     async def _read(
-        self, sealer: Sealer, data: bytes
+        self, sealer: Sealer, data: bytes, *, keeps_sources: bool = False
     ) -> tuple[ChronicleFile, Sequence[IncomingEvent]]:
         def read() -> tuple[ChronicleFile, Sequence[IncomingEvent]]:
             file = read_file(data)
-            return file, [incoming_event(sealer, record) for record in file.events]
+            events = [
+                incoming_event(sealer, record, keeps_source=keeps_sources) for record in file.events
+            ]
+            return file, events
 
         return await self._pool.run(sealer.user_id, read)
 
@@ -425,15 +430,20 @@ async def _read_known(
     return {each: known[each] for each in revisions}
 
 
-def incoming_event(sealer: Sealer, record: EventRecord, *, audience: str = GM) -> IncomingEvent:
-    """Seal an event of a file. `audience` may know it if it is not public."""
+def incoming_event(
+    sealer: Sealer, record: EventRecord, *, audience: str = GM, keeps_source: bool = False
+) -> IncomingEvent:
+    """Seal an event of a file. `audience` may know it if it is not public.
+
+    With `keeps_source`, the event keeps its author, because the file is from the same user.
+    """
     fields, event_id = record.fields, new_id()
     new = NewEvent(
         id=event_id,
         fields=fields,
         sealed=seal_event(sealer, event_id, fields),
         significance=record.significance,
-        source="import",
+        source=record.source if keeps_source else "import",
         happened_at=record.happened_at,
         is_pinned=record.pinned,
         audience=PUBLIC if record.audience == PUBLIC else audience,

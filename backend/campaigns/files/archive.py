@@ -224,6 +224,23 @@ def _find_kinds(
     return kinds
 
 
+def list_item_ids(files: Mapping[str, bytes]) -> list[UUID]:
+    """Return the ids of all items of a file, in the order of the ids that they get in an import.
+
+    CPU-bound. Raises `CampaignFileError`.
+    """
+    main = _read(files, MAIN, CampaignRecord)
+    if main is None:
+        raise CampaignFileError(f"The zip file has no `{MAIN}`.")
+    changes = _read_list(files, "ledger.json", ChangeRecord)
+    return sorted(_find_kinds(main, changes, _read_items(files)))
+
+
+def list_chat_logs(files: Mapping[str, bytes]) -> list[ChatLog]:
+    """Return the chats of a file. CPU-bound. Raises `CampaignFileError`."""
+    return _read_chats(files)[0]
+
+
 def list_covered_items(files: Mapping[str, bytes], draft: CampaignDraft) -> list[UUID]:
     """Return the items of kinds that have a file.
 

@@ -151,8 +151,13 @@ def make_campaign_rows(
     draft: CampaignDraft,
     settled: Mapping[UUID, tuple[State, int]],
     chats: Iterable[ChatRows],
+    *,
+    keeps_sources: bool = False,
 ) -> CampaignRows:
-    """Return the rows of a campaign. `settled` has each item's state and last active change."""
+    """Return the rows of a campaign. `settled` has each item's state and last active change.
+
+    With `keeps_sources`, the events of its chronicle keep their authors.
+    """
     campaign = Campaign(
         id=draft.id,
         user_id=sealer.user_id,
@@ -211,7 +216,12 @@ def make_campaign_rows(
         changes=changes,
         sources=sources,
         events=[
-            incoming_event(sealer, record, audience=draft.audience(record.audience))
+            incoming_event(
+                sealer,
+                record,
+                audience=draft.audience(record.audience),
+                keeps_source=keeps_sources,
+            )
             for record in draft.events
         ],
         messages={old: messages[new] for old, new in draft.ids.items() if new in messages},
@@ -289,6 +299,14 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
         f"The zip file contains no campaign: neither `{MAIN}` nor a vault with `campaign.md` or "
         "a folder `canon`."
     )
+
+
+def unpack_campaign(data: bytes) -> dict[str, bytes]:
+    """Return the files of an exported zip. CPU-bound. Raises `CampaignFileError`."""
+    try:
+        return unpack(data, label="zip file", entries=ZIP_ENTRIES)
+    except CardError as error:
+        raise CampaignFileError(error.detail) from error
 
 
 def is_campaign(paths: Iterable[str]) -> bool:
@@ -409,20 +427,29 @@ class CampaignTransfer:
         data: bytes,
         name: str,
         *,
+        people: Mapping[UUID, UUID] | None = None,
         record: RecordCreated = record_nothing,
     ) -> ImportedCampaign:
         """Store the campaign of a zip in one transaction.
 
-        `name` is used if the file names no campaign. Raises `CampaignFileError`,
-        `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`, `TooLargeError`.
+        `name` is used if the file names no campaign. `people` are the user's characters and
+        personas by their ids in the file, if the file is part of an archive of the same user: then
+        events keep their authors. Without it, they have the same ids here. Raises
+        `CampaignFileError`, `CampaignFullError`, `ChronicleFullError`,
+        `StorageQuotaExceededError`, `TooLargeError`.
         """
         sealer = identity.sealer
         draft, covered = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))
         draft.check_count()
+        for log in draft.chats if people is not None else ():
+            log.rename_people(people)
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
-            return make_campaign_rows(sealer, draft, settle_ledger(draft, covered=covered), chats)
+            settled = settle_ledger(draft, covered=covered)
+            return make_campaign_rows(
+                sealer, draft, settled, chats, keeps_sources=people is not None
+            )
 
         rows = await self._pool.run(sealer.user_id, make)
         async with self._database.write() as session:

@@ -216,13 +216,17 @@ class ProviderService:
         identity: Identity,
         new: NewProvider,
         *,
+        may_lack_key: bool = False,
         record: RecordCreated = record_nothing,
     ) -> ProviderView:
-        """Add a provider. No request is sent to its server."""
+        """Add a provider. No request is sent to its server.
+
+        With `may_lack_key`, the user adds a required key later. Its models fail until then.
+        """
         row = _new_row(identity, new)
         async with self._database.write() as session:
             await _lock_owner(session, row)
-            config = await self._check_new(session, row, new)
+            config = await self._check_new(session, row, new, may_lack_key=may_lack_key)
             await self.seal(session, identity, row, config)
             session.add(row)
             await record(session, row.id)
@@ -304,11 +308,16 @@ class ProviderService:
         row.updated_at = now()
 
     async def _check_new(
-        self, session: AsyncSession, row: ProviderRow, new: NewProvider
+        self,
+        session: AsyncSession,
+        row: ProviderRow,
+        new: NewProvider,
+        *,
+        may_lack_key: bool = False,
     ) -> ProviderConfig:
         """Return the config of a new provider, and give its row a kind and a slug."""
         network = self._user_models.network
-        row.kind, config = _apply_preset(new, find_presets(network))
+        row.kind, config = _apply_preset(new, find_presets(network), may_lack_key=may_lack_key)
         own = await _list_slugs(session, row)
         if len(own) >= MAX_PROVIDERS:
             raise TooManyProvidersError(f"The limit is {MAX_PROVIDERS}. Delete one first.")
@@ -350,7 +359,7 @@ def _new_row(identity: Identity, new: NewProvider) -> ProviderRow:
 
 
 def _apply_preset(
-    new: NewProvider, presets: Mapping[str, ProviderPreset]
+    new: NewProvider, presets: Mapping[str, ProviderPreset], *, may_lack_key: bool
 ) -> tuple[KindName, ProviderConfig]:
     """Return the kind and config of a new provider. Its preset fills the absent fields."""
     preset = presets.get(new.preset) if new.preset is not None else None
@@ -359,14 +368,14 @@ def _apply_preset(
     kind = new.kind or (preset.kind if preset else None)
     if kind is None:
         raise ValidationError("kind: required if there is no preset.")
-    if KINDS[kind].needs_key and not new.api_key:
+    if KINDS[kind].needs_key and not new.api_key and not may_lack_key:
         raise ValidationError("api_key: required for this kind of provider.")
     fields = {name: getattr(new, name) for name in ProviderFields.__struct_fields__}
     config = ProviderConfig(**fields, preset=new.preset, failed_test=new.failed_test)
     if preset is not None:
         if kind != preset.kind:
             raise ValidationError(f"kind: {preset.name} has the kind {preset.kind}.")
-        if preset.key == "required" and not config.api_key:
+        if preset.key == "required" and not config.api_key and not may_lack_key:
             raise ValidationError(
                 f"api_key: required for {preset.title}. Get one at {preset.key_url}."
             )

@@ -131,16 +131,21 @@ def make_seed(*ids: UUID | None) -> int:
 
 
 def read_variables(sealer: Sealer, chat: Chat, sealed_globals: bytes | None) -> Variables:
-    local = chat.sealed_variables
     return Variables(
-        local=_decode_variables(
-            sealer.open_bytes(CHAT_VARIABLES, chat.id, local) if local else None
-        ),
-        global_=_decode_variables(
-            sealer.open_bytes(USER_VARIABLES, sealer.user_id, sealed_globals)
-            if sealed_globals
-            else None
-        ),
+        local=read_chat_variables(sealer, chat),
+        global_=read_global_variables(sealer, sealed_globals),
+    )
+
+
+def read_chat_variables(sealer: Sealer, chat: Chat) -> dict[str, str]:
+    sealed = chat.sealed_variables
+    return _decode_variables(sealer.open_bytes(CHAT_VARIABLES, chat.id, sealed) if sealed else None)
+
+
+def read_global_variables(sealer: Sealer, sealed: bytes | None) -> dict[str, str]:
+    """Return the variables of the sealer's user. `sealed` is the column of the user's row."""
+    return _decode_variables(
+        sealer.open_bytes(USER_VARIABLES, sealer.user_id, sealed) if sealed else None
     )
 
 
