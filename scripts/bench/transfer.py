@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,7 +48,6 @@ from scripts.bench.tables import (
 from scripts.bench.transfer_files import write_card_folder, write_chat, write_chat_folder
 from scripts.bench.transfer_floor import MessageFloor, read_lines, time_zip
 
-PARTS = ("import", "export", "archive")
 SWIPES = 5
 
 WARM_UP_TURNS = 5
@@ -79,13 +78,27 @@ SMALL = Sizes(messages=2_000, exported=200, cards=5, turns=10)
 
 
 @dataclass(frozen=True)
-class BenchServer:
-    """A server process with an empty database, and a folder for files."""
+class Place:
+    """An empty database, and a folder for the server's data and for files."""
 
     database: DatabaseName
+    url: str
+    folder: Path
+
+
+@asynccontextmanager
+async def create_place(name: DatabaseName) -> AsyncGenerator[Place]:
+    async with create_database(name) as url:
+        with TemporaryDirectory(prefix="bench-") as folder:
+            yield Place(name, url, Path(folder))
+
+
+@dataclass(frozen=True)
+class BenchServer:
+    """A server process."""
+
     pid: int
     port: int
-    folder: Path
 
     async def wait_until_quiet(self) -> None:
         """Wait for the jobs of earlier work, such as indexing."""
@@ -97,16 +110,24 @@ class BenchServer:
 
 
 @asynccontextmanager
-async def start_server(name: DatabaseName) -> AsyncGenerator[BenchServer]:
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(create_database(name))
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
-        environment = make_environment(
-            database_url=url, data_dir=folder, embedder="none", demo_tokens_per_second=0
-        )
-        command = (str(TALEKEEPER), "serve", "--port", "0")
-        pid, port = await stack.enter_async_context(start_process(*command, **environment))
-        yield BenchServer(name, pid, port, folder)
+async def start_server(place: Place) -> AsyncGenerator[BenchServer]:
+    """Start a process. Its memory has no traces of work that an earlier process has done."""
+    environment = make_environment(
+        database_url=place.url, data_dir=place.folder, embedder="none", demo_tokens_per_second=0
+    )
+    command = (str(TALEKEEPER), "serve", "--port", "0")
+    async with start_process(*command, **environment) as (pid, port):
+        yield BenchServer(pid, port)
+
+
+def open_client(server: BenchServer, authorization: str) -> httpx.AsyncClient:
+    """Return a client for an account of an earlier process."""
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{server.port}/api/v1",
+        headers={"Authorization": authorization},
+        timeout=120,
+        trust_env=False,
+    )
 
 
 @dataclass
@@ -251,23 +272,21 @@ async def download(client: httpx.AsyncClient, address: str, target: Path) -> Dow
     return DownloadTimes(first, time.perf_counter() - began, size)
 
 
-async def bench_import(
-    server: BenchServer, client: httpx.AsyncClient, lines: Lines, sizes: Sizes
-) -> list[Row]:
+async def bench_import(place: Place, lines: Lines, sizes: Sizes) -> list[Row]:
     """Return the rows of the import of a folder with chats."""
-    name, messages, path = server.database, sizes.messages, server.folder / "folder.zip"
+    name, messages, path = place.database, sizes.messages, place.folder / "folder.zip"
     chats = write_chat_folder(path, lines, messages)
     times: list[ImportTimes] = []
+    async with start_server(place) as server, sign_up(server.port, "owner") as client:
 
-    async def work() -> None:
-        times.append(await import_file(client, path))
+        async def work() -> None:
+            times.append(await import_file(client, path))
 
-    load = await watch_work(server, work, turns=sizes.turns)
-    size = sum(map(len, read_lines(path)))
-    note = f"{chats} chats, {size / MB:.1f} MB; received after {times[0].received:.1f} s"
+        load = await watch_work(server, work, turns=sizes.turns)
     async with create_database(name) as url:
         floor = await MessageFloor(url).store(read_lines(path))
-    path.unlink()
+    size = sum(map(len, read_lines(path)))
+    note = f"{chats} chats, {size / MB:.1f} MB; received after {times[0].received:.1f} s"
     return [
         make_rate_row(name, "import of a folder", messages, times[0].ended, note),
         make_rate_row(name, "  floor: parsed, sealed, inserted", messages, floor),
@@ -275,66 +294,63 @@ async def bench_import(
     ]
 
 
-async def bench_export(
-    server: BenchServer, client: httpx.AsyncClient, lines: Lines, sizes: Sizes
-) -> list[Row]:
+async def bench_export(place: Place, lines: Lines, sizes: Sizes) -> list[Row]:
     """Return the rows of the exports of a chat."""
-    name, messages, path = server.database, sizes.exported, server.folder / "chat.jsonl"
+    name, messages, path = place.database, sizes.exported, place.folder / "chat.jsonl"
     write_chat(path, lines, messages, swipes=SWIPES)
-    stored = await import_file(client, path)
-    await server.wait_until_quiet()
-    [newest, *_] = check(await client.get("/chats", params={"limit": 1}))["items"]
-    label = f"{messages:,} messages of {SWIPES} swipes"
-    rows = [make_rate_row(name, f"import of {label}", messages, stored.ended)]
+    async with start_server(place) as server, sign_up(server.port, "owner") as client:
+        stored = await import_file(client, path)
+        await server.wait_until_quiet()
+        [chat] = check(await client.get("/chats"))["items"]
+        authorization = client.headers["authorization"]
+    label = f"import of {messages:,} messages of {SWIPES} swipes"
+    rows = [make_rate_row(name, label, messages, stored.ended)]
     for kind in ("jsonl", "archive"):
-        idle = begin_memory_peak(server.pid)
-        target = server.folder / kind
-        times = await download(client, f"/chats/{newest['id']}/export?format={kind}", target)
-        first = f"first byte after {1000 * times.first:.0f} ms"
-        rows += [
-            make_seconds_row(name, f"export of it, {kind}", times.last, times.size, first),
-            make_memory_row(name, idle, read_memory_peak(server.pid)),
-        ]
+        async with start_server(place) as server, open_client(server, authorization) as client:
+            target = place.folder / kind
+            # What a process loads for its first export is not part of the measurement.
+            empty = check(await client.post("/chats", json={}))
+            await download(client, f"/chats/{empty['id']}/export?format={kind}", target)
+            await server.wait_until_quiet()
+            idle = begin_memory_peak(server.pid)
+            times = await download(client, f"/chats/{chat['id']}/export?format={kind}", target)
+            first = f"first byte after {1000 * times.first:.0f} ms"
+            rows += [
+                make_seconds_row(name, f"export of it, {kind}", times.last, times.size, first),
+                make_memory_row(name, idle, read_memory_peak(server.pid)),
+            ]
     async with create_database(name) as url:
         floor = MessageFloor(url)
         await floor.store(read_lines(path))
-        with (server.folder / "floor.jsonl").open("wb") as file:
+        with (place.folder / "floor.jsonl").open("wb") as file:
             seconds = await floor.export(file.write)
             size = file.tell()
     rows.append(make_seconds_row(name, "  floor: read, unsealed, written", seconds, size))
     return rows
 
 
-async def bench_archive(
-    server: BenchServer, client: httpx.AsyncClient, lines: Lines, sizes: Sizes
-) -> list[Row]:
+async def bench_archive(place: Place, lines: Lines, sizes: Sizes) -> list[Row]:
     """Return the rows of the archive of an account, and of its import by another one."""
-    name, cards, archive = server.database, server.folder / "cards.zip", server.folder / "me.zip"
-    write_card_folder(cards, sizes.cards)
-    chats = server.folder / "folder.zip"
-    write_chat_folder(chats, lines, sizes.messages)
-    for each in (chats, cards):
-        await import_file(client, each)
-        each.unlink()
-    await server.wait_until_quiet()
+    name, archive = place.database, place.folder / "me.zip"
+    authorization = await fill_account(place, lines, sizes)
     seconds: list[float] = []
+    async with start_server(place) as server, open_client(server, authorization) as client:
 
-    async def make() -> None:
-        began = time.perf_counter()
-        view = check(await client.post("/me/archive"))
-        while view["state"] == "making":
-            await asyncio.sleep(POLL_SECONDS)
-            view = check(await client.get("/me/archive/status"))
-        if view["state"] != "ready":
-            raise SystemExit(f"The archive ended {view}.")
-        seconds.append(time.perf_counter() - began)
+        async def make() -> None:
+            began = time.perf_counter()
+            view = check(await client.post("/me/archive"))
+            while view["state"] == "making":
+                await asyncio.sleep(POLL_SECONDS)
+                view = check(await client.get("/me/archive/status"))
+            if view["state"] != "ready":
+                raise SystemExit(f"The archive ended {view}.")
+            seconds.append(time.perf_counter() - began)
 
-    load = await watch_work(server, make, turns=sizes.turns)
-    idle = begin_memory_peak(server.pid)
-    times = await download(client, "/me/archive", archive)
-    peak = read_memory_peak(server.pid)
-    floor = await time_zip(archive, server.folder / "floor.zip")
-    (server.folder / "floor.zip").unlink()
+        load = await watch_work(server, make, turns=sizes.turns)
+        idle = begin_memory_peak(server.pid)
+        times = await download(client, "/me/archive", archive)
+        peak = read_memory_peak(server.pid)
+    floor = await time_zip(archive, place.folder / "floor.zip")
     first = f"first byte after {1000 * times.first:.0f} ms"
     rows = [
         make_seconds_row(name, "archive of an account", seconds[0], times.size),
@@ -343,7 +359,10 @@ async def bench_archive(
         make_seconds_row(name, "archive, downloaded", times.last, times.size, first),
         make_memory_row(name, idle, peak),
     ]
-    async with sign_up(server.port, "newcomer", scope="manage") as newcomer:
+    async with (
+        start_server(place) as server,
+        sign_up(server.port, "newcomer", scope="manage") as newcomer,
+    ):
         await server.wait_until_quiet()
         idle = begin_memory_peak(server.pid)
         imported = await import_file(newcomer, archive)
@@ -355,20 +374,36 @@ async def bench_archive(
     return rows
 
 
+async def fill_account(place: Place, lines: Lines, sizes: Sizes) -> str:
+    """Import chats and cards, and wait for their jobs. Return the account's `Authorization`."""
+    chats, cards = place.folder / "folder.zip", place.folder / "cards.zip"
+    write_chat_folder(chats, lines, sizes.messages)
+    write_card_folder(cards, sizes.cards)
+    async with (
+        start_server(place) as server,
+        sign_up(server.port, "owner", scope="manage") as client,
+    ):
+        for each in (chats, cards):
+            await import_file(client, each)
+            each.unlink()
+        await server.wait_until_quiet()
+        authorization: str = client.headers["authorization"]
+        return authorization
+
+
+BENCHES: dict[str, Callable[[Place, Lines, Sizes], Awaitable[list[Row]]]] = {
+    "import": bench_import,
+    "export": bench_export,
+    "archive": bench_archive,
+}
+
+
 async def bench(name: DatabaseName, parts: Sequence[str], lines: Lines, sizes: Sizes) -> list[Row]:
     """Return the rows of one database. Each part has a new server and database."""
     rows: list[Row] = []
     for part in parts:
-        async with (
-            start_server(name) as server,
-            sign_up(server.port, "owner", scope="manage") as client,
-        ):
-            if part == "import":
-                rows += await bench_import(server, client, lines, sizes)
-            elif part == "export":
-                rows += await bench_export(server, client, lines, sizes)
-            else:
-                rows += await bench_archive(server, client, lines, sizes)
+        async with create_place(name) as place:
+            rows += await BENCHES[part](place, lines, sizes)
     return rows
 
 
@@ -380,14 +415,14 @@ async def run(options: argparse.Namespace) -> list[Row]:
     return [
         row
         for name in list_databases(options)
-        for row in await bench(name, options.only or PARTS, lines, sizes)
+        for row in await bench(name, options.only or list(BENCHES), lines, sizes)
     ]
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = new_parser("transfer", __doc__)
     add_database_option(parser)
-    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--only", choices=list(BENCHES), action="append")
     parser.add_argument("--messages", type=int, help="of the folder; 100,000 by default")
     parser.add_argument("--small", action="store_true", help="use small sizes, for development")
     options = parser.parse_args(arguments)
