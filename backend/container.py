@@ -410,6 +410,7 @@ class Services:
                 SingleFilePlanner(services),
             ),
         )
+        participants.add(self.archives, self.imports)
         self.kinds = {
             **memory.kinds,
             **self.model_fetches.kinds,

@@ -17,6 +17,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity, make_job_identity
+from backend.accounts.events import AccountDeleted
 from backend.accounts.models import User
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character
@@ -108,7 +109,7 @@ class StoredOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
         )
 
 
-class ImportService:
+class ImportService(AccountDeleted):
     """Imports of all accounts.
 
     Args:
@@ -265,6 +266,11 @@ class ImportService:
             await session.delete(row)
         self._uploads.delete(import_id)
         self._queue.wake()
+
+    async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
+        """Delete the uploads of the account."""
+        for import_id in await session.scalars(select(Import.id).where(Import.user_id == user_id)):
+            await asyncio.to_thread(self._uploads.delete, import_id)
 
     async def sweep(self) -> None:
         """Delete uploads that have expired, or that no import needs."""

@@ -13,10 +13,12 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity, make_job_identity
+from backend.accounts.events import AccountDeleted
 from backend.accounts.repository import get_user
 from backend.core.cpu_pool import CpuPool, background_work
 from backend.core.operating_system import sync_folder
@@ -55,7 +57,7 @@ class ArchiveDownload:
     chunks: AsyncGenerator[bytes]
 
 
-class ArchiveService:
+class ArchiveService(AccountDeleted):
     """The archives of accounts. Each is a sealed file in `folder`, named by its row's id.
 
     All processes that run jobs or serve the API must share the folder.
@@ -92,7 +94,7 @@ class ArchiveService:
                 kind=MAKE_ARCHIVE,
                 user_id=owner_id,
                 lane=archive_id,
-                payload={"archive_id": str(archive_id)},
+                payload=_make_payload(archive_id),
             )
             key = self._queue.grant(identity.sealer, identity.key_mode)
             job_id = await self._queue.enqueue(session, making, key=key)
@@ -198,6 +200,17 @@ class ArchiveService:
         await self._remove_files([archive_id])
         async with job.finish() as session:
             await session.execute(delete(Archive).where(Archive.id == archive_id))
+
+    async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
+        """Run the jobs that delete the files now instead of a day later."""
+        ids = await session.scalars(select(Archive.id).where(Archive.user_id == user_id))
+        payloads = [msgspec.json.encode(_make_payload(each)).decode() for each in ids]
+        await session.execute(
+            update(Job)
+            .where(Job.kind == EXPIRE_ARCHIVE, Job.payload.in_(payloads))
+            .values(run_after=now()),
+            execution_options=UNSYNCHRONIZED,
+        )
 
     @asynccontextmanager
     async def write_temporary(
@@ -316,9 +329,13 @@ def _find_state(archive: Archive, job: Job | None) -> ArchiveState:
     return "stopped" if job is not None and job.error == "stopped" else "failed"
 
 
+def _make_payload(archive_id: UUID) -> dict[str, str]:
+    return {"archive_id": str(archive_id)}
+
+
 def _make_expiry(archive: Archive) -> NewJob:
     return NewJob(
         kind=EXPIRE_ARCHIVE,
-        payload={"archive_id": str(archive.id)},
+        payload=_make_payload(archive.id),
         run_after=archive.expires_at,
     )

@@ -19,6 +19,7 @@ from backend.chats import repository
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.engine import Database
+from backend.transfer.chats.origin import digest_swipe
 from backend.transfer.chats.tree_rows import TreePlace
 from backend.transfer.formats.chat_file import ChatReading, FileMessage
 from backend.vault.sealing import Sealer
@@ -46,12 +47,13 @@ class Junction:
     """The last message that a branch shares with a chat.
 
     `rest` is the first message that differs, without the swipes that are there already. None if the
-    chat contains the whole branch.
+    chat contains the whole branch. `swipes` are the digests of all its swipes.
     """
 
     chat: Chat
     last: TreePlace
     rest: FileMessage | None
+    swipes: Sequence[str]
 
 
 class BranchFinder:
@@ -83,7 +85,7 @@ class BranchFinder:
                 return None, walk.pending
             if is_over:
                 rest = walk.pending[0] if walk.pending else None
-                return Junction(chat=chat, last=walk.last, rest=rest), []
+                return Junction(chat=chat, last=walk.last, rest=rest, swipes=walk.swipes), []
 
 
 class _Walk:
@@ -93,6 +95,7 @@ class _Walk:
         self._sealer = sealer
         self.last: TreePlace | None = None
         self.pending: list[FileMessage] = []
+        self.swipes: list[str] = []
 
     @property
     def level(self) -> int:
@@ -119,6 +122,7 @@ class _Walk:
             same = texts.get(message.swipes[message.selected].text)
             if same is None:
                 if self.last is not None:
+                    self.swipes = [digest_swipe(each.text) for each in message.swipes]
                     _drop_swipes(message, texts)
                 return True
             self.pending.clear()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -12,16 +15,27 @@ from backend.chats.models import MESSAGE_SOURCE
 from backend.transfer.models import IMPORTED_SOURCE
 from backend.vault.sealing import Sealer
 
+DIGEST_BYTES: Final = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageOrigin:
-    """The sources of a message and of one swipe: JSON of the file's members, exactly as written."""
+    """The sources of a message and of one swipe: JSON of the file's members, exactly as written.
+
+    `swipes` are the digests of all swipes of the first message of a branch, in the order of its
+    file. Siblings from other files are not among them.
+    """
 
     message: bytes | None = None
     swipe: bytes | None = None
+    swipes: Sequence[str] = ()
 
     def encode(self) -> bytes | None:
-        members = {"message": self.message, "swipe": self.swipe}
+        members = {
+            "message": self.message,
+            "swipe": self.swipe,
+            "swipes": msgspec.json.encode(self.swipes) if self.swipes else None,
+        }
         kept = {name: Raw(value) for name, value in members.items() if value is not None}
         return msgspec.json.encode(kept) if kept else None
 
@@ -36,6 +50,7 @@ class MessageOrigin:
         return cls(
             message=None if message is None else bytes(message),
             swipe=None if swipe is None else bytes(swipe),
+            swipes=_decode_digests(members.get("swipes")),
         )
 
     def seal(self, sealer: Sealer, message_id: UUID) -> bytes | None:
@@ -47,6 +62,18 @@ class MessageOrigin:
         if blob is None:
             return cls()
         return cls.decode(sealer.open_bytes(MESSAGE_SOURCE, message_id, blob))
+
+
+def digest_swipe(text: str) -> str:
+    """Return a digest that tells the swipes of one message apart."""
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _decode_digests(raw: Raw | None) -> Sequence[str]:
+    try:
+        return () if raw is None else msgspec.json.decode(raw, type=list[str])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

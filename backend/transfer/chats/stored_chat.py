@@ -38,7 +38,7 @@ from backend.chats.tree import make_ancestors
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.base import split_chunks
 from backend.database.engine import Database
-from backend.transfer.chats.origin import ChatOrigin, MessageOrigin
+from backend.transfer.chats.origin import ChatOrigin, MessageOrigin, digest_swipe
 from backend.transfer.formats.chat_file import ChatHead, FileMessage, FileReference, FileSwipe
 from backend.transfer.models import ImportedFile
 from backend.vault.sealing import Sealer
@@ -305,19 +305,28 @@ def _make_messages(
     messages: list[FileMessage] = []
     for family in families.values():
         check_stopped()
-        selected = next((place for place, row in enumerate(family) if row.id in chosen), None)
-        if selected is None:
+        row = next((row for row in family if row.id in chosen), None)
+        if row is None:
             continue
-        origins = [MessageOrigin.open(sealer, row.id, row.sealed_source) for row in family]
-        named = (origins[selected], *origins)
-        row = family[selected]
+        siblings = _choose_siblings(
+            row.id,
+            [
+                _Sibling(
+                    row=each,
+                    text=sealer.open(MESSAGE_CONTENT, each.id, each.sealed_content),
+                    origin=MessageOrigin.open(sealer, each.id, each.sealed_source),
+                )
+                for each in family
+            ],
+        )
+        selected = next(place for place, each in enumerate(siblings) if each.row.id == row.id)
+        named = (siblings[selected].origin, *(each.origin for each in siblings))
         messages.append(
             FileMessage(
                 role=row.role,
                 author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
                 swipes=[
-                    _make_swipe(sealer, row, origin, references.get(row.id, ()))
-                    for row, origin in zip(family, origins, strict=True)
+                    _make_swipe(sealer, each, references.get(each.row.id, ())) for each in siblings
                 ],
                 selected=selected,
                 hidden=row.hidden,
@@ -327,15 +336,46 @@ def _make_messages(
     return messages
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sibling:
+    row: Any
+    text: str
+    origin: MessageOrigin
+
+
+def _choose_siblings(selected_id: UUID, family: Sequence[_Sibling]) -> list[_Sibling]:
+    """Return the siblings that are swipes of the selected message in its file.
+
+    The first message of a branch has those of the branch's file. Others have none of a branch.
+    """
+    selected = next(each for each in family if each.row.id == selected_id)
+    if not selected.origin.swipes:
+        return [each for each in family if not each.origin.swipes]
+    waiting = {each.row.id: each for each in family}
+    found: list[_Sibling] = []
+    for digest in selected.origin.swipes:
+        alike = [each for each in waiting.values() if digest_swipe(each.text) == digest]
+        is_own = [each for each in alike if each.origin.swipes == selected.origin.swipes]
+        found += [waiting.pop(each.row.id) for each in (is_own or alike)[:1]]
+    # Swipes that were written or edited here have other digests.
+    found += [
+        each
+        for each in waiting.values()
+        if each.origin.message is None or each.origin.swipes == selected.origin.swipes
+    ]
+    return found
+
+
 def _make_swipe(
-    sealer: Sealer, row: Any, origin: MessageOrigin, references: Sequence[StoredReference]
+    sealer: Sealer, sibling: _Sibling, references: Sequence[StoredReference]
 ) -> FileSwipe:
+    row = sibling.row
     thinking = row.sealed_thinking
     return FileSwipe(
-        text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+        text=sibling.text,
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         created_at=row.created_at,
-        source=origin.swipe,
+        source=sibling.origin.swipe,
         files=[
             FileReference(
                 path=each.name.path,

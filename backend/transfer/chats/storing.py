@@ -199,6 +199,7 @@ class ChatImporter:
             target,
             max_characters=self._max_characters,
             start=junction.last if junction else None,
+            start_swipes=junction.swipes if junction else (),
         )
         count = 0
         while True:

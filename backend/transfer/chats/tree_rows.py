@@ -91,6 +91,7 @@ class TreeBuilder:
         target: Its ids belong to the sealer's user.
         max_characters: Maximum length of a message.
         start: The message that a branch begins below. Its messages are not on the active path.
+        start_swipes: The digests of all swipes of the first message of a branch.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class TreeBuilder:
         *,
         max_characters: int,
         start: TreePlace | None = None,
+        start_swipes: Sequence[str] = (),
     ) -> None:
         self._sealer = sealer
         self._unit = unit
@@ -111,6 +113,7 @@ class TreeBuilder:
         self._target = target
         self._max_characters = max_characters
         self._is_main = start is None
+        self._start_swipes = start_swipes
         self._at = start
         self._time = start.created_at if start else clean_time(reading.head.created_at)
         self._count = start.position + 1 if start else 0
@@ -195,6 +198,7 @@ class TreeBuilder:
             self._add_files(batch, node.id, swipe.files)
             if is_selected:
                 self._at, self._time = node, usual
+        self._start_swipes = ()
 
     def _make_node(
         self, role: Role, swipe: FileSwipe, parent: TreePlace | None, at: datetime
@@ -221,7 +225,9 @@ class TreeBuilder:
         tokens: int,
     ) -> dict[str, Any]:
         sealer, author = self._sealer, message.author[:MAX_AUTHOR_CHARACTERS]
-        origin = MessageOrigin(message=message.source, swipe=swipe.source)
+        origin = MessageOrigin(
+            message=message.source, swipe=swipe.source, swipes=self._start_swipes
+        )
         return {
             "id": node.id,
             "user_id": sealer.user_id,
