@@ -8,7 +8,7 @@ from importlib import import_module
 
 NAMES = (
     "campaign", "enrichment", "load", "memory", "page", "queue", "retrieval", "start", "streams",
-    "turn",
+    "transfer", "turn",
 )  # fmt: skip
 """Modules of this package that have a `main(arguments)`."""
 

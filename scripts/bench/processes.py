@@ -96,13 +96,16 @@ def make_environment(**settings: Any) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def sign_up(port: int, name: str) -> AsyncGenerator[httpx.AsyncClient]:
+async def sign_up(
+    port: int, name: str, *, scope: str = "chat"
+) -> AsyncGenerator[httpx.AsyncClient]:
     """Yield a client of a new account that sends an API key."""
     address = f"http://127.0.0.1:{port}/api/v1"
     async with httpx.AsyncClient(base_url=address, timeout=120, trust_env=False) as client:
         check(await client.post("/accounts", json={"username": name, "password": PASSWORD}))
         csrf = {"x-csrftoken": client.cookies["csrftoken"]}
-        key = check(await client.post("/api-keys", json={"label": "bench"}, headers=csrf))
+        wanted = {"label": "bench", "scope": scope}
+        key = check(await client.post("/api-keys", json=wanted, headers=csrf))
     headers = {"Authorization": f"Bearer {key['token']}"}
     async with httpx.AsyncClient(
         base_url=address, headers=headers, timeout=120, trust_env=False
@@ -129,6 +132,23 @@ def read_resident_mib(pid: int | str = "self", field: str = "VmRSS") -> float:
                 if line.startswith(f"{field}:"):
                     kilobytes += int(line.split()[1])
     return round(kilobytes / 1024, 1)
+
+
+def begin_memory_peak(pid: int) -> float:
+    """Return the resident memory of one process in MiB, and let its peak begin there."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _read_own_mib(pid, "VmRSS")
+
+
+def read_memory_peak(pid: int) -> float:
+    """Return the peak of one process's resident memory since `begin_memory_peak`, in MiB."""
+    return _read_own_mib(pid, "VmHWM")
+
+
+def _read_own_mib(pid: int, field: str) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(each for each in status.splitlines() if each.startswith(f"{field}:"))
+    return round(int(line.split()[1]) / 1024, 1)
 
 
 def read_cpu_seconds(pid: int | str = "self") -> float:

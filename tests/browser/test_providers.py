@@ -52,7 +52,7 @@ def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     expect(page.get_by_text(f"{urlsplit(model.url).netloc} is ready.")).to_be_visible()
 
     with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Import").click()
+        page.get_by_role("button", name="Import…").click()
     chooser.value.set_files(EXAMPLE_CARD)
     page.get_by_role("button", name="Chat with Marlena").first.click()
     page.get_by_role("textbox", name="Your message").fill("Hello.")

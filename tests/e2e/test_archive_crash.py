@@ -22,7 +22,7 @@ CHARACTERS = 60
 
 
 @asynccontextmanager
-async def entered(served: Served, path: str) -> AsyncGenerator[Account]:
+async def open_account(served: Served, path: str) -> AsyncGenerator[Account]:
     """Sign up (`/accounts`) or in (`/sessions`)."""
 
     async def send_token(request: httpx.Request) -> None:
@@ -42,7 +42,7 @@ async def test_a_killed_server_makes_the_archive_after_its_start(tmp_path: Path)
     folder.mkdir()
     transfers = folder / "transfers"
     with serving(folder, registration="open") as served:
-        async with entered(served, "/accounts") as ada:
+        async with open_account(served, "/accounts") as ada:
             for number in range(CHARACTERS):
                 await ada.new_character(name=f"Guest {number}")
             await ada.post("/me/archive", status=202)
@@ -50,7 +50,7 @@ async def test_a_killed_server_makes_the_archive_after_its_start(tmp_path: Path)
             served.process.kill()
             served.process.wait(PATIENCE)
     with serving(folder, registration="open") as served:
-        async with entered(served, "/sessions") as ada:
+        async with open_account(served, "/sessions") as ada:
 
             async def is_ready() -> bool:
                 return bool((await ada.get("/me/archive/status"))["state"] == "ready")

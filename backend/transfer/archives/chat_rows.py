@@ -18,7 +18,7 @@ from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import ChatLog, build_message_rows, create_message_ids
 from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool
-from backend.database.base import RecordCreated, new_id, split_chunks
+from backend.database.base import RecordCreated, get_table, new_id, split_chunks
 from backend.database.engine import Database
 from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
@@ -97,7 +97,7 @@ class ChatTreeImporter:
             done = 0
             for part in split_chunks(rows, INSERT_BATCH_ROWS):
                 async with self._database.write() as session:
-                    await session.execute(insert(Message), list(part))
+                    await session.execute(insert(get_table(Message)), list(part))
                 done += len(part)
                 await report(done)
             if store_parts is not None:

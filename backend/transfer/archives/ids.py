@@ -72,6 +72,7 @@ class ArchiveIds:
         self._pool = pool
         self._context = context
         self._found: dict[tuple[ItemKind, UUID], UUID] = {}
+        self._known: set[tuple[ItemKind, UUID]] = set()
         self._owner_id = context.identity.user_id
         self._paths = set(context.tree.list_paths())
         self._entries = {(each.kind, each.id): each for each in manifest.entries if each.id}
@@ -90,6 +91,14 @@ class ArchiveIds:
 
     def note(self, kind: ItemKind, old: UUID, new: UUID) -> None:
         self._found[kind, old] = new
+
+    def note_known(self, kind: ItemKind, old: UUID) -> None:
+        """Note that the account had the item before this import."""
+        self._known.add((kind, old))
+
+    def is_known(self, kind: ItemKind, old: UUID | None) -> bool:
+        """True if the account had the item before this import."""
+        return old is not None and (kind, old) in self._known
 
     def find_all(self, kind: ItemKind, old: Iterable[UUID]) -> list[UUID]:
         return [new for each in old if (new := self.find(kind, each)) is not None]

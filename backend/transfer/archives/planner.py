@@ -144,6 +144,7 @@ class _Step:
     entry: ArchiveEntry
     data: bytes
     record: RecordCreated
+    outcome: Outcome = "imported"
     warnings: list[str] = field(default_factory=list[str])
 
     @property
@@ -190,22 +191,18 @@ class ArchiveImport:
         known = None if context.options.copy else await self._find_known(context, entry, digest)
         if known is not None:
             await self._note(entry, known)
+            if entry.id is not None:
+                self._ids.note_known(kind, entry.id)
             return StepResult(outcome="already_there", kind=kind, item_id=known)
         step = _Step(context, entry, data, make_recorder(context.identity.sealer, kind, digest))
         if found_sha256 != entry.sha256:
             step.warnings.append(CHANGED_WARNING)
-        outcome: Outcome = "imported"
-        try:
-            item_id = await self._imports[entry.kind](step)
-        except SlugTakenError:
-            outcome, item_id = "already_there", None
+        item_id = await self._imports[entry.kind](step)
         if item_id is None:
             detail = "It belongs to an item that was not imported."
-            if outcome == "already_there":
-                detail = "The account has another provider with this name. It was kept."
             return StepResult(outcome="skipped", kind=kind, detail=detail, warnings=step.warnings)
         await self._note(entry, item_id)
-        return StepResult(outcome=outcome, kind=kind, item_id=item_id, warnings=step.warnings)
+        return StepResult(outcome=step.outcome, kind=kind, item_id=item_id, warnings=step.warnings)
 
     async def note_earlier(self, entry: ArchiveEntry, context: ImportContext) -> None:
         """Note the item of a file that an earlier run of the same import has imported."""
@@ -246,9 +243,14 @@ class ArchiveImport:
         values: dict[str, Any] = msgspec.structs.asdict(record.fields)
         values |= {"api_key": None, "extra_headers": {}}
         new = NewProvider(kind=record.kind, preset=record.preset, slug=record.slug, **values)
-        made = await self._services.providers.create(
-            step.context.identity, new, may_lack_key=True, record=step.record
-        )
+        try:
+            made = await self._services.providers.create(
+                step.context.identity, new, may_lack_key=True, record=step.record
+            )
+        except SlugTakenError:
+            step.outcome = "already_there"
+            step.warnings.append("The account has another provider with this name. It was kept.")
+            return step.context.identity.user_id
         step.warnings.append("Archives contain no keys. Enter its key under Models.")
         return made.id
 
@@ -359,6 +361,9 @@ class ArchiveImport:
         chat_id = self._ids.find("chat", state.chat_id)
         if chat_id is None:
             return None
+        if self._ids.is_known("chat", state.chat_id) and await self._has_changed([chat_id]):
+            step.outcome = "already_there"
+            return chat_id
         messages = await self._ids.find_messages(state.chat_id)
         books = await self._find_books([state])
         await self._store_parts(step, state, messages, {})
@@ -376,6 +381,12 @@ class ArchiveImport:
         if campaign_id is None:
             return None
         identity = step.context.identity
+        chats = self._ids.find_all("chat", (each.chat_id for each in state.chats))
+        if self._ids.is_known("campaign", state.campaign_id) and (
+            await self._has_changed(chats) or not chats
+        ):
+            step.outcome = "already_there"
+            return campaign_id
         items = await self._ids.find_items(state.campaign_id)
         messages: dict[UUID, Mapping[UUID, NewMessage]] = {}
         for chat in state.chats:
@@ -397,6 +408,12 @@ class ArchiveImport:
             await step.record(session, campaign_id)
         step.warnings += writer.warnings
         return campaign_id
+
+    async def _has_changed(self, chat_ids: Sequence[UUID]) -> bool:
+        """True if a chat has got its state, or was changed by the user."""
+        changed = select(Chat.id).where(Chat.id.in_(chat_ids), Chat.revision > 1).limit(1)
+        async with self._services.database.read() as session:
+            return await session.scalar(changed) is not None
 
     async def _store_parts(
         self,

@@ -142,12 +142,12 @@ class StoredChatReader:
     async def read_path(self, stored: StoredChat) -> AsyncIterator[list[FileMessage]]:
         """Yield the messages of the active path with their swipes, in batches."""
         parents = [None, *stored.path]
-        pairs = list(zip(stored.path, parents, strict=False))
-        for part in split_chunks(pairs, PATH_BATCH):
+        for first in range(0, len(stored.path), PATH_BATCH):
+            chosen = set(stored.path[first : first + PATH_BATCH])
+            above = parents[first : first + len(chosen)]
             async with self._database.read() as session:
-                rows = await _load_families(session, stored.chat, [above for _, above in part])
+                rows = await _load_families(session, stored.chat, above, first)
                 references = await _load_references(session, self._sealer, [r.id for r in rows])
-            chosen = {message_id for message_id, _ in part}
             yield await self._pool.run(
                 self._sealer.user_id,
                 partial(_make_messages, self._sealer, rows, references, chosen),
@@ -171,7 +171,11 @@ class StoredChatReader:
             following = query
             if after is not None:
                 is_later = and_(table.position == after.position, table.id > after.id)
-                following = query.where(or_(table.position > after.position, is_later))
+                following = query.where(
+                    # Implied by the other condition, but without it SQLite reads the whole chat.
+                    table.position >= after.position,
+                    or_(table.position > after.position, is_later),
+                )
             async with self._database.read() as session:
                 rows = (await session.execute(following)).all()
                 references = await _load_references(session, self._sealer, [r.id for r in rows])
@@ -237,9 +241,12 @@ def _choose_origin(origins: Sequence[PathOrigin], path: Sequence[UUID]) -> ChatO
 
 
 async def _load_families(
-    session: AsyncSession, chat: Chat, parents: Sequence[UUID | None]
+    session: AsyncSession, chat: Chat, parents: Sequence[UUID | None], first: int
 ) -> Sequence[Any]:
-    """Return all columns of the messages below these, in the order of swipes."""
+    """Return all columns of the messages below a part of a path, in the order of swipes.
+
+    `first` is the position below the first parent. Without positions SQLite reads the whole chat.
+    """
     table = Message.__table__.c
     families: list[ColumnElement[bool]] = [
         table.parent_id.in_([each for each in parents if each is not None])
@@ -247,7 +254,11 @@ async def _load_families(
     if None in parents:
         families.append(table.position == 0)
     query = select(Message.__table__).where(
-        table.chat_id == chat.id, table.user_id == chat.user_id, or_(*families)
+        table.chat_id == chat.id,
+        table.user_id == chat.user_id,
+        table.position >= first,
+        table.position < first + len(parents),
+        or_(*families),
     )
     return (await session.execute(query.order_by(table.position, table.id))).all()
 

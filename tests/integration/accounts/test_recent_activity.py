@@ -142,6 +142,7 @@ async def test_no_route_exports_without_an_entry(server: Running, ada: Account) 
         ("chronicle", {"name": "The winter"}),
         ("campaign", {"name": "Seagate"}),
         ("preset", {"name": "Terse"}),
+        ("chat", {"title": "By the sea"}),
     ):
         made = ok(await ada.client.post(f"/api/v1/{kind}s", json=body), 201)
         (route,) = [each for each in exports if f"{{{kind}_id}}" in each.path]

@@ -1,4 +1,4 @@
-"""What models have written for an account comes back with its archive."""
+"""Rows that models have written come back with an archive."""
 
 from __future__ import annotations
 

@@ -421,3 +421,18 @@ async def _make_expiry_due(database: Database) -> None:
             update(Job).where(Job.kind == EXPIRE_ARCHIVE).values(run_after=earlier)
         )
         await session.execute(update(Archive).values(expires_at=earlier))
+
+
+async def test_a_later_archive_changes_no_chat_that_is_there(
+    ada: Account, sqlite_template: Path, tmp_path: Path
+) -> None:
+    full = await fill_account(ada)
+    first = await make_archive(ada)
+    settings = f"/chats/{full.ids['inn']}/settings"
+    await ada.patch(settings, {"authors_note": {"text": "Louder."}})
+    second = await make_archive(ada)
+    async with second_installation(sqlite_template, tmp_path) as there:
+        await there.bring(first)
+        _, results = await bring(there.account, second)
+        assert results["chats/At the inn.state.json"]["outcome"] == "already_there"
+        assert differences(first, await make_archive(there.account)) == []

@@ -42,7 +42,7 @@ def list_leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, .
 
 
 def choose_leaves(value: Any) -> list[tuple[Any, ...]]:
-    """Return one path for each member, whatever its place in lists."""
+    """Return one path for each member, once for all items of a list."""
     chosen: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for path in list_leaves(value):
         kind = tuple("*" if isinstance(part, int) else part for part in path)
@@ -60,7 +60,7 @@ def change(value: Any) -> Any:
     return "x"
 
 
-def change_at(value: Any, path: tuple[Any, ...]) -> Any:
+def replace_leaf(value: Any, path: tuple[Any, ...]) -> Any:
     """Return a copy of a JSON value in which one leaf is different."""
     copy = json.loads(json.dumps(value))
     at = copy
@@ -89,7 +89,7 @@ def list_mutations(files: dict[str, bytes]) -> Iterator[tuple[str, str, bytes]]:
         if path.endswith((".json", ".jsonl")):
             value = read_json(path, data)
             for leaf in choose_leaves(value):
-                yield path, f"{path} {leaf}", write_json(path, change_at(value, leaf))
+                yield path, f"{path} {leaf}", write_json(path, replace_leaf(value, leaf))
 
 
 async def test_every_changed_member_is_found(ada: Account) -> None:

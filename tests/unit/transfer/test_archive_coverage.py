@@ -9,7 +9,7 @@ from pathlib import Path
 from backend.database.base import Base
 
 DECISION = Path(__file__).parents[3] / (
-    "docs/decisions/0090-an-archive-has-files-of-the-field-and-separate-states.md"
+    "docs/decisions/0076-an-archive-has-files-of-the-field-and-separate-states.md"
 )
 
 

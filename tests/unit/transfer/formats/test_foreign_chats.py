@@ -139,7 +139,6 @@ def test_each_format_is_found_by_its_name() -> None:
     [
         ("card.png", b"\x89PNG\r\n\x1a\n" + bytes(100)),
         ("card.json", to_json({"name": "Ada", "description": "Keeps the light.", "first_mes": ""})),
-        ("chat.jsonl", to_json({"user_name": "Ellis", "character_name": "Ada"})),
         ("lore.json", to_json({"entries": {"0": {"key": ["lamp"], "content": "It smokes."}}})),
         ("preset.json", to_json({"prompts": [], "temperature": 1})),
         ("card.yaml", b"name: Ada\ngreeting: Hm.\n"),
