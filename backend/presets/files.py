@@ -66,7 +66,7 @@ _AFTER_HISTORY: Final = (marker_block("memory"),)
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedFile:
+class PresetFile:
     """A preset, its file without the stored texts, and warnings for the user."""
 
     fields: PresetFields
@@ -74,7 +74,7 @@ class ImportedFile:
     warnings: list[str]
 
 
-def read_preset(data: bytes, *, name: str) -> ImportedFile:
+def read_preset(data: bytes, *, name: str) -> PresetFile:
     """Read a file. CPU-bound. Raises `PresetFileError`."""
     if len(data) > MAX_FILE_BYTES:
         raise PresetFileError(
@@ -117,7 +117,7 @@ def read_preset(data: bytes, *, name: str) -> ImportedFile:
         raise PresetFileError(f"The preset cannot be stored: {error}.") from error
     if read_object(source.get("extensions")).get("regex_scripts"):
         warnings.append("Its regex scripts are kept for export, but they do not run.")
-    return ImportedFile(fields, _remove_contents(source, fields.blocks), warnings)
+    return PresetFile(fields, _remove_contents(source, fields.blocks), warnings)
 
 
 def _read_blocks(source: Object, warnings: list[str]) -> list[Block]:

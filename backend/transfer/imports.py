@@ -54,7 +54,7 @@ from backend.transfer.models import (
 from backend.transfer.runner import ImportRunner, open_detail
 from backend.transfer.schemas import ImportCounts, ImportResultView, ImportView
 from backend.transfer.trees import SafeTree, SingleFileTree, open_file
-from backend.transfer.uploads import Upload, UploadStore
+from backend.transfer.uploads import ImportUpload, UploadStore
 from backend.vault.sealing import SealBrokenError, Sealer
 
 log = get_logger(__name__)
@@ -159,7 +159,7 @@ class ImportService(AccountDeleted):
         if not found.issuperset(character_ids):
             raise CharacterNotFoundError
 
-    async def receive(self, request: AnyRequest, identity: Identity, *, name: str) -> Upload:
+    async def receive(self, request: AnyRequest, identity: Identity, *, name: str) -> ImportUpload:
         """Store the body of a request. See `UploadStore.receive`."""
 
         async def check_room(pending: int) -> None:
@@ -170,7 +170,9 @@ class ImportService(AccountDeleted):
             request, identity.sealer, name=name, check_room=check_room
         )
 
-    async def start(self, identity: Identity, upload: Upload, options: ImportOptions) -> ImportView:
+    async def start(
+        self, identity: Identity, upload: ImportUpload, options: ImportOptions
+    ) -> ImportView:
         """Queue the import of an upload."""
         row = self._make_row(identity, upload.id, upload.name, options, size=upload.size)
         try:

@@ -69,7 +69,7 @@ _ZIP_ERRORS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class FileRefusal:
     """An entry that cannot be read, as the user sees it, and the reason."""
 
     path: str
@@ -85,7 +85,7 @@ class SafeTree(FileTree):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.refused: list[Refusal] = []
+        self.refused: list[FileRefusal] = []
 
     @property
     def name(self) -> str:
@@ -152,18 +152,18 @@ class FolderTree(SafeTree):
             found, target = place.stat(), place.resolve()
         except OSError as error:
             reason = f"The file cannot be read ({os.strerror(error.errno or 0)})."
-            self.refused.append(Refusal(path, reason))
+            self.refused.append(FileRefusal(path, reason))
             return
         if not target.is_relative_to(self._root):
-            self.refused.append(Refusal(path, "This is a link to a place outside the folder."))
+            self.refused.append(FileRefusal(path, "This is a link to a place outside the folder."))
         elif stat.S_ISDIR(found.st_mode):
-            self.refused.append(Refusal(path, "Links to folders are not followed."))
+            self.refused.append(FileRefusal(path, "Links to folders are not followed."))
         elif not stat.S_ISREG(found.st_mode):
-            self.refused.append(Refusal(path, "This is not a plain file."))
+            self.refused.append(FileRefusal(path, "This is not a plain file."))
         elif reason := _find_fault(path, found.st_size):
-            self.refused.append(Refusal(path, reason))
+            self.refused.append(FileRefusal(path, reason))
         elif path in self._files:
-            self.refused.append(Refusal(path, "Another file has the same name."))
+            self.refused.append(FileRefusal(path, "Another file has the same name."))
         else:
             self._files[path] = place, found.st_size
             _check_count(len(self._files) + len(self.refused))
@@ -245,16 +245,16 @@ class ZipTree(SafeTree):
         try:
             path = _clean_path(normalise_path(raw))
         except CardError:
-            self.refused.append(Refusal(_make_printable(raw), "The path leaves the zip file."))
+            self.refused.append(FileRefusal(_make_printable(raw), "The path leaves the zip file."))
             return
         if _is_folder(entry) or any(_is_ignored(part) for part in path.split("/")):
             return
         if reason := _find_entry_fault(entry) or _find_fault(path, entry.file_size):
-            self.refused.append(Refusal(_make_printable(path), reason))
+            self.refused.append(FileRefusal(_make_printable(path), reason))
         elif path in self._entries:
             number = 2 + sum(each.path.startswith(path) for each in self.refused)
             self.refused.append(
-                Refusal(f"{path} ({number})", "The zip file has two entries of the same name.")
+                FileRefusal(f"{path} ({number})", "The zip file has two entries of the same name.")
             )
         else:
             self._entries[path] = entry

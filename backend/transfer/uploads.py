@@ -73,7 +73,7 @@ class UploadNotStoredError(UnavailableError):
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class ImportUpload:
     """A complete upload. `size` is in bytes, `name` without folders."""
 
     id: UUID
@@ -91,7 +91,7 @@ class UploadStore:
 
     async def receive(
         self, request: AnyRequest, sealer: Sealer, *, name: str, check_room: CheckRoom
-    ) -> Upload:
+    ) -> ImportUpload:
         """Store the file of a request: the part `file` of a form, or the whole body.
 
         `name` takes precedence over the name in the request. After an error, no file is left.
@@ -118,7 +118,7 @@ class UploadStore:
                     "The disk of the server is full or fails. Nothing was imported."
                 ) from error
             raise
-        return Upload(upload_id, _clean_name(name or body.name), size)
+        return ImportUpload(upload_id, _clean_name(name or body.name), size)
 
     def has(self, upload_id: UUID) -> bool:
         return self._path(upload_id).exists()

@@ -44,7 +44,7 @@ ReportProgress = Callable[[int, int], None]
 """Receives the bytes that are done and the total. It may raise an exception to stop the work."""
 
 
-class Progress:
+class BackupProgress:
     """The progress of work in several phases. Only `finish` reports the end."""
 
     def __init__(self, report: ReportProgress) -> None:

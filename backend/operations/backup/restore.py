@@ -36,11 +36,11 @@ from backend.operations.backup.backup_file import (
     JOURNAL_NAME,
     BackupDamagedError,
     BackupError,
+    BackupProgress,
     BackupReader,
     BackupStorageError,
     DatabaseState,
     Manifest,
-    Progress,
     ReportProgress,
     check_database,
     open_backup,
@@ -129,7 +129,7 @@ def restore_backup(
             raise
         old_key = journal.name_old(settings.resolved_root_key_file)
         complete_restore(settings)
-        Progress(report).finish()
+        BackupProgress(report).finish()
     return RestoreResult(manifest=backup.manifest, old_key=old_key if old_key.exists() else None)
 
 
@@ -157,7 +157,7 @@ class _Staging:
         self, settings: Settings, database: Path, backup: BackupReader, report: ReportProgress
     ) -> None:
         self._settings, self._database = settings, database
-        self._backup, self._progress = backup, Progress(report)
+        self._backup, self._progress = backup, BackupProgress(report)
         self._own_key: str | None = None
 
     def write(self, root_key_file: Path | None) -> RestoreJournal:

@@ -33,10 +33,10 @@ from backend.operations.backup.backup_file import (
     BackupDamagedError,
     BackupEntry,
     BackupError,
+    BackupProgress,
     BackupStorageError,
     DatabaseState,
     Manifest,
-    Progress,
     ReportProgress,
     check_database,
     make_broken_error,
@@ -170,7 +170,7 @@ class _BackupRun:
         self.file = scratch / "backup.zip"
         self._source, self._target = source, target
         self._copy = scratch / DATABASE_NAME
-        self._progress = Progress(report)
+        self._progress = BackupProgress(report)
         self._size = 0
 
     def write(self) -> Manifest:

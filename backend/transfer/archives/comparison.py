@@ -25,8 +25,8 @@ from backend.transfer.archives.manifest import (
     MANIFEST,
     STATE_SUFFIX,
     ArchiveEntry,
+    ArchiveManifest,
     EntryKind,
-    Manifest,
     read_manifest,
 )
 from backend.transfer.archives.records import ID_PATTERN, CampaignState, LinkList, read_record
@@ -160,7 +160,7 @@ class OpenArchive:
             raise TransferFileError(f"{path} is damaged: {error}.") from error
         return {"name": entry.name, **content}
 
-    def _find_labels(self, manifest: Manifest) -> dict[str, str]:
+    def _find_labels(self, manifest: ArchiveManifest) -> dict[str, str]:
         labels: dict[str, str] = {}
         for entry in manifest.entries:
             if entry.id is not None and entry.kind not in {

@@ -25,7 +25,7 @@ from backend.database.base import stream_rows
 from backend.database.engine import Database
 from backend.lorebooks.models import Lorebook
 from backend.transfer.archives.content import LINKS_PATH
-from backend.transfer.archives.manifest import ArchiveEntry, Manifest
+from backend.transfer.archives.manifest import ArchiveEntry, ArchiveManifest
 from backend.transfer.archives.records import CampaignState, LinkList, read_record
 from backend.transfer.contracts import FileTree, ImportContext
 from backend.transfer.errors import TransferFileError
@@ -66,7 +66,7 @@ class ArchiveIds:
     """The new ids of an archive's items, during one import."""
 
     def __init__(
-        self, database: Database, pool: CpuPool, context: ImportContext, manifest: Manifest
+        self, database: Database, pool: CpuPool, context: ImportContext, manifest: ArchiveManifest
     ) -> None:
         self._database = database
         self._pool = pool

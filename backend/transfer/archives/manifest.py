@@ -71,7 +71,7 @@ class ArchiveEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     chats: Annotated[list[UUID], msgspec.Meta(max_length=10_000)] = []
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveManifest(msgspec.Struct, frozen=True, kw_only=True):
     """`manifest.json`, the last file of an archive. `counts` are the numbers of files by kind."""
 
     format: Literal["talekeeper-archive"] = "talekeeper-archive"
@@ -102,10 +102,10 @@ class PathChooser:
         return path
 
 
-def read_manifest(data: bytes) -> Manifest:
+def read_manifest(data: bytes) -> ArchiveManifest:
     """Read an untrusted manifest. CPU-bound. Raises `TransferFileError`."""
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=ArchiveManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TransferFileError(
             f"{MANIFEST} is damaged, or of a newer version of Talekeeper: {error}."
@@ -118,7 +118,7 @@ def read_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def list_in_order(manifest: Manifest) -> list[ArchiveEntry]:
+def list_in_order(manifest: ArchiveManifest) -> list[ArchiveEntry]:
     """Return the files that are imported as items, in order. Files of messages come with chats."""
     items = (entry for entry in manifest.entries if entry.kind != "file")
     return sorted(items, key=lambda entry: KINDS.index(entry.kind))

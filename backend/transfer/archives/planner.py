@@ -30,8 +30,8 @@ from backend.transfer.archives.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     ArchiveEntry,
+    ArchiveManifest,
     EntryKind,
-    Manifest,
     is_manifest,
     list_in_order,
     read_manifest,
@@ -128,7 +128,7 @@ class ArchivePlanner:
             await archive.note_earlier(entry, context)
 
 
-def _load_manifest(tree: FileTree) -> Manifest:
+def _load_manifest(tree: FileTree) -> ArchiveManifest:
     with tree.open(MANIFEST) as file:
         data = file.read(MAX_MANIFEST_BYTES + 1)
     if len(data) > MAX_MANIFEST_BYTES:

@@ -17,7 +17,7 @@ from backend.transfer.archives.manifest import (
     MANIFEST,
     MAX_NAME_CHARACTERS,
     ArchiveEntry,
-    Manifest,
+    ArchiveManifest,
 )
 from backend.vault.sealed_files import SealedFileWriter
 
@@ -62,7 +62,7 @@ class ArchiveWriter:
 
     def finish(self) -> None:
         """Write the manifest and the end of the zip."""
-        manifest = Manifest(
+        manifest = ArchiveManifest(
             talekeeper=backend.__version__,
             created_at=self._created_at,
             counts=dict(Counter(entry.kind for entry in self._entries)),

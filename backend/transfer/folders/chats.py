@@ -14,7 +14,7 @@ from backend.characters.models import Summary
 from backend.transfer.contracts import ChatTarget, FileTree, FindFile, ImportContext, StepResult
 from backend.transfer.errors import TransferFileError
 from backend.transfer.folders.groups import (
-    Group,
+    GroupFile,
     add_header,
     index_by_stem,
     read_start,
@@ -49,7 +49,7 @@ class ChatSource:
     path: str
     main_path: str | None = None
     card_file: str = ""
-    group: Group | None = None
+    group: GroupFile | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,7 @@ MAX_HEADER_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class GroupFile:
     """A group file. `members` are card files, and `chats` the ids of its chats.
 
     `metadata` are the `chat_metadata` of chats without header, by chat id.
@@ -34,7 +34,7 @@ class Group:
     metadata: Mapping[str, Object] = field(default_factory=dict[str, Object])
 
 
-def read_group(data: bytes, *, name: str) -> Group:
+def read_group(data: bytes, *, name: str) -> GroupFile:
     """Read a group file. `name` is its file name without extension. CPU-bound.
 
     Raises `TransferFileError`.
@@ -55,7 +55,7 @@ def read_group(data: bytes, *, name: str) -> Group:
     if present := get_object(raw, "chat_metadata"):
         metadata[current] = present
     chats = _read_ids(raw.get("chats"))
-    return Group(
+    return GroupFile(
         id=_read_id(raw.get("id")) or name,
         name=_read_id(raw.get("name")).strip() or name,
         members=list(dict.fromkeys(_read_ids(raw.get("members")))),

@@ -17,7 +17,7 @@ from backend.transfer.folders.account import (
     import_settings,
 )
 from backend.transfer.folders.chats import ChatImport, ChatSource, order_chats
-from backend.transfer.folders.groups import Group, read_group
+from backend.transfer.folders.groups import GroupFile, read_group
 from backend.transfer.folders.layout import UserFolder, find_user_folder, fold_name
 from backend.transfer.folders.library import import_card, import_preset, import_world
 from backend.transfer.folders.personas import import_persona, make_path
@@ -81,7 +81,7 @@ def read_outline(tree: FileTree) -> FolderOutline:
     settings = FolderSettings()
     if (path := folder.find(layout.SETTINGS_FILE)) is not None:
         settings = _read(tree, path, read_settings_file, faults) or settings
-    groups: dict[str, Group] = {}
+    groups: dict[str, GroupFile] = {}
     for path in folder.list_files(layout.GROUPS):
         check_stopped()
         read = partial(read_group, name=layout.get_stem(path))
@@ -123,7 +123,7 @@ def _list_chats(folder: UserFolder) -> Iterator[list[ChatSource]]:
         ]
 
 
-def _sort_group_chats(folder: UserFolder, groups: Mapping[str, Group]) -> dict[str, list[str]]:
+def _sort_group_chats(folder: UserFolder, groups: Mapping[str, GroupFile]) -> dict[str, list[str]]:
     """Return the chats of each group by the group's path. Those of no group are under ""."""
     owners = {fold_name(chat): path for path, group in groups.items() for chat in group.chats}
     found: dict[str, list[str]] = {path: [] for path in groups}

@@ -17,7 +17,7 @@ from backend.transfer.contracts import (
     StepResult,
 )
 from backend.transfer.errors import TransferFileError
-from backend.transfer.folders.groups import Group
+from backend.transfer.folders.groups import GroupFile
 from backend.transfer.folders.layout import UserFolder
 from backend.transfer.folders.settings_file import FolderSettings
 from backend.transfer.imported import digest_file, find_imported, record_imported
@@ -37,7 +37,7 @@ class FolderContents:
 
     folder: UserFolder
     settings: FolderSettings
-    groups: Mapping[str, Group]
+    groups: Mapping[str, GroupFile]
     faults: Mapping[str, TransferFileError]
 
 

@@ -86,7 +86,7 @@ class _Turn(NamedTuple):
     text: str
 
 
-class _Names(NamedTuple):
+class _StoryNames(NamedTuple):
     user: str
     others: Sequence[str]
 
@@ -149,10 +149,10 @@ def _list_actions(raw: Object) -> list[str]:
     return actions
 
 
-def _find_names(settings: Object) -> _Names:
+def _find_names(settings: Object) -> _StoryNames:
     listed = find_text(settings, "chatopponent").split(_NAME_SEPARATOR, _MAX_NAMES)[:_MAX_NAMES]
     others = [find_name({"name": each}, "name") for each in listed]
-    return _Names(
+    return _StoryNames(
         find_name(settings, "chatname"),
         list(dict.fromkeys(filter(None, others))),
     )
@@ -164,12 +164,12 @@ def _guess_mode(story: str) -> _Mode:
     return "adventure" if f"\n{_ACTION}" in story else "story"
 
 
-def _split_story(parts: list[str], _: _Names, _settings: Object) -> Iterator[_Turn]:
+def _split_story(parts: list[str], _: _StoryNames, _settings: Object) -> Iterator[_Turn]:
     for each in parts:
         yield _Turn("assistant", "", each)
 
 
-def _split_adventure(parts: list[str], names: _Names, _: Object) -> Iterator[_Turn]:
+def _split_adventure(parts: list[str], names: _StoryNames, _: Object) -> Iterator[_Turn]:
     pending: list[str] = []
     for line in split_lines("".join(parts)):
         check_stopped()
@@ -182,7 +182,7 @@ def _split_adventure(parts: list[str], names: _Names, _: Object) -> Iterator[_Tu
     yield _Turn("assistant", "", "\n".join(pending))
 
 
-def _split_chat(parts: list[str], names: _Names, _: Object) -> Iterator[_Turn]:
+def _split_chat(parts: list[str], names: _StoryNames, _: Object) -> Iterator[_Turn]:
     speakers = {names.user, *names.others}
     role: Role = "system"
     author = ""
@@ -200,7 +200,7 @@ def _split_chat(parts: list[str], names: _Names, _: Object) -> Iterator[_Turn]:
     yield _Turn(role, author, "\n".join(pending))
 
 
-def _split_instruct(parts: list[str], names: _Names, settings: Object) -> Iterator[_Turn]:
+def _split_instruct(parts: list[str], names: _StoryNames, settings: Object) -> Iterator[_Turn]:
     authors = {"user": names.user, "assistant": names.others[0] if len(names.others) == 1 else ""}
     story = _replace_tags("".join(parts), settings)
     role: Role = "system"

@@ -77,7 +77,7 @@ class SpeakerLine:
 
 
 @dataclass(slots=True)
-class _Message:
+class _LogMessage:
     name: str
     lines: list[str]
     date: datetime | None = None
@@ -153,21 +153,21 @@ def _is_risu(lines: Sequence[str]) -> bool:
     return first.startswith(_RISU_MARK) and is_name(first.removeprefix(_RISU_MARK))
 
 
-def _split_risu(lines: Sequence[str]) -> tuple[list[str], list[_Message]]:
-    messages: list[_Message] = []
+def _split_risu(lines: Sequence[str]) -> tuple[list[str], list[_LogMessage]]:
+    messages: list[_LogMessage] = []
     was_blank = True
     for line in lines:
         check_stopped()
         name = line.removeprefix(_RISU_MARK)
         if was_blank and line.startswith(_RISU_MARK) and is_name(name):
-            messages.append(_Message(name, []))
+            messages.append(_LogMessage(name, []))
         elif messages:
             messages[-1].lines.append(line)
         was_blank = not line.strip()
     return [], messages
 
 
-def _split(lines: Sequence[str]) -> tuple[list[str], list[_Message]]:
+def _split(lines: Sequence[str]) -> tuple[list[str], list[_LogMessage]]:
     """Return the lines before the first message, and the messages."""
     begun: list[SpeakerLine | None] = []
     for line in lines:
@@ -185,11 +185,11 @@ def _split(lines: Sequence[str]) -> tuple[list[str], list[_Message]]:
         or len(found) < _SHORT_LOG
     }
     preamble: list[str] = []
-    messages: list[_Message] = []
+    messages: list[_LogMessage] = []
     for line, start in zip(lines, begun, strict=True):
         check_stopped()
         if start is not None and start.name in speakers:
-            messages.append(_Message(start.name, [start.text], start.date))
+            messages.append(_LogMessage(start.name, [start.text], start.date))
         else:
             (messages[-1].lines if messages else preamble).append(_unescape(line))
     return preamble, messages
@@ -229,7 +229,7 @@ def _find_role(name: str, user: str) -> Role:
 
 
 def _build(
-    preamble: Sequence[str], messages: Sequence[_Message], user: str
+    preamble: Sequence[str], messages: Sequence[_LogMessage], user: str
 ) -> Iterator[FileMessage]:
     if preamble:
         text = "\n".join(preamble).strip()

@@ -64,7 +64,7 @@ _SUMMARIES: Final = ("supaMemoryData", "hypaV2Data", "hypaV3Data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class People:
+class ChatPeople:
     """The people of a chat. `members` and `personas` are names by id.
 
     `greetings` are the character's, the first message before the alternate ones.
@@ -87,7 +87,7 @@ def read(file: BinaryIO, *, name: str) -> Iterator[ChatReading]:
         raise TransferFileError("This is not a chat of RisuAI: its `type` is not `risuChat`.")
     data: Any = raw.get("data")
     chats = get_list(raw, "data", "The file") if isinstance(data, list) else [data]
-    people = People(character=_find_character(get_stem(name)))
+    people = ChatPeople(character=_find_character(get_stem(name)))
     found, omitted = select_chats(chats, "Chat")
     if not found:
         raise TransferFileError(f"{omitted[0]}." if omitted else "The file has no chats.")
@@ -134,7 +134,7 @@ def _find_character(stem: str) -> str:
     return stem.rpartition("_all_chats_")[0]
 
 
-def read_chat(chat: Object, place: str, people: People, notes: Notes) -> ChatReading:
+def read_chat(chat: Object, place: str, people: ChatPeople, notes: Notes) -> ChatReading:
     """Read a chat. `place` begins the detail of an error."""
     messages = get_list(chat, "message", place)
     bound: Any = chat.get("bindedPersona")
@@ -163,7 +163,7 @@ def read_chat(chat: Object, place: str, people: People, notes: Notes) -> ChatRea
 
 
 def _read_messages(
-    chat: Object, messages: list[Any], place: str, people: People, user: str, notes: Notes
+    chat: Object, messages: list[Any], place: str, people: ChatPeople, user: str, notes: Notes
 ) -> Iterator[FileMessage]:
     greeting = _make_greeting(chat, people, user)
     if greeting is not None:
@@ -196,7 +196,7 @@ def _read_messages(
         )
 
 
-def _make_greeting(chat: Object, people: People, user: str) -> FileMessage | None:
+def _make_greeting(chat: Object, people: ChatPeople, user: str) -> FileMessage | None:
     index: Any = chat.get("fmIndex", -1)
     selected = index + 1 if isinstance(index, int) else 0
     written = list(enumerate(people.greetings))

@@ -47,7 +47,7 @@ from backend.transfer.formats.json_files import (
     to_object,
 )
 from backend.transfer.formats.message_pack import MessagePackError, decode
-from backend.transfer.formats.risu import People, read_chat, select_chats
+from backend.transfer.formats.risu import ChatPeople, read_chat, select_chats
 
 DATABASE: Final = "database.risudat"
 _PICTURE_ENDING: Final = ".png"
@@ -123,13 +123,13 @@ def _make_bundle(
         listed = [
             each for each in get_list(character, "characters", place) if isinstance(each, str)
         ]
-        people = People(
+        people = ChatPeople(
             user=user,
             members={each: names[each] for each in listed if each in names},
             personas=personas,
         )
     else:
-        people = People(
+        people = ChatPeople(
             character=title, user=user, personas=personas, greetings=_list_greetings(character)
         )
     found, omitted = select_chats(get_list(character, "chats", place), f"{place}, chat")

@@ -12,12 +12,12 @@ import pytest
 from backend.context.blocks import DEFAULT_BLOCKS, Block, PresetFields
 from backend.generation.sampling import Sampling
 from backend.presets.errors import PresetFileError
-from backend.presets.files import ImportedFile, read_preset, write_preset
+from backend.presets.files import PresetFile, read_preset, write_preset
 
 FILE = (Path(__file__).parents[2] / "fixtures/presets/lighthouse.json").read_bytes()
 
 
-def read(value: object) -> ImportedFile:
+def read(value: object) -> PresetFile:
     return read_preset(json.dumps(value).encode(), name="Lighthouse")
 
 
