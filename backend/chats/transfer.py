@@ -49,12 +49,15 @@ class LogOrigin(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A file that the chat, or a branch of it (`is_joined`), was imported from.
 
     `message_id` is the last message of its path, and `header` the JSON of its first line.
+    `messages` are the members of messages that a branch shares with its chat, by position, if they
+    differ.
     """
 
     name: Author = ""
     header: Annotated[str, msgspec.Meta(max_length=9_000_000)] | None = None
     is_joined: bool = False
     message_id: UUID | None = None
+    messages: dict[int, Annotated[str, msgspec.Meta(max_length=9_000_000)]] = {}
 
 
 class LogHead(msgspec.Struct, kw_only=True):

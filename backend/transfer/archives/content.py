@@ -588,14 +588,7 @@ async def _load_chat_origins(
     origins: list[LogOrigin] = []
     for row in await session.scalars(query.order_by(ImportedFile.id)):
         origin = ChatOrigin.open(sealer, row.id, row.sealed_source or b"")
-        origins.append(
-            LogOrigin(
-                name=origin.name,
-                header=origin.header.decode() if origin.header is not None else None,
-                is_joined=origin.is_joined,
-                message_id=row.message_id,
-            )
-        )
+        origins.append(origin.to_log(row.message_id))
     return origins
 
 

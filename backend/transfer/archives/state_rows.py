@@ -365,13 +365,15 @@ class StateWriter:
 
 
 def _make_origin(origin: LogOrigin) -> ChatOrigin:
-    """Raises `TransferFileError` if the header is not JSON."""
-    if origin.header is not None:
-        read_record(origin.header.encode(), Raw)
+    """Raises `TransferFileError` if the header or the members of a message are not JSON."""
+    parts = [origin.header] if origin.header is not None else []
+    for part in (*parts, *origin.messages.values()):
+        read_record(part.encode(), Raw)
     return ChatOrigin(
         name=origin.name,
         header=origin.header.encode() if origin.header is not None else None,
         is_joined=origin.is_joined,
+        messages={place: data.encode() for place, data in origin.messages.items()},
     )
 
 

@@ -22,7 +22,7 @@ from backend.accounts.auth.identity import Identity
 from backend.characters.card_rows import format_disposition
 from backend.chats.files import FileDescription
 from backend.chats.models import FILE_DATA
-from backend.chats.transfer import LogFile, LogHead, LogOrigin, make_head, make_line
+from backend.chats.transfer import LogFile, LogHead, make_head, make_line
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
 from backend.transfer.chats.stored_chat import StoredChat, StoredChatReader, StoredReference
@@ -188,15 +188,7 @@ class _Export:
         head = make_head(self._sealer, stored.chat, stored.member_ids)
         head.settings = stored.settings
         head.variables = stored.variables
-        head.origins = [
-            LogOrigin(
-                name=each.origin.name,
-                header=None if each.origin.header is None else each.origin.header.decode(),
-                is_joined=each.origin.is_joined,
-                message_id=each.message_id,
-            )
-            for each in stored.origins
-        ]
+        head.origins = [each.origin.to_log(each.message_id) for each in stored.origins]
         return head
 
     def _write_lines(

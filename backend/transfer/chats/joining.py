@@ -6,7 +6,7 @@ the original, and becomes a branch below the last of them here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -19,7 +19,7 @@ from backend.chats import repository
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.engine import Database
-from backend.transfer.chats.origin import digest_swipe
+from backend.transfer.chats.origin import MessageOrigin, digest_swipe
 from backend.transfer.chats.tree_rows import TreePlace
 from backend.transfer.formats.chat_file import ChatReading, FileMessage
 from backend.vault.sealing import Sealer
@@ -27,6 +27,9 @@ from backend.vault.sealing import Sealer
 LEVELS_PER_PAGE: Final = 100
 MAX_SIBLINGS: Final = 50_000
 """Maximum number of messages that are compared on `LEVELS_PER_PAGE` levels of the tree."""
+
+MAX_DIFFERENCE_BYTES: Final = 1024 * 1024
+"""Limit for the members of shared messages that are kept twice. Usually only the last differs."""
 
 _COLUMNS = (
     Message.id,
@@ -39,6 +42,7 @@ _COLUMNS = (
     Message.scene_place,
     Message.created_at,
     Message.sealed_content,
+    Message.sealed_source,
 )
 
 
@@ -47,13 +51,15 @@ class Junction:
     """The last message that a branch shares with a chat.
 
     `rest` is the first message that differs, without the swipes that are there already. None if the
-    chat contains the whole branch. `swipes` are the digests of all its swipes.
+    chat contains the whole branch. `swipes` are the digests of all its swipes. `messages` are the
+    origins of the shared messages that differ, by position.
     """
 
     chat: Chat
     last: TreePlace
     rest: FileMessage | None
     swipes: Sequence[str]
+    messages: Mapping[int, bytes]
 
 
 class BranchFinder:
@@ -85,7 +91,14 @@ class BranchFinder:
                 return None, walk.pending
             if is_over:
                 rest = walk.pending[0] if walk.pending else None
-                return Junction(chat=chat, last=walk.last, rest=rest, swipes=walk.swipes), []
+                junction = Junction(
+                    chat=chat,
+                    last=walk.last,
+                    rest=rest,
+                    swipes=walk.swipes,
+                    messages=walk.messages,
+                )
+                return junction, []
 
 
 class _Walk:
@@ -96,6 +109,8 @@ class _Walk:
         self.last: TreePlace | None = None
         self.pending: list[FileMessage] = []
         self.swipes: list[str] = []
+        self.messages: dict[int, bytes] = {}
+        self._free_bytes = MAX_DIFFERENCE_BYTES
 
     @property
     def level(self) -> int:
@@ -106,6 +121,7 @@ class _Walk:
         below: dict[UUID | None, list[Any]] = {}
         for row in rows:
             below.setdefault(row.parent_id, []).append(row)
+        sources = {row.id: row.sealed_source for row in rows}
         bottom = max((row.position for row in rows), default=-1)
         while True:
             check_stopped()
@@ -127,6 +143,20 @@ class _Walk:
                 return True
             self.pending.clear()
             self.last = same
+            self._note_difference(message, same, sources[same.id])
+
+    def _note_difference(
+        self, message: FileMessage, same: TreePlace, sealed_source: bytes | None
+    ) -> None:
+        """Keep the members of the file if those of the chat differ."""
+        own = MessageOrigin(
+            message=message.source, swipe=message.swipes[message.selected].source
+        ).encode()
+        stored = MessageOrigin.open(self._sealer, same.id, sealed_source)
+        known = MessageOrigin(message=stored.message, swipe=stored.swipe).encode()
+        if own is not None and own != known and len(own) <= self._free_bytes:
+            self._free_bytes -= len(own)
+            self.messages[same.position] = own
 
     def _open(self, rows: Sequence[Any], message: FileMessage) -> dict[str, TreePlace]:
         """Return the siblings of the message's role by text. The active one comes first."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 from uuid import UUID
@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from backend.chats.models import MESSAGE_SOURCE
+from backend.chats.transfer import LogOrigin
 from backend.transfer.models import IMPORTED_SOURCE
 from backend.vault.sealing import Sealer
 
@@ -80,15 +81,34 @@ def _decode_digests(raw: Raw | None) -> Sequence[str]:
 class ChatOrigin:
     """The name of a chat's file, and the JSON of its header.
 
-    `is_joined` is true for a branch that was joined to the tree of another file's chat.
+    `is_joined` is true for a branch that was joined to the tree of another file's chat. `messages`
+    are `MessageOrigin`s in JSON of the messages that it shares with the chat, by position, if the
+    chat's own differ.
     """
 
     name: str
     header: bytes | None = None
     is_joined: bool = False
+    messages: Mapping[int, bytes] = field(default_factory=dict[int, bytes])
+
+    def find_message(self, position: int) -> MessageOrigin | None:
+        data = self.messages.get(position)
+        return None if data is None else MessageOrigin.decode(data)
+
+    def to_log(self, message_id: UUID | None) -> LogOrigin:
+        """Return the part of an archive. `message_id` is the last message of the file's path."""
+        return LogOrigin(
+            name=self.name,
+            header=None if self.header is None else self.header.decode(),
+            is_joined=self.is_joined,
+            message_id=message_id,
+            messages={place: data.decode() for place, data in self.messages.items()},
+        )
 
     def encode(self) -> bytes:
-        members = {"name": self.name, "is_joined": self.is_joined}
+        members: dict[str, object] = {"name": self.name, "is_joined": self.is_joined}
+        if self.messages:
+            members["messages"] = {place: Raw(data) for place, data in self.messages.items()}
         return msgspec.json.encode(
             members if self.header is None else {**members, "header": Raw(self.header)}
         )
@@ -101,6 +121,12 @@ class ChatOrigin:
             name=msgspec.json.decode(members["name"], type=str),
             header=None if header is None else bytes(header),
             is_joined=msgspec.json.decode(members["is_joined"], type=bool),
+            messages={
+                place: bytes(value)
+                for place, value in msgspec.json.decode(
+                    members.get("messages", b"{}"), type=dict[int, Raw]
+                ).items()
+            },
         )
 
     def seal(self, sealer: Sealer, row_id: UUID) -> bytes:

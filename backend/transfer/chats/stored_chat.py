@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -150,7 +150,7 @@ class StoredChatReader:
                 references = await _load_references(session, self._sealer, [r.id for r in rows])
             yield await self._pool.run(
                 self._sealer.user_id,
-                partial(_make_messages, self._sealer, rows, references, chosen),
+                partial(_make_messages, self._sealer, rows, references, chosen, stored.origin),
                 size=sum(len(row.sealed_content) for row in rows),
             )
 
@@ -297,8 +297,9 @@ def _make_messages(
     rows: Sequence[Any],
     references: dict[UUID, list[StoredReference]],
     chosen: Collection[UUID],
+    file: ChatOrigin | None,
 ) -> list[FileMessage]:
-    """Group messages with their swipes. CPU-bound."""
+    """Group messages with their swipes. `file` is the one that the path is of. CPU-bound."""
     families: defaultdict[UUID | None, list[Any]] = defaultdict(list)
     for row in rows:
         families[row.parent_id].append(row)
@@ -320,6 +321,8 @@ def _make_messages(
             ],
         )
         selected = next(place for place, each in enumerate(siblings) if each.row.id == row.id)
+        if (own := file.find_message(row.position) if file else None) is not None:
+            siblings[selected] = replace(siblings[selected], origin=own)
         named = (siblings[selected].origin, *(each.origin for each in siblings))
         messages.append(
             FileMessage(

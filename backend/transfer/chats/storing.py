@@ -132,7 +132,13 @@ class ChatImporter:
                 else:
                     await self._join(session, identity, chat, junction)
                 chat_id = junction.chat.id if junction else chat.id
-                await self._record(session, identity, chat_id, reading, target, last)
+                origin = ChatOrigin(
+                    name=target.file_name,
+                    header=reading.head.source,
+                    is_joined=junction is not None,
+                    messages=junction.messages if junction else {},
+                )
+                await self._record(session, identity, chat_id, origin, target, last)
                 await self._outbox.imported(session, identity, kind="message", container_id=chat_id)
                 await self._check(session, identity)
         except BaseException:
@@ -298,12 +304,10 @@ class ChatImporter:
         session: AsyncSession,
         identity: Identity,
         chat_id: UUID,
-        reading: ChatReading,
+        origin: ChatOrigin,
         target: ChatTarget,
         last: TreePlace | None,
     ) -> None:
-        is_joined = chat_id == target.joins
-        origin = ChatOrigin(name=target.file_name, header=reading.head.source, is_joined=is_joined)
         await record_imported(
             session,
             identity.sealer,

@@ -291,6 +291,19 @@ async def test_the_path_of_a_branch_has_the_header_of_its_file(database: Databas
     assert encode(header) == encode(BRANCH[0])
 
 
+async def test_members_of_shared_messages_are_those_of_each_file(database: Database) -> None:
+    shelf, grove = await plant(database)
+    marked = make_line("I knock.", is_user=True, minute=1, extra={"bookmark_link": "Branch #1"})
+    main = write_lines([*MAIN[:2], marked, *MAIN[3:]])
+    branch = write_lines([*BRANCH[:3], make_line("Leave."), BRANCH[4]])
+    main_id = await shelf.add(main)
+    await shelf.store(branch, "Branch #1.jsonl", joins=main_id)
+    assert await shelf.export(main_id) == main + b"\n"
+    last = (await load_rows(database))[-1]
+    await grove.messages.activate(shelf.identity, last.id, follow=True)
+    assert await shelf.export(main_id) == branch + b"\n"
+
+
 async def test_swipes_of_a_branch_that_its_chat_has_too_come_out_with_both(
     database: Database,
 ) -> None:
