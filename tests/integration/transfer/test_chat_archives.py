@@ -53,7 +53,7 @@ def normalise(archive: bytes) -> Any:
     head, *lines = [json.loads(line) for line in files["chat.jsonl"].splitlines()]
     for number, line in enumerate(lines):
         names[line["id"]] = str(number)
-    pictures = {}
+    pictures: dict[int, bytes] = {}
     for line in lines:
         for member in ("id", "parent_id", "scene_id"):
             line[member] = names.get(line.get(member), "")
