@@ -18,13 +18,14 @@ from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import ChatLog, build_message_rows, create_message_ids
 from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool
-from backend.database.base import RecordCreated, get_table, new_id, split_chunks
+from backend.database.base import RecordCreated, get_table, new_id, now, split_chunks
 from backend.database.engine import Database
 from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
 from backend.transfer.archives.ids import NewMessage
+from backend.transfer.chats.storing import touch_unfinished
 from backend.transfer.contracts import ReportMessages
 
 StoreParts = Callable[[UUID, Mapping[UUID, NewMessage]], Awaitable[None]]
@@ -69,7 +70,7 @@ class ChatTreeImporter:
 
         `store_parts` is called between the messages and the transaction that completes the chat.
 
-        Raises `StorageQuotaExceededError`.
+        Raises `StorageQuotaExceededError`, and `ConflictError` if the unfinished chat was deleted.
         """
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
@@ -97,6 +98,7 @@ class ChatTreeImporter:
             done = 0
             for part in split_chunks(rows, INSERT_BATCH_ROWS):
                 async with self._database.write() as session:
+                    await touch_unfinished(session, chat_id)
                     await session.execute(insert(get_table(Message)), list(part))
                 done += len(part)
                 await report(done)
@@ -106,10 +108,13 @@ class ChatTreeImporter:
                     chat_id, {old: NewMessage(new, places[new]) for old, new in ids.items()}
                 )
             async with self._database.write() as session:
-                leaf_id = ids[log.head.leaf_id] if log.head.leaf_id else None
-                await session.execute(
-                    update(Chat).where(Chat.id == chat_id).values(is_ready=True, leaf_id=leaf_id)
-                )
+                await touch_unfinished(session, chat_id)
+                completed = {
+                    "is_ready": True,
+                    "leaf_id": ids[log.head.leaf_id] if log.head.leaf_id else None,
+                    "updated_at": log.head.created_at.astimezone(UTC),
+                }
+                await session.execute(update(Chat).where(Chat.id == chat_id).values(completed))
                 for check in self._checks_added:
                     await check(session, identity.user_id)
                 await record(session, chat_id)
@@ -122,7 +127,6 @@ class ChatTreeImporter:
     async def _insert_head(
         self, identity: Identity, log: ChatLog, chat_id: UUID, unit: CountUnit
     ) -> None:
-        created_at = log.head.created_at.astimezone(UTC)
         chat = {
             "id": chat_id,
             "user_id": identity.user_id,
@@ -130,8 +134,8 @@ class ChatTreeImporter:
             "persona_id": log.head.persona_id,
             "count_unit": str(unit),
             "is_ready": False,
-            "created_at": created_at,
-            "updated_at": created_at,
+            "created_at": log.head.created_at.astimezone(UTC),
+            "updated_at": now(),
         }
         members = [
             {"chat_id": chat_id, "character_id": each, "place": place}

@@ -213,7 +213,7 @@ class ChatImporter:
             if not batch.rows:
                 return batch.last, count
             async with self._database.write() as session:
-                await _touch(session, chat.id)
+                await touch_unfinished(session, chat.id)
                 await _insert_batch(session, identity.user_id, batch, junction)
                 await self._check(session, identity)
             count += batch.messages
@@ -229,7 +229,7 @@ class ChatImporter:
         last: TreePlace | None,
     ) -> None:
         """Make the chat visible, with its members and settings."""
-        await _touch(session, chat.id)
+        await touch_unfinished(session, chat.id)
         sealer, head = identity.sealer, reading.head
         settings = _make_settings(head)
         sealed_settings = msgspec.json.encode(settings) if settings != ChatSettings() else None
@@ -267,7 +267,7 @@ class ChatImporter:
 
         The active path and the settings of the main chat do not change.
         """
-        await _touch(session, chat.id)
+        await touch_unfinished(session, chat.id)
         main = await repository.find_chat(
             session, junction.chat.id, owner_id=identity.user_id, lock=True
         )
@@ -394,7 +394,7 @@ async def _find_own(
     return found
 
 
-async def _touch(session: AsyncSession, chat_id: UUID) -> None:
+async def touch_unfinished(session: AsyncSession, chat_id: UUID) -> None:
     """Show that an unfinished chat is growing. Raises `ConflictError` if it was deleted."""
     found = await session.execute(
         update(Chat)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.chats.models import Chat
+from backend.chats.transfer import read_log
+from backend.database.base import now
+from backend.errors import ConflictError
+from backend.transfer.chats.storing import ABANDONED_AFTER
+from tests.integration.turns.seeding import identity_of
 from tests.support.archives import read_files, write_files
 from tests.support.importing import bring, card_json
 from tests.support.server import Account, Running
@@ -197,6 +207,36 @@ async def test_missing_files_and_paths_outside_of_the_archive_are_left_out(
     _, results = await bring(ada, write_files({**files, "chat.jsonl": log}), "night.zip")
     assert results["chat.jsonl"]["outcome"] == "imported"
     assert any("1 files" in each for each in results["chat.jsonl"]["warnings"])
+
+
+async def test_an_unfinished_chat_is_not_swept_while_it_grows(
+    server: Running, ada: Account, archive: bytes
+) -> None:
+    parts = server.parts
+    log = read_log(read_files(archive)["chat.jsonl"])
+    log.head.created_at -= timedelta(days=400)
+    identity = await identity_of(server, ada)
+
+    async def sweep(_count: int) -> None:
+        await parts.chat_importer.delete_abandoned()
+
+    async def wait_too_long(count: int) -> None:
+        async with parts.database.write() as session:
+            await session.execute(
+                update(Chat).where(~Chat.is_ready).values(updated_at=now() - 2 * ABANDONED_AFTER)
+            )
+        await sweep(count)
+
+    store = parts.import_services.chat_trees.store
+    with pytest.raises(ConflictError):
+        await store(identity, log, report=wait_too_long, record=record_nothing)
+    assert (await ada.get("/chats"))["items"] == []
+    chat_id = await store(identity, log, report=sweep, record=record_nothing)
+    assert [each["text"] for each in await ada.messages(str(chat_id))] == ["Rain."]
+
+
+async def record_nothing(_session: AsyncSession, _item_id: UUID) -> None:
+    """A `RecordCreated`."""
 
 
 @pytest.fixture
