@@ -31,6 +31,10 @@ FORGET = "memory.forget"
 SECOND_DELETE_DELAY = timedelta(minutes=5)
 """Longer than a worker continues a job whose lease it has lost."""
 
+IMPORT_PAUSE = timedelta(seconds=3)
+"""Imported containers are indexed when none has followed for this long, because both import and
+indexing use the processor."""
+
 MAX_NOTED_ROWS = 500
 """If more rows change, one note makes the indexer compare the whole container."""
 
@@ -41,6 +45,11 @@ _DEAD_JOBS = select(JOBS.c.id, JOBS.c.payload).where(
     JOBS.c.user_id == bindparam("owner_id"),
     JOBS.c.kind == bindparam("kind"),
     JOBS.c.state == "dead",
+)
+_POSTPONE = (
+    JOBS.update()
+    .where(JOBS.c.dedupe_key == bindparam("key"), JOBS.c.state.in_(("queued", "waiting_key")))
+    .values(run_after=bindparam("later"))
 )
 _DELETE_DEAD = JOBS.delete().where(
     JOBS.c.id.in_(bindparam("ids", expanding=True)), JOBS.c.state == "dead"
@@ -93,9 +102,11 @@ class IndexOutbox(AccountDeleted):
             user_id=user_id,
             lane=user_id,
             dedupe_key=f"{INDEX_IMPORTED}/{user_id}",
+            run_after=now() + IMPORT_PAUSE,
         )
         key = self._queue.grant(holder.sealer, holder.key_mode)
-        await self._queue.enqueue(session, job, key=key)
+        if await self._queue.enqueue(session, job, key=key) is None:
+            await session.execute(_POSTPONE, {"key": job.dedupe_key, "later": job.run_after})
 
     async def record_unkeyed(
         self,
