@@ -1,4 +1,4 @@
-"""What the parts of an import agree on: a tree of files, the steps of a plan, their results."""
+"""Contracts of the parts of an import: a tree of files, the steps of a plan, their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FileTree(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What became of a file. `detail` is the reason, in a sentence for the user."""
+    """The result of a file. `detail` is the reason, in a sentence for the user."""
 
     outcome: Outcome
     kind: ItemKind | None = None
@@ -67,8 +67,8 @@ class ImportOptions:
 class ImportContext:
     """An import that runs.
 
-    `found` maps the paths of files to what they made, by kind, for later steps. The service adds
-    the item of each result, also of earlier runs of the same import.
+    `found` maps the paths of files to the items that they made, by kind, for later steps. The
+    service adds the item of each result, also of earlier runs of the same import.
     """
 
     identity: Identity
@@ -103,7 +103,7 @@ class ImportPlanner(Protocol):
         ...
 
     def plan(self, context: ImportContext) -> AsyncIterator[ImportStep]:
-        """Yield the steps in order: what others refer to comes first."""
+        """Yield the steps in order: files that others refer to come first."""
         ...
 
     def count(self, tree: FileTree) -> int:
@@ -117,7 +117,7 @@ FindFile = Callable[[str], bytes | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTarget:
-    """Where a chat file belongs.
+    """The place of a chat file in the account.
 
     Args:
         file_name: The file's name without folder.

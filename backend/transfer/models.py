@@ -33,8 +33,8 @@ class Import(Base):
     """An import of a file, or of a folder in a zip, that the account has uploaded.
 
     The upload is a sealed file named by `id`, deleted at `expires_at` or when the import has
-    finished. An import of the command line has no upload and no job. A row in the state `running`
-    whose job has ended was stopped. `sealed_options` is the JSON of the request's options and of
+    finished. An import of the command line has no upload and no job. If the job of a row in the
+    state `running` has ended, the import was stopped. `sealed_options` is the JSON of the request's options and of
     the upload's name. `job_id` is its last job.
     """
 
@@ -56,7 +56,7 @@ IMPORT_OPTIONS = Column("imports", "sealed_options")
 
 
 class ImportResult(Base):
-    """What became of one file of an import. `item_id` is what it made, or what was there.
+    """The result of one file of an import. `item_id` is the item that it made or found.
 
     `sealed_detail` is the JSON of its path, the reason and warnings.
     """

@@ -26,7 +26,7 @@ from backend.turns.api.openings import OpeningService
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportServices:
-    """What planners need. `store_chat` stores chats of other programs, `chat_trees` our own."""
+    """Services of planners. `store_chat` stores chats of other programs, `chat_trees` our own."""
 
     database: Database
     pool: CpuPool

@@ -1,4 +1,4 @@
-"""A chat as it is in a file, whatever the program that wrote it.
+"""A chat as it is in a file of any program.
 
 Readers of all formats return a `ChatReading`. `backend.transfer.chats` stores it as a message tree,
 and builds the same structures for an export. Pure: no database, no clock.

@@ -1,4 +1,4 @@
-"""Imports over HTTP: what each file becomes, and what a second import brings."""
+"""Imports over HTTP: the results of files, and of a second import."""
 
 from __future__ import annotations
 
