@@ -34,8 +34,8 @@ class Import(Base):
 
     The upload is a sealed file named by `id`, deleted at `expires_at` or when the import has
     finished. An import of the command line has no upload and no job. If the job of a row in the
-    state `running` has ended, the import was stopped. `sealed_options` is the JSON of the request's options and of
-    the upload's name. `job_id` is its last job.
+    state `running` has ended, the import was stopped. `sealed_options` is the JSON of the
+    request's options and of the upload's name. `job_id` is its last job.
     """
 
     __tablename__ = "imports"
