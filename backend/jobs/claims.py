@@ -211,13 +211,12 @@ def _query_shares(shares: CTE, state: Waiting, *, is_postgres: bool) -> Select[U
     of_share = (
         select(first.c.id)
         .where(first.c.kind.in_(bindparam("kinds", expanding=True)), _lane_is_free(first))
-        # PostgreSQL may join the lanes in an order of its own.
-        .order_by(first.c.run_after)
         .limit(bindparam("each", type_=Integer()))
         .correlate(shares)
     )
     if is_postgres:
-        found = of_share.lateral()
+        # It may join the lanes in another order.
+        found = of_share.order_by(first.c.run_after).lateral()
         return select(found.c.id, shares.c.share).select_from(shares.join(found, true()))
     # SQLite has no LATERAL. It evaluates a correlated IN for one share after the other.
     outer = JOBS.alias()
