@@ -175,6 +175,8 @@ def _iterate_markers(path: str) -> Iterator[tuple[str, str]]:
         if part in _OWN_PARTS:
             return
         is_file = place == len(parts) - 1
+        if part == CHATS and place + 2 >= len(parts):  # not in the folder of a character
+            return
         if part in _MARKERS and is_file == (part == SETTINGS_FILE):
             yield "".join(f"{each}/" for each in parts[:place]), part
             if not is_file:

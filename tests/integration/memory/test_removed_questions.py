@@ -95,11 +95,11 @@ async def test_an_upgrade_leaves_nothing_of_the_questions(start: Start) -> None:
         points = await points_of(index, said.user_id)
         line = next(each for each in points if (each.kind, each.source_id) == ("message", said.id))
         await add_question_point(server, said.user_id, line)
+        # The old point does not disturb searches.
+        assert LINE in await texts_found(ada, "hound", sources="message")
         database, before = server.parts.database, await count_stored_bytes(server)
         await migrate.downgrade(database, "2026_11_22")
         await store_questions(server, ada, UUID(chat), said.id)
-        # The old point does not disturb searches.
-        assert LINE in await texts_found(ada, "hound", sources="message")
         await migrate.upgrade(database)
         assert LINE in await texts_found(ada, "hound", sources="message")
         await settled(server)
