@@ -137,10 +137,10 @@ class ArchivePlanner:
 
 async def _report_unreadable(manifest: ArchiveManifest, _: ImportContext) -> StepResult:
     kinds = Counter(each.kind.replace("_", " ") for each in manifest.unreadable)
+    counts = ", ".join(f"{kind} ({count:,})" for kind, count in kinds.items())
     detail = (
-        f"{len(manifest.unreadable):,} items are missing in the archive or empty, because they "
-        "could not be decrypted when it was made: "
-        f"{', '.join(f'{kind} ({count:,})' for kind, count in kinds.items())}."
+        "Items that could not be decrypted when the archive was made are missing or empty: "
+        f"{counts}."
     )
     return StepResult(outcome="skipped", detail=detail)
 

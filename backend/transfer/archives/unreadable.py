@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
@@ -34,7 +34,7 @@ class Salvage:
         return Counter(each.kind for each in self._items)
 
     @contextmanager
-    def leave_out(self, kind: UnreadableKind, item_id: UUID) -> Iterator[None]:
+    def leave_out(self, kind: UnreadableKind, item_id: UUID) -> Generator[None]:
         """End the block at a `SealBrokenError`, and note its item. Other errors are raised."""
         try:
             yield

@@ -184,17 +184,14 @@ async def whole(
     if "whole" not in made:
         file = tmp_path_factory.mktemp("whole") / "whole.sqlite3"
         await asyncio.to_thread(shutil.copy, sqlite_template, file)
-        async with serve(file, tmp_path / "whole") as server, server.account("Ada") as ada:
+        async with (
+            running(f"sqlite+aiosqlite:///{file}", tmp_path / "whole") as server,
+            server.account("Ada") as ada,
+        ):
             await _fill(server, ada)
             archive = await make_archive(ada)
         made["whole"] = Whole(file, archive)
     return made["whole"]
-
-
-@asynccontextmanager
-async def serve(file: Path, folder: Path) -> AsyncGenerator[Running]:
-    async with running(f"sqlite+aiosqlite:///{file}", folder) as server:
-        yield server
 
 
 async def _fill(server: Running, account: Account) -> None:
@@ -228,6 +225,15 @@ async def _damage(server: Running, case: Case) -> None:
         )
 
 
+@asynccontextmanager
+async def serve_damaged(whole: Whole, case: Case, folder: Path) -> AsyncGenerator[Running]:
+    """Serve a copy of the account with one damaged value."""
+    file = await asyncio.to_thread(shutil.copy, whole.file, folder / "damaged.sqlite3")
+    async with running(f"sqlite+aiosqlite:///{file}", folder) as server:
+        await _damage(server, case)
+        yield server
+
+
 def _read_entries(data: bytes) -> Mapping[EntryKey, bytes]:
     files = read_files(data)
     entries = json.loads(files["manifest.json"])["entries"]
@@ -238,9 +244,7 @@ def _read_entries(data: bytes) -> Mapping[EntryKey, bytes]:
 async def test_a_damaged_value_costs_only_its_item(
     case: Case, whole: Whole, tmp_path: Path
 ) -> None:
-    file = await asyncio.to_thread(shutil.copy, whole.file, tmp_path / "damaged.sqlite3")
-    async with serve(file, tmp_path) as server:
-        await _damage(server, case)
+    async with serve_damaged(whole, case, tmp_path) as server:
         async with server.signed_in("Ada") as ada:
             archive = await make_archive(ada)
             assert (await ada.get("/me/archive/status"))["unreadable"] == 1
@@ -255,7 +259,7 @@ async def test_a_damaged_value_costs_only_its_item(
         async with server.account("Bea") as bea:
             _, results = await bring(bea, archive)
             report = results.pop("manifest.json")
-            assert report["detail"].startswith("1 item")
+            assert report["detail"].endswith(f": {case.kind.replace('_', ' ')} (1).")
             assert {each["outcome"] for each in results.values()} == {"imported"}
             again = await make_archive(bea)
         counts = json.loads(read_files(again)["manifest.json"])["counts"]
@@ -263,12 +267,9 @@ async def test_a_damaged_value_costs_only_its_item(
 
 
 async def test_a_damaged_message_keeps_its_place(whole: Whole, tmp_path: Path) -> None:
-    file = await asyncio.to_thread(shutil.copy, whole.file, tmp_path / "damaged.sqlite3")
     case = changes("messages.sealed_content", "message", "chat", f"position = 2 AND {OUTSIDE}")
-    async with serve(file, tmp_path) as server:
-        await _damage(server, case)
-        async with server.signed_in("Ada") as ada:
-            archive = await make_archive(ada)
+    async with serve_damaged(whole, case, tmp_path) as server, server.signed_in("Ada") as ada:
+        archive = await make_archive(ada)
     [item] = json.loads(read_files(archive)["manifest.json"])["unreadable"]
     lines = [
         json.loads(line)
@@ -283,11 +284,9 @@ async def test_a_damaged_message_keeps_its_place(whole: Whole, tmp_path: Path) -
 
 
 async def test_a_comparison_reports_unreadable_items(whole: Whole, tmp_path: Path) -> None:
-    file = await asyncio.to_thread(shutil.copy, whole.file, tmp_path / "damaged.sqlite3")
-    async with serve(file, tmp_path) as server:
-        await _damage(server, loses("users.sealed_scripts", "scripts"))
-        async with server.signed_in("Ada") as ada:
-            archive = await make_archive(ada)
+    case = loses("users.sealed_scripts", "scripts")
+    async with serve_damaged(whole, case, tmp_path) as server, server.signed_in("Ada") as ada:
+        archive = await make_archive(ada)
     found = compare_archives(io.BytesIO(whole.archive), io.BytesIO(archive))
     first, second = [each.render() for each in found]
     assert first.startswith('manifest.json: unreadable[0]: missing / "scripts ')
