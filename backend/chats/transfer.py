@@ -34,7 +34,7 @@ from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
 from backend.generation.model import Role
-from backend.vault.sealing import Sealer
+from backend.vault.sealing import Column, Sealer
 
 MAX_MESSAGES = 250_000
 
@@ -120,6 +120,9 @@ class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 LineT = TypeVar("LineT", LogHead, LogLine)
 
+OpenText = Callable[[Column, UUID, bytes], str | None]
+"""Decrypts a text. `Sealer.open` is one. None means that the text is left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatLog:
@@ -148,7 +151,7 @@ class ChatLog:
 
 
 def write_log(
-    sealer: Sealer,
+    open_text: OpenText,
     chat: Chat,
     character_ids: Sequence[UUID],
     rows: Sequence[Any],
@@ -171,22 +174,22 @@ def write_log(
             above[row.id] = row.id
         else:
             above[row.id] = above[row.parent_id]
-    lines = [make_line(sealer, row) for row in known]
+    lines = [make_line(open_text, row) for row in known]
     for line in lines:
         line.parent_id = above[line.parent_id]
         if not is_whole:
             line.typed = line.thinking = line.source = None
-    head = make_head(sealer, chat, character_ids)
+    head = make_head(open_text, chat, character_ids)
     head.leaf_id = above[chat.leaf_id]
     if not is_whole:
         head.title = ""
     return msgspec.json.Encoder().encode_lines([head, *lines])
 
 
-def make_head(sealer: Sealer, chat: Chat, character_ids: Sequence[UUID]) -> LogHead:
+def make_head(open_text: OpenText, chat: Chat, character_ids: Sequence[UUID]) -> LogHead:
     return LogHead(
         id=chat.id,
-        title=sealer.open(CHAT_TITLE, chat.id, chat.sealed_title),
+        title=open_text(CHAT_TITLE, chat.id, chat.sealed_title) or "",
         leaf_id=chat.leaf_id,
         character_ids=list(character_ids),
         persona_id=chat.persona_id,
@@ -194,19 +197,20 @@ def make_head(sealer: Sealer, chat: Chat, character_ids: Sequence[UUID]) -> LogH
     )
 
 
-def make_line(sealer: Sealer, row: Any) -> LogLine:
+def make_line(open_text: OpenText, row: Any) -> LogLine:
     """Return the line of a message with all columns."""
     check_stopped()
+    typed: bytes | None = row.sealed_typed
     thinking: bytes | None = row.sealed_thinking
     source: bytes | None = row.sealed_source
     return LogLine(
         id=row.id,
         parent_id=row.parent_id,
         role=row.role,
-        author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
-        text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
-        typed=sealer.open(MESSAGE_TYPED, row.id, row.sealed_typed) if row.sealed_typed else None,
-        thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
+        author=open_text(MESSAGE_AUTHOR, row.id, row.sealed_author) or "",
+        text=open_text(MESSAGE_CONTENT, row.id, row.sealed_content) or "",
+        typed=open_text(MESSAGE_TYPED, row.id, typed) if typed else None,
+        thinking=open_text(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         status="interrupted" if row.status == "streaming" else row.status,
         hidden=row.hidden,
         selected=row.is_selected,
@@ -215,7 +219,7 @@ def make_line(sealer: Sealer, row: Any) -> LogLine:
         persona_id=row.persona_id,
         scene_id=row.scene_id,
         scene_place=row.scene_place,
-        source=sealer.open(MESSAGE_SOURCE, row.id, source) if source else None,
+        source=open_text(MESSAGE_SOURCE, row.id, source) if source else None,
         created_at=row.created_at,
     )
 

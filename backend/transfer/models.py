@@ -108,7 +108,8 @@ IMPORTED_SOURCE = Column("imported_files", "sealed_source")
 class Archive(Base):
     """An account's archive: a sealed file named by `id`, deleted at `expires_at`.
 
-    `size` is that of the zip in bytes, and 0 until it is complete.
+    `size` is that of the zip in bytes, and 0 until it is complete. `unreadable` is the number of
+    items that it lacks because they could not be decrypted.
     """
 
     __tablename__ = "archives"
@@ -118,5 +119,6 @@ class Archive(Base):
     user_id: Mapped[ListedOwnerId]
     job_id: Mapped[UUID | None]
     size: Mapped[int] = mapped_column(BigInteger, default=0)
+    unreadable: Mapped[int] = mapped_column(default=0)
     expires_at: Mapped[datetime]
     created_at: Mapped[CreatedAt]

@@ -189,3 +189,22 @@ def test_the_archive_of_the_account_is_made_downloaded_and_offered_before_deleti
     assert_accessible(page)
     dialog.get_by_role("button", name="Delete the archive").click()
     expect(dialog.get_by_role("button", name="Make the archive")).to_be_visible()
+
+
+def test_the_archive_says_how_many_items_could_not_be_decrypted(
+    page: Page, account: Account, watch: Watch
+) -> None:
+    del account  # the page is signed in to it
+    watch.expected.append("/me/archive/status")
+    status = {
+        "state": "ready",
+        "size": 2_000,
+        "unreadable": 2,
+        "created_at": "2026-01-02T03:04:05Z",
+        "expires_at": "2026-01-03T03:04:05Z",
+        "job": None,
+    }
+    page.route("**/me/archive/status", lambda route: route.fulfill(json=status))
+    page.goto("/#/settings")
+    page.get_by_role("link", name="Your data").click()
+    expect(page.get_by_text("2 items could not be decrypted and are left out")).to_be_visible()

@@ -413,7 +413,7 @@ class CampaignTransfer:
                 changes=open_changes(sealer, changes, sources),
                 chronicle=ChronicleFields(name=fields.name),
                 events=events,
-                chats=[write_log(sealer, *each, viewpoint) for each in chats],
+                chats=[write_log(sealer.open, *each, viewpoint) for each in chats],
             )
             files = write_archive(found) if file_format == "json" else write_vault(found)
             return pack(files, deflated=True)

@@ -66,6 +66,7 @@ def compare_archives(first: BinaryIO, second: BinaryIO) -> Iterator[Difference]:
     Raises `TransferFileError` if one of them is not a readable archive.
     """
     one, two = OpenArchive(first), OpenArchive(second)
+    yield from _compare_values(MANIFEST, one.read_unreadable(), two.read_unreadable())
     for path in sorted(one.entries.keys() | two.entries.keys()):
         check_stopped()
         if path not in two.entries:
@@ -73,7 +74,7 @@ def compare_archives(first: BinaryIO, second: BinaryIO) -> Iterator[Difference]:
         elif path not in one.entries:
             yield Difference(path, "", "", "only in the second")
         elif not _has_same_bytes(one, two, path):
-            yield from _compare_items(one, two, path)
+            yield from _compare_values(path, one.open(path), two.open(path))
 
 
 def _has_same_bytes(one: OpenArchive, two: OpenArchive, path: str) -> bool:
@@ -86,10 +87,9 @@ def _has_same_bytes(one: OpenArchive, two: OpenArchive, path: str) -> bool:
     return sha256(one.read(path)).digest() == sha256(two.read(path)).digest()
 
 
-def _compare_items(one: OpenArchive, two: OpenArchive, path: str) -> Iterator[Difference]:
-    values = one.open(path), two.open(path)
+def _compare_values(path: str, first: Any, second: Any) -> Iterator[Difference]:
     count = 0
-    for field, left, right in find_changes(*values):
+    for field, left, right in find_changes(first, second):
         count += 1
         if count <= MAX_FIELDS:
             yield Difference(path, field, _shorten(left), _shorten(right))
@@ -140,6 +140,7 @@ class OpenArchive:
         self._names = set(names)
         manifest = read_manifest(self.read(MANIFEST))
         self.entries = {entry.path: entry for entry in manifest.entries}
+        self._unreadable = manifest.unreadable
         self._labels = self._find_labels(manifest)
 
     def read(self, path: str) -> bytes:
@@ -159,6 +160,11 @@ class OpenArchive:
         except (AppError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TransferFileError(f"{path} is damaged: {error}.") from error
         return {"name": entry.name, **content}
+
+    def read_unreadable(self) -> Any:
+        """Return the items that the archive lacks because they could not be decrypted."""
+        names = (f"{each.kind} {self._replace_text(str(each.id))}" for each in self._unreadable)
+        return {"unreadable": sorted(names)}
 
     def _find_labels(self, manifest: ArchiveManifest) -> dict[str, str]:
         labels: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Reads an account as the files of an archive, one after the other.
 
 Each file is read in a separate short transaction, so that play continues. A change during the
-export can be in one file and missing in another.
+export can be in one file and missing in another. An item that cannot be decrypted is left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from backend.characters.models import (
     open_persona,
 )
 from backend.characters.service import CharacterService
-from backend.chats.files import open_description, open_name
+from backend.chats.files import FileName, open_description, open_name
 from backend.chats.models import (
     CHAT_TITLE,
     FILE_DATA,
@@ -50,6 +50,7 @@ from backend.chats.models import (
     decode_notices,
 )
 from backend.chats.repository import list_character_ids
+from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
 from backend.chats.transfer import LogOrigin, write_log
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
@@ -95,10 +96,10 @@ from backend.transfer.archives.records import (
     SummaryRecord,
     write_record,
 )
+from backend.transfer.archives.unreadable import Salvage
 from backend.transfer.chats.origin import ChatOrigin
 from backend.transfer.models import ImportedFile
 from backend.turns.prompt.macros import read_chat_variables, read_global_variables
-from backend.vault.sealing import Sealer
 
 PICTURE_SUFFIXES = {
     "image/webp": ".webp",
@@ -174,8 +175,8 @@ class AccountReader:
                 total += await session.scalar(query) or 0
         return total
 
-    async def read(self, identity: Identity) -> AsyncIterator[ArchiveFile]:
-        """Yield all files except for the manifest."""
+    async def read(self, identity: Identity, salvage: Salvage) -> AsyncIterator[ArchiveFile]:
+        """Yield all files except for the manifest. `salvage` notes the items that are left out."""
         paths = PathChooser()
         for read in (
             self._read_providers,
@@ -185,22 +186,22 @@ class AccountReader:
             self._read_characters,
             self._read_lorebooks,
         ):
-            async for file in read(identity, paths):
+            async for file in read(identity, salvage, paths):
                 yield file
         stored: dict[UUID, StoredPath] = {}
-        async for file in self._read_files(identity, stored):
+        async for file in self._read_files(identity, salvage, stored):
             yield file
         stems: dict[UUID, str] = {}
-        async for file in self._read_chats(identity, paths, stems):
+        async for file in self._read_chats(identity, salvage, paths, stems):
             yield file
-        async for file in self._read_campaigns(identity, paths, stems):
+        async for file in self._read_campaigns(identity, salvage, paths, stems):
             yield file
-        async for file in self._read_chronicles(identity, paths):
+        async for file in self._read_chronicles(identity, salvage, paths):
             yield file
-        async for file in self._read_states(identity, stems, stored):
+        async for file in self._read_states(identity, salvage, stems, stored):
             yield file
         yield await self._read_links(identity)
-        yield await self._read_settings(identity)
+        yield await self._read_settings(identity, salvage)
 
     async def _list_ids(
         self,
@@ -212,39 +213,44 @@ class AccountReader:
             return list(await session.scalars(select(column).where(*conditions).order_by(column)))
 
     async def _read_providers(
-        self, identity: Identity, paths: PathChooser
+        self, identity: Identity, salvage: Salvage, paths: PathChooser
     ) -> AsyncIterator[ArchiveFile]:
         query = select(Provider).where(Provider.user_id == identity.user_id).order_by(Provider.id)
         async with self._database.read() as session:
             rows = list(await session.scalars(query))
         for row in rows:
-            config = open_provider(identity.sealer, row)
-            values = {name: getattr(config, name) for name in ProviderFields.__struct_fields__}
-            values |= {"api_key": None, "extra_headers": {}}
-            fields = ProviderFields(**values)
-            record = ProviderRecord(
-                slug=row.slug, kind=row.kind, preset=config.preset, fields=fields
-            )
-            path = paths.choose("provider", row.slug, ".json")
-            yield ArchiveFile(path, "provider", write_record(record), row.id, row.slug)
+            with salvage.leave_out("provider", row.id):
+                config = open_provider(identity.sealer, row)
+                values = {name: getattr(config, name) for name in ProviderFields.__struct_fields__}
+                values |= {"api_key": None, "extra_headers": {}}
+                fields = ProviderFields(**values)
+                record = ProviderRecord(
+                    slug=row.slug, kind=row.kind, preset=config.preset, fields=fields
+                )
+                path = paths.choose("provider", row.slug, ".json")
+                yield ArchiveFile(path, "provider", write_record(record), row.id, row.slug)
 
     async def _read_presets(
-        self, identity: Identity, paths: PathChooser
+        self, identity: Identity, salvage: Salvage, paths: PathChooser
     ) -> AsyncIterator[ArchiveFile]:
         for preset_id in await self._list_ids(Preset.id, Preset.user_id == identity.user_id):
             # The file contains no name, because SillyTavern names presets by their files.
-            file = await self._presets.export(identity, preset_id)
-            path = paths.choose("preset", file.stem, ".json")
-            yield ArchiveFile(path, "preset", file.data, preset_id, file.stem)
+            with salvage.leave_out("preset", preset_id):
+                file = await self._presets.export(identity, preset_id)
+                path = paths.choose("preset", file.stem, ".json")
+                yield ArchiveFile(path, "preset", file.data, preset_id, file.stem)
 
-    async def _read_scripts(self, identity: Identity, _: PathChooser) -> AsyncIterator[ArchiveFile]:
-        scripts, _revision = await self._scripts.read(identity)
-        if scripts:
-            data = msgspec.json.format(msgspec.json.encode(scripts), indent=4)
-            yield ArchiveFile(SCRIPTS_PATH, "scripts", data)
+    async def _read_scripts(
+        self, identity: Identity, salvage: Salvage, _: PathChooser
+    ) -> AsyncIterator[ArchiveFile]:
+        with salvage.leave_out("scripts", identity.user_id):
+            scripts, _revision = await self._scripts.read(identity)
+            if scripts:
+                data = msgspec.json.format(msgspec.json.encode(scripts), indent=4)
+                yield ArchiveFile(SCRIPTS_PATH, "scripts", data)
 
     async def _read_personas(
-        self, identity: Identity, paths: PathChooser
+        self, identity: Identity, salvage: Salvage, paths: PathChooser
     ) -> AsyncIterator[ArchiveFile]:
         sealer = identity.sealer
         for persona_id in await self._list_ids(Persona.id, Persona.user_id == identity.user_id):
@@ -253,17 +259,20 @@ class AccountReader:
                 avatar = await session.scalar(select(Avatar).where(Avatar.persona_id == persona_id))
             if row is None:  # deleted since the list was read
                 continue
-            persona = open_persona(sealer, row.id, row.sealed_persona)
-            stem = paths.choose("persona", persona.name, "")
-            data = write_record(PersonaRecord(persona=persona))
-            yield ArchiveFile(f"{stem}.json", "persona", data, persona_id, persona.name)
-            if avatar is not None:
-                picture = sealer.open_bytes(AVATAR_IMAGE, avatar.id, avatar.sealed_image)
-                suffix = PICTURE_SUFFIXES[avatar.media_type]
-                yield ArchiveFile(f"{stem}{suffix}", "avatar", picture, persona_id)
+            with salvage.leave_out("persona", persona_id):
+                persona = open_persona(sealer, row.id, row.sealed_persona)
+                stem = paths.choose("persona", persona.name, "")
+                data = write_record(PersonaRecord(persona=persona))
+                yield ArchiveFile(f"{stem}.json", "persona", data, persona_id, persona.name)
+                if avatar is None:
+                    continue
+                with salvage.leave_out("avatar", persona_id):
+                    picture = sealer.open_bytes(AVATAR_IMAGE, avatar.id, avatar.sealed_image)
+                    suffix = PICTURE_SUFFIXES[avatar.media_type]
+                    yield ArchiveFile(f"{stem}{suffix}", "avatar", picture, persona_id)
 
     async def _read_characters(
-        self, identity: Identity, paths: PathChooser
+        self, identity: Identity, salvage: Salvage, paths: PathChooser
     ) -> AsyncIterator[ArchiveFile]:
         owned = Character.user_id == identity.user_id
         for character_id in await self._list_ids(Character.id, owned):
@@ -278,24 +287,26 @@ class AccountReader:
             form: Literal["charx", "png", "json"] = (
                 "charx" if has_files else "png" if has_picture else "json"
             )
-            file = await self._characters.export(
-                identity, character_id, file_format=form, spec="v3"
-            )
-            path = paths.choose("character", file.stem, f".{file.extension}")
-            yield ArchiveFile(path, "character", file.data, character_id, file.stem)
+            with salvage.leave_out("character", character_id):
+                file = await self._characters.export(
+                    identity, character_id, file_format=form, spec="v3"
+                )
+                path = paths.choose("character", file.stem, f".{file.extension}")
+                yield ArchiveFile(path, "character", file.data, character_id, file.stem)
 
     async def _read_lorebooks(
-        self, identity: Identity, paths: PathChooser
+        self, identity: Identity, salvage: Salvage, paths: PathChooser
     ) -> AsyncIterator[ArchiveFile]:
         """Yield the lorebooks, except for those of cards, which are in the cards."""
         mine = Lorebook.user_id == identity.user_id, Lorebook.character_id.is_(None)
         for book_id in await self._list_ids(Lorebook.id, *mine):
-            file = await self._lorebooks.export(identity, book_id, "world_info")
-            path = paths.choose("lorebook", file.stem, ".json")
-            yield ArchiveFile(path, "lorebook", file.data, book_id, file.stem)
+            with salvage.leave_out("lorebook", book_id):
+                file = await self._lorebooks.export(identity, book_id, "world_info")
+                path = paths.choose("lorebook", file.stem, ".json")
+                yield ArchiveFile(path, "lorebook", file.data, book_id, file.stem)
 
     async def _read_files(
-        self, identity: Identity, stored: dict[UUID, StoredPath]
+        self, identity: Identity, salvage: Salvage, stored: dict[UUID, StoredPath]
     ) -> AsyncIterator[ArchiveFile]:
         """Yield the files of messages, named by their digests, and note their paths."""
         sealer = identity.sealer
@@ -304,27 +315,31 @@ class AccountReader:
                 row = await session.get(StoredFile, file_id)
             if row is None:
                 continue
-            description = open_description(sealer, row.id, row.sealed_description)
-            data = sealer.open_bytes(FILE_DATA, row.id, row.sealed_data)
-            suffix = mimetypes.guess_extension(description.media_type) or ".bin"
-            path = f"{FOLDERS['file']}/{sha256(data).hexdigest()}{suffix}"
-            stored[file_id] = StoredPath(path, description.media_type)
-            yield ArchiveFile(path, "file", data)
+            with salvage.leave_out("file", file_id):
+                description = open_description(sealer, row.id, row.sealed_description)
+                data = sealer.open_bytes(FILE_DATA, row.id, row.sealed_data)
+                suffix = mimetypes.guess_extension(description.media_type) or ".bin"
+                path = f"{FOLDERS['file']}/{sha256(data).hexdigest()}{suffix}"
+                stored[file_id] = StoredPath(path, description.media_type)
+                yield ArchiveFile(path, "file", data)
 
     async def _read_chats(
-        self, identity: Identity, paths: PathChooser, stems: dict[UUID, str]
+        self,
+        identity: Identity,
+        salvage: Salvage,
+        paths: PathChooser,
+        stems: dict[UUID, str],
     ) -> AsyncIterator[ArchiveFile]:
         mine = Chat.user_id == identity.user_id, Chat.campaign_id.is_(None), Chat.is_ready
         for chat_id in await self._list_ids(Chat.id, *mine):
-            found = await self._load_chat(identity, chat_id)
+            found = await self._load_chat(salvage, chat_id)
             if found is None:
                 continue
             title, data = found
             stems[chat_id] = paths.choose("chat", title, "")
             yield ArchiveFile(f"{stems[chat_id]}.jsonl", "chat", data, chat_id, title)
 
-    async def _load_chat(self, identity: Identity, chat_id: UUID) -> tuple[str, bytes] | None:
-        sealer = identity.sealer
+    async def _load_chat(self, salvage: Salvage, chat_id: UUID) -> tuple[str, bytes] | None:
         async with self._database.read() as session:
             chat = await session.get(Chat, chat_id)
             if chat is None:
@@ -335,36 +350,36 @@ class AccountReader:
             rows = [row async for row in stream_rows(session, query)]
 
         def write() -> tuple[str, bytes]:
-            title = sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)
-            return title, write_log(sealer, chat, members.get(chat_id, []), rows)
+            title = salvage.open_text(CHAT_TITLE, chat.id, chat.sealed_title) or ""
+            return title, write_log(salvage.open_text, chat, members.get(chat_id, []), rows)
 
-        return await self._pool.run(identity.user_id, write, is_job=True)
+        return await self._pool.run(salvage.sealer.user_id, write, is_job=True)
 
     async def _read_campaigns(
-        self, identity: Identity, paths: PathChooser, stems: dict[UUID, str]
+        self,
+        identity: Identity,
+        salvage: Salvage,
+        paths: PathChooser,
+        stems: dict[UUID, str],
     ) -> AsyncIterator[ArchiveFile]:
         owned = Campaign.user_id == identity.user_id
         for campaign_id in await self._list_ids(Campaign.id, owned):
-            file = await self._campaigns.export(identity, campaign_id, "json")
-            chats = await self._list_ids(Chat.id, Chat.campaign_id == campaign_id, Chat.is_ready)
-            stems[campaign_id] = paths.choose("campaign", file.stem, "")
-            yield ArchiveFile(
-                f"{stems[campaign_id]}.zip",
-                "campaign",
-                file.data,
-                campaign_id,
-                file.stem,
-                chats,
-            )
+            with salvage.leave_out("campaign", campaign_id):
+                file = await self._campaigns.export(identity, campaign_id, "json")
+                in_campaign = Chat.campaign_id == campaign_id, Chat.is_ready
+                chats = await self._list_ids(Chat.id, *in_campaign)
+                stem = stems[campaign_id] = paths.choose("campaign", file.stem, "")
+                yield ArchiveFile(
+                    f"{stem}.zip", "campaign", file.data, campaign_id, file.stem, chats
+                )
 
     async def _read_chronicles(
-        self, identity: Identity, paths: PathChooser
+        self, identity: Identity, salvage: Salvage, paths: PathChooser
     ) -> AsyncIterator[ArchiveFile]:
         """Yield the chronicles, except for those of campaigns, which are in the campaigns."""
         of_campaign = exists().where(Campaign.chronicle_id == Chronicle.id)
         mine = Chronicle.user_id == identity.user_id, ~of_campaign
         for chronicle_id in await self._list_ids(Chronicle.id, *mine):
-            file = await self._chronicles.export(identity, chronicle_id)
             sources = (
                 select(EventSource.chat_id)
                 .join(ChronicleEvent, ChronicleEvent.id == EventSource.event_id)
@@ -374,11 +389,17 @@ class AccountReader:
             )
             async with self._database.read() as session:
                 chats = list(await session.scalars(sources))
-            path = paths.choose("chronicle", file.stem, ".json")
-            yield ArchiveFile(path, "chronicle", file.data, chronicle_id, file.stem, chats)
+            with salvage.leave_out("chronicle", chronicle_id):
+                file = await self._chronicles.export(identity, chronicle_id)
+                path = paths.choose("chronicle", file.stem, ".json")
+                yield ArchiveFile(path, "chronicle", file.data, chronicle_id, file.stem, chats)
 
     async def _read_states(
-        self, identity: Identity, stems: dict[UUID, str], stored: Mapping[UUID, StoredPath]
+        self,
+        identity: Identity,
+        salvage: Salvage,
+        stems: dict[UUID, str],
+        stored: Mapping[UUID, StoredPath],
     ) -> AsyncIterator[ArchiveFile]:
         """Yield the states of chats and campaigns. Chats with default settings have none."""
         owner_id = identity.user_id
@@ -387,31 +408,30 @@ class AccountReader:
         ):
             if chat_id not in stems:
                 continue
-            state = await self._read_chat_state(identity, chat_id, stored)
+            state = await self._read_chat_state(salvage, chat_id, stored)
             if state is not None and not state.is_default:
                 data = write_record(state)
                 yield ArchiveFile(f"{stems[chat_id]}{STATE_SUFFIX}", "chat_state", data, chat_id)
         for campaign_id in await self._list_ids(Campaign.id, Campaign.user_id == owner_id):
             if campaign_id not in stems:
                 continue
-            state_data = await self._read_campaign_state(identity, campaign_id, stored)
+            state_data = await self._read_campaign_state(salvage, campaign_id, stored)
             if state_data is not None:
                 path = f"{stems[campaign_id]}{STATE_SUFFIX}"
                 yield ArchiveFile(path, "campaign_state", state_data, campaign_id)
 
     async def _read_chat_state(
-        self, identity: Identity, chat_id: UUID, stored: Mapping[UUID, StoredPath]
+        self, salvage: Salvage, chat_id: UUID, stored: Mapping[UUID, StoredPath]
     ) -> ChatState | None:
         async with self._database.read() as session:
             chat = await session.get(Chat, chat_id)
             if chat is None:
                 return None
-            return await _load_chat_state(session, identity.sealer, chat, stored)
+            return await _load_chat_state(session, salvage, chat, stored)
 
     async def _read_campaign_state(
-        self, identity: Identity, campaign_id: UUID, stored: Mapping[UUID, StoredPath]
+        self, salvage: Salvage, campaign_id: UUID, stored: Mapping[UUID, StoredPath]
     ) -> bytes | None:
-        sealer = identity.sealer
         async with self._database.read() as session:
             campaign = await session.get(Campaign, campaign_id)
             if campaign is None:
@@ -419,12 +439,15 @@ class AccountReader:
             state = CampaignState(campaign_id=campaign_id, chronicle_id=campaign.chronicle_id)
             if campaign.chronicle_id is not None:
                 chronicle = await session.get(Chronicle, campaign.chronicle_id)
-                state.chronicle = open_chronicle(sealer, chronicle) if chronicle else None
-            state.proposals = await _load_proposals(session, sealer, campaign_id)
+                with salvage.leave_out("chronicle", campaign.chronicle_id):
+                    state.chronicle = (
+                        open_chronicle(salvage.sealer, chronicle) if chronicle else None
+                    )
+            state.proposals = await _load_proposals(session, salvage, campaign_id)
             in_campaign = Chat.campaign_id == campaign_id, Chat.is_ready
             chats = list(await session.scalars(select(Chat).where(*in_campaign).order_by(Chat.id)))
         for chat in chats:
-            found = await self._read_chat_state(identity, chat.id, stored)
+            found = await self._read_chat_state(salvage, chat.id, stored)
             if found is not None:
                 state.chats.append(found)
         return write_record(state)
@@ -472,17 +495,19 @@ class AccountReader:
             links.lorebooks.append(link)
         return ArchiveFile(LINKS_PATH, "links", write_record(links))
 
-    async def _read_settings(self, identity: Identity) -> ArchiveFile:
+    async def _read_settings(self, identity: Identity, salvage: Salvage) -> ArchiveFile:
         async with self._database.read() as session:
             sealed = await session.scalar(
                 select(User.sealed_variables).where(User.id == identity.user_id)
             )
-        variables = read_global_variables(identity.sealer, sealed)
-        settings = identity.settings
-        # An embedding model gets all texts, so the user chooses it again elsewhere.
-        tasks = msgspec.structs.replace(settings.task_models, embedding=None)
-        kept = msgspec.structs.replace(settings, task_models=tasks)
-        record = SettingsRecord(settings=kept, variables=variables)
+        record = SettingsRecord()
+        with salvage.leave_out("variables", identity.user_id):
+            record.variables = read_global_variables(identity.sealer, sealed)
+        with salvage.leave_out("settings", identity.user_id):
+            settings = identity.settings
+            # An embedding model gets all texts, so the user chooses it again elsewhere.
+            tasks = msgspec.structs.replace(settings.task_models, embedding=None)
+            record.settings = msgspec.structs.replace(settings, task_models=tasks)
         return ArchiveFile(SETTINGS_PATH, "settings", write_record(record))
 
 
@@ -531,38 +556,31 @@ async def _load_origins(
 
 
 async def _load_chat_state(
-    session: AsyncSession, sealer: Sealer, chat: Chat, stored: Mapping[UUID, StoredPath]
+    session: AsyncSession, salvage: Salvage, chat: Chat, stored: Mapping[UUID, StoredPath]
 ) -> ChatState:
+    sealer = salvage.sealer
     state = ChatState(
         chat_id=chat.id,
-        settings=read_settings(sealer, chat),
+        settings=ChatSettings(
+            chronicle_enabled=chat.chronicle_enabled, chronicle_id=chat.chronicle_id
+        ),
         chronicle_since=chat.chronicle_since,
-        variables=read_chat_variables(sealer, chat),
     )
+    with salvage.leave_out("chat_settings", chat.id):
+        state.settings = read_settings(sealer, chat)
+    with salvage.leave_out("chat_variables", chat.id):
+        state.variables = read_chat_variables(sealer, chat)
     links = select(ChatLorebook.lorebook_id, ChatLorebook.state)
     links = links.where(ChatLorebook.chat_id == chat.id).order_by(ChatLorebook.lorebook_id)
     state.lorebooks = [
         ChatBookRecord(lorebook_id=book_id, state=link)
         for book_id, link in await session.execute(links)
     ]
-    state.lore_states = await _load_lore_states(session, sealer, chat.id)
-    summaries = select(ChatSummary).where(ChatSummary.chat_id == chat.id)
-    state.summaries = [
-        SummaryRecord(
-            message_id=row.message_id,
-            text=sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
-            audience=row.audience,
-            is_edited=row.is_edited,
-            created_at=row.created_at,
-            updated_at=row.updated_at,
-        )
-        for row in await session.scalars(
-            summaries.order_by(ChatSummary.position, ChatSummary.created_at, ChatSummary.message_id)
-        )
-    ]
-    state.details = await _load_details(session, sealer, chat.id)
-    state.files = await _load_message_files(session, sealer, chat.id, stored)
-    state.imported = await _load_chat_origins(session, sealer, chat.id)
+    state.lore_states = await _load_lore_states(session, salvage, chat.id)
+    state.summaries = await _load_summaries(session, salvage, chat.id)
+    state.details = await _load_details(session, salvage, chat.id)
+    state.files = await _load_message_files(session, salvage, chat.id, stored)
+    state.imported = await _load_chat_origins(session, salvage, chat.id)
     marks = select(EnrichmentMark.id).where(EnrichmentMark.chat_id == chat.id)
     state.recorded = list(
         await session.scalars(marks.order_by(EnrichmentMark.position, EnrichmentMark.id))
@@ -577,30 +595,52 @@ async def _load_chat_state(
     return state
 
 
+async def _load_summaries(
+    session: AsyncSession, salvage: Salvage, chat_id: UUID
+) -> list[SummaryRecord]:
+    def open_row(row: ChatSummary) -> SummaryRecord:
+        return SummaryRecord(
+            message_id=row.message_id,
+            text=salvage.sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
+            audience=row.audience,
+            is_edited=row.is_edited,
+            created_at=row.created_at,
+            updated_at=row.updated_at,
+        )
+
+    query = select(ChatSummary).where(ChatSummary.chat_id == chat_id)
+    query = query.order_by(ChatSummary.position, ChatSummary.created_at, ChatSummary.message_id)
+    return salvage.open_rows("summary", await session.scalars(query), open_row)
+
+
 async def _load_chat_origins(
-    session: AsyncSession, sealer: Sealer, chat_id: UUID
+    session: AsyncSession, salvage: Salvage, chat_id: UUID
 ) -> list[LogOrigin]:
+    def open_row(row: ImportedFile) -> LogOrigin:
+        origin = ChatOrigin.open(salvage.sealer, row.id, row.sealed_source or b"")
+        return origin.to_log(row.message_id)
+
     query = select(ImportedFile).where(
         ImportedFile.item_id == chat_id,
-        ImportedFile.user_id == sealer.user_id,
+        ImportedFile.user_id == salvage.sealer.user_id,
         ImportedFile.sealed_source.is_not(None),
     )
-    origins: list[LogOrigin] = []
-    for row in await session.scalars(query.order_by(ImportedFile.id)):
-        origin = ChatOrigin.open(sealer, row.id, row.sealed_source or b"")
-        origins.append(origin.to_log(row.message_id))
-    return origins
+    rows = await session.scalars(query.order_by(ImportedFile.id))
+    return salvage.open_rows("chat_source", rows, open_row)
 
 
 async def _load_lore_states(
-    session: AsyncSession, sealer: Sealer, chat_id: UUID
+    session: AsyncSession, salvage: Salvage, chat_id: UUID
 ) -> list[LoreStateRecord]:
+    sealer = salvage.sealer
+
+    def open_row(row: Any) -> tuple[UUID, TimedState]:
+        data = sealer.open_bytes(LORE_STATE, row.id, row.sealed_state)
+        return row.id, TimedState.decode(data)
+
     query = select(LoreState.id, LoreState.sealed_state).where(LoreState.chat_id == chat_id)
     rows = (await session.execute(query.order_by(LoreState.position, LoreState.id))).all()
-    states = {
-        row.id: TimedState.decode(sealer.open_bytes(LORE_STATE, row.id, row.sealed_state))
-        for row in rows
-    }
+    states = dict(salvage.open_rows("lore_state", rows, open_row))
     entries = {each for state in states.values() for each in state.effects}
     places = await find_entry_places(session, entries, owner_id=sealer.user_id)
     return [
@@ -644,7 +684,7 @@ async def list_entry_ids(session: AsyncSession, book_id: UUID) -> list[UUID]:
 
 
 async def _load_details(
-    session: AsyncSession, sealer: Sealer, chat_id: UUID
+    session: AsyncSession, salvage: Salvage, chat_id: UUID
 ) -> list[MessageDetail]:
     columns = Message.sealed_injected_context, Message.notices
     query = select(Message.id, *columns).where(
@@ -655,7 +695,7 @@ async def _load_details(
     async for row in stream_rows(session, query):
         detail = MessageDetail(message_id=row.id, notices=decode_notices(row.notices))
         if row.sealed_injected_context is not None:
-            detail.injected_context = sealer.open(
+            detail.injected_context = salvage.open_text(
                 MESSAGE_CONTEXT, row.id, row.sealed_injected_context
             )
         details.append(detail)
@@ -663,7 +703,7 @@ async def _load_details(
 
 
 async def _load_message_files(
-    session: AsyncSession, sealer: Sealer, chat_id: UUID, stored: Mapping[UUID, StoredPath]
+    session: AsyncSession, salvage: Salvage, chat_id: UUID, stored: Mapping[UUID, StoredPath]
 ) -> list[FileRecord]:
     query = (
         select(
@@ -679,7 +719,9 @@ async def _load_message_files(
     )
     files: list[FileRecord] = []
     async for row in stream_rows(session, query):
-        name = open_name(sealer, row.id, row.sealed_reference)
+        name = FileName(name="", path="")
+        with salvage.leave_out("file_name", row.id):
+            name = open_name(salvage.sealer, row.id, row.sealed_reference)
         found = stored.get(row.file_id)
         files.append(
             FileRecord(
@@ -695,7 +737,7 @@ async def _load_message_files(
 
 
 async def _load_proposals(
-    session: AsyncSession, sealer: Sealer, campaign_id: UUID
+    session: AsyncSession, salvage: Salvage, campaign_id: UUID
 ) -> list[ProposalRecord]:
     query: Select[Any] = select(CampaignProposal).where(CampaignProposal.campaign_id == campaign_id)
     rows = list(await session.scalars(query.order_by(CampaignProposal.id)))
@@ -709,18 +751,18 @@ async def _load_proposals(
     for source in await session.scalars(of_campaign):
         place = MessagePlace(chat_id=source.chat_id, message_id=source.message_id)
         sources[source.proposal_id].append(place)
-    return [
-        ProposalRecord(
+
+    def open_row(row: CampaignProposal) -> ProposalRecord:
+        data = salvage.sealer.open_bytes(PROPOSAL, row.id, row.sealed_proposal)
+        return ProposalRecord(
             item_id=row.item_id,
             kind=row.kind,
             reason=row.reason,
             state=row.state,
             audience=row.audience,
-            content=msgspec.json.decode(
-                sealer.open_bytes(PROPOSAL, row.id, row.sealed_proposal), type=dict[str, Any]
-            ),
+            content=msgspec.json.decode(data, type=dict[str, Any]),
             sources=sources[row.id],
             created_at=row.created_at,
         )
-        for row in rows
-    ]
+
+    return salvage.open_rows("proposal", rows, open_row)

@@ -16,6 +16,7 @@ FORMAT = "talekeeper-archive"
 MAX_NAME_CHARACTERS = 2_000
 MAX_ENTRIES = 250_000
 MAX_MANIFEST_BYTES = 128 * 1024 * 1024
+MAX_UNREADABLE = 100_000
 
 EntryKind = Literal[
     "provider",
@@ -36,6 +37,30 @@ EntryKind = Literal[
 ]
 KINDS: tuple[EntryKind, ...] = EntryKind.__args__  # type: ignore[attr-defined]  # a Literal
 """The kinds in the order of an import: files that others refer to come first."""
+
+UnreadableKind = Literal[
+    "provider",
+    "preset",
+    "scripts",
+    "persona",
+    "avatar",
+    "character",
+    "lorebook",
+    "file",
+    "file_name",
+    "chat_title",
+    "message",
+    "chat_settings",
+    "chat_variables",
+    "summary",
+    "lore_state",
+    "chat_source",
+    "campaign",
+    "proposal",
+    "chronicle",
+    "settings",
+    "variables",
+]
 
 FOLDERS: dict[EntryKind, str] = {
     "provider": "providers",
@@ -71,14 +96,29 @@ class ArchiveEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     chats: Annotated[list[UUID], msgspec.Meta(max_length=10_000)] = []
 
 
+class UnreadableItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An item that could not be decrypted when the archive was made.
+
+    A message is in the archive without the damaged text, because later messages follow it. The
+    parts of a chat or account leave out only themselves. Any other item is missing as a whole.
+    """
+
+    kind: UnreadableKind
+    id: UUID
+
+
 class ArchiveManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`manifest.json`, the last file of an archive. `counts` are the numbers of files by kind."""
+    """`manifest.json`, the last file of an archive. `counts` are the numbers of files by kind.
+
+    `unreadable` are the items that are not in the archive, at most `MAX_UNREADABLE`.
+    """
 
     format: Literal["talekeeper-archive"] = "talekeeper-archive"
     version: Literal[1] = 1
     talekeeper: str = ""
     created_at: datetime
     counts: dict[str, int] = {}
+    unreadable: Annotated[list[UnreadableItem], msgspec.Meta(max_length=MAX_UNREADABLE)] = []
     entries: Annotated[list[ArchiveEntry], msgspec.Meta(max_length=MAX_ENTRIES)]
 
 

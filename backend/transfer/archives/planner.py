@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -114,10 +115,14 @@ class ArchivePlanner:
             return False
 
     def count(self, tree: FileTree) -> int:
-        return len(list_in_order(_load_manifest(tree)))
+        manifest = _load_manifest(tree)
+        return len(list_in_order(manifest)) + bool(manifest.unreadable)
 
     async def plan(self, context: ImportContext) -> AsyncIterator[ImportStep]:
-        """Yield a step for each file of the manifest. Raises `TransferFileError`."""
+        """Yield a step for each file of the manifest. Raises `TransferFileError`.
+
+        If items were left out of the archive, another step reports it.
+        """
         manifest = await asyncio.to_thread(_load_manifest, context.tree)
         services = self._services
         paths = await asyncio.to_thread(lambda: frozenset(context.tree.list_paths()))
@@ -126,6 +131,18 @@ class ArchivePlanner:
         for entry in list_in_order(manifest):
             yield ImportStep(path=entry.path, run=partial(archive.run, entry))
             await archive.note_earlier(entry, context)
+        if manifest.unreadable:
+            yield ImportStep(path=MANIFEST, run=partial(_report_unreadable, manifest))
+
+
+async def _report_unreadable(manifest: ArchiveManifest, _: ImportContext) -> StepResult:
+    kinds = Counter(each.kind.replace("_", " ") for each in manifest.unreadable)
+    counts = ", ".join(f"{kind} ({count:,})" for kind, count in kinds.items())
+    detail = (
+        "Items that could not be decrypted when the archive was made are missing or empty: "
+        f"{counts}."
+    )
+    return StepResult(outcome="skipped", detail=detail)
 
 
 def _load_manifest(tree: FileTree) -> ArchiveManifest:

@@ -21,6 +21,7 @@ from backend.accounts.auth.identity import Identity, make_job_identity
 from backend.accounts.events import AccountDeleted
 from backend.accounts.repository import get_user
 from backend.core.cpu_pool import CpuPool, background_work
+from backend.core.logs import get_logger
 from backend.core.operating_system import sync_folder
 from backend.database.base import UNSYNCHRONIZED, new_id, now
 from backend.jobs.models import Job
@@ -29,11 +30,14 @@ from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.schemas import JobView
 from backend.transfer.archives.content import AccountReader
 from backend.transfer.archives.schemas import ArchiveState, ArchiveView
+from backend.transfer.archives.unreadable import Salvage
 from backend.transfer.archives.writer import ArchiveWriter
 from backend.transfer.errors import ArchiveNotFoundError
 from backend.transfer.models import Archive
 from backend.vault.sealed_files import BLOCK_BYTES, SealedFileReader, SealedFileWriter
 from backend.vault.sealing import Column, SealBrokenError, Sealer
+
+log = get_logger(__name__)
 
 MAKE_ARCHIVE = "transfer.make_archive"
 EXPIRE_ARCHIVE = "transfer.expire_archive"
@@ -103,6 +107,7 @@ class ArchiveService(AccountDeleted):
                 user_id=owner_id,
                 job_id=job_id,
                 size=0,
+                unreadable=0,
                 expires_at=at + ARCHIVE_LIFETIME,
                 created_at=at,
             )
@@ -182,12 +187,14 @@ class ArchiveService(AccountDeleted):
         identity = make_job_identity(user, sealer, job.id)
         await self._remove_files([archive_id])
         part = self._folder / f"{archive_id}-{secrets.token_hex(8)}.part"
+        salvage = Salvage(sealer)
         try:
             with background_work():
-                size = await self._write(
-                    identity, archive.id, part, archive.created_at, job.progress
+                archive.size = await self._write(
+                    identity, salvage, archive.id, part, archive.created_at, job.progress
                 )
-            await self._publish(job, archive, part, size)
+            archive.unreadable = len(salvage.items)
+            await self._publish(job, archive, part)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -223,7 +230,8 @@ class ArchiveService(AccountDeleted):
         archive_id = new_id()
         part = self._folder / f"{archive_id}-{secrets.token_hex(8)}.part"
         try:
-            await self._write(identity, archive_id, part, now(), report)
+            salvage = Salvage(identity.sealer)
+            await self._write(identity, salvage, archive_id, part, now(), report)
             reader = await asyncio.to_thread(open_archive, part, identity.sealer, archive_id)
             with reader:
                 yield reader
@@ -233,6 +241,7 @@ class ArchiveService(AccountDeleted):
     async def _write(
         self,
         identity: Identity,
+        salvage: Salvage,
         archive_id: UUID,
         part: Path,
         created_at: datetime,
@@ -246,23 +255,26 @@ class ArchiveService(AccountDeleted):
             writer = ArchiveWriter(target, created_at)
             total, done = await self._reader.count(identity), 0
             await report(done, total)
-            async for file in self._reader.read(identity):
+            async for file in self._reader.read(identity, salvage):
                 await run(partial(writer.add, file))
                 done += 1
                 await report(done, max(total, done + 1))
+            for kind, count in salvage.count_kinds().items():
+                log.warning("archive.unreadable", source=kind, count=count)
 
             def finish() -> int:
-                writer.finish()
+                writer.finish(salvage.items)
                 return target.finish()
 
             return await run(finish)
 
-    async def _publish(self, job: RunningJob, archive: Archive, part: Path, size: int) -> None:
+    async def _publish(self, job: RunningJob, archive: Archive, part: Path) -> None:
         """Replace older archives, in the transaction that ends the job."""
         older = Archive.user_id == archive.user_id, Archive.id < archive.id
         await job.progress(1, 1)
         async with job.finish() as session:
-            stored = update(Archive).where(Archive.id == archive.id).values(size=size)
+            stored = update(Archive).where(Archive.id == archive.id)
+            stored = stored.values(size=archive.size, unreadable=archive.unreadable)
             found = await session.scalar(
                 stored.returning(Archive.id).execution_options(**UNSYNCHRONIZED)
             )
@@ -318,6 +330,7 @@ def _make_view(archive: Archive, job: Job | None) -> ArchiveView:
     return ArchiveView(
         state=_find_state(archive, job),
         size=archive.size,
+        unreadable=archive.unreadable,
         created_at=archive.created_at,
         expires_at=archive.expires_at,
         job=JobView.from_row(job) if job is not None else None,

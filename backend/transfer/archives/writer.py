@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import BinaryIO, cast
@@ -16,8 +17,10 @@ from backend.transfer.archives.content import ArchiveFile
 from backend.transfer.archives.manifest import (
     MANIFEST,
     MAX_NAME_CHARACTERS,
+    MAX_UNREADABLE,
     ArchiveEntry,
     ArchiveManifest,
+    UnreadableItem,
 )
 from backend.vault.sealed_files import SealedFileWriter
 
@@ -60,12 +63,13 @@ class ArchiveWriter:
             )
         )
 
-    def finish(self) -> None:
+    def finish(self, unreadable: Sequence[UnreadableItem]) -> None:
         """Write the manifest and the end of the zip."""
         manifest = ArchiveManifest(
             talekeeper=backend.__version__,
             created_at=self._created_at,
             counts=dict(Counter(entry.kind for entry in self._entries)),
+            unreadable=list(unreadable[:MAX_UNREADABLE]),
             entries=self._entries,
         )
         self._write(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))

@@ -185,7 +185,7 @@ class _Export:
 
     def _make_log_head(self) -> LogHead:
         stored = self._stored
-        head = make_head(self._sealer, stored.chat, stored.member_ids)
+        head = make_head(self._sealer.open, stored.chat, stored.member_ids)
         head.settings = stored.settings
         head.variables = stored.variables
         head.origins = [each.origin.to_log(each.message_id) for each in stored.origins]
@@ -202,7 +202,7 @@ class _Export:
         encoder = msgspec.json.Encoder()
         parts: list[bytes] = []
         for row in rows:
-            line = make_line(self._sealer, row)
+            line = make_line(self._sealer.open, row)
             line.files = [_make_log_file(each, files) for each in references.get(row.id, ())]
             parts.append(encoder.encode(line))
         return zipped.write(b"".join(part + b"\n" for part in parts))

@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from sqlalchemy import select, update
 
 from backend.accounts.auth.identity import Identity
-from backend.chats.files import FileName, insert_files, seal_file, seal_reference
-from backend.chats.models import MESSAGE_SOURCE, Message
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
@@ -28,8 +25,8 @@ from backend.jobs.models import Job
 from backend.transfer.archives.comparison import compare_archives
 from backend.transfer.archives.service import EXPIRE_ARCHIVE
 from backend.transfer.models import Archive
+from tests.support.archived_rows import add_file_and_source
 from tests.support.archives import (
-    find_identity,
     import_archive,
     make_archive,
     read_files,
@@ -137,7 +134,7 @@ async def test_files_and_members_of_imported_chats_come_back(
     chat = await ada.new_chat(title="Pictures")
     await ada.turn(chat["id"], text="Look.")
     [line, *_] = await ada.messages(chat["id"])
-    await _add_file_and_source(server, ada, line["id"])
+    await add_file_and_source(server, ada, line["id"])
     await bring(ada, chat_jsonl(6), "Mara - 2024.jsonl")
     exported = await export_imported(ada)
     archive = await make_archive(ada)
@@ -155,24 +152,6 @@ async def export_imported(account: Account) -> bytes:
     answer = await account.ask("GET", f"/chats/{chat['id']}/export", params={"format": "jsonl"})
     assert b"January 2, 2024 3:04am" in answer.content
     return answer.content
-
-
-async def _add_file_and_source(server: Running, account: Account, message: str) -> None:
-    """Add a picture, a file without content, and members of an imported line to a message."""
-    identity = await find_identity(server, account)
-    sealer, message_id = identity.sealer, UUID(message)
-    picture = seal_file(sealer, b"GIF89a of a cat", media_type="image/gif")
-    names = FileName(name="cat.gif", path="user/images/cat.gif"), FileName(name="", path="x.mp3")
-    references = [
-        seal_reference(sealer, message_id, names[0], place=0, digest=picture.digest),
-        seal_reference(sealer, message_id, names[1], place=1, digest=None),
-    ]
-    source = sealer.seal(MESSAGE_SOURCE, message_id, '{"extra":{"api":"other"}}')
-    async with server.parts.database.write() as session:
-        await insert_files(session, identity.user_id, [picture], references)
-        await session.execute(
-            update(Message).where(Message.id == message_id).values(sealed_source=source)
-        )
 
 
 async def test_a_second_import_brings_nothing_new(

@@ -104,6 +104,7 @@ def upgrade() -> None:
         reference("user_id", "users.id"),
         sa.Column("job_id", Id()),
         required("size", sa.BigInteger()),
+        required("unreadable", sa.Integer()),
         required("expires_at", UtcTime()),
         required("created_at", UtcTime()),
     )

@@ -37,9 +37,10 @@ export async function archiveBox(signal) {
   };
   const show = (item) => {
     if (!item) return say("", make());
-    const { state, job, size: bytes, created_at: when, expires_at: until } = item;
+    const { state, job, size: bytes, unreadable: count, created_at: when, expires_at: until } = item;
     if (state === "ready") {
-      return say(a("ready", { when: dateTime(when), size: size(bytes), until: dateTime(until) }),
+      const ready = a("ready", { when: dateTime(when), size: size(bytes), until: dateTime(until) });
+      return say(count ? `${ready} ${a("unreadable", { count })}` : ready,
         act("download", a("download"), () => api.download(PATH), "primary"),
         make("renew"),
         act("delete", a("delete"), remove, "quiet"));
