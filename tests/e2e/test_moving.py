@@ -71,8 +71,10 @@ async def activate_branch(account: Account, chat_id: str, path: str) -> None:
 
 async def check_chat(account: Account, chat_id: str, data: bytes, results: Results) -> None:
     """Check that a chat opens with its swipes, its persona and its lorebook."""
-    lines = [json.loads(line) for line in data.splitlines()]
-    metadata = lines.pop(0)["chat_metadata"] if "chat_metadata" in lines[0] else {}
+    lines: list[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
+    metadata: dict[str, Any] = {}
+    if "chat_metadata" in lines[0]:
+        metadata = lines.pop(0)["chat_metadata"]
     chat = await account.get(f"/chats/{chat_id}")
     if "persona" in metadata:
         persona = results[f"{PREFIX}User Avatars/{metadata['persona']}"]["item_id"]
