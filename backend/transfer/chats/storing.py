@@ -16,7 +16,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, delete, exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -241,6 +241,12 @@ class ChatImporter:
         }
         if sealed_settings is not None:
             values["sealed_settings"] = sealer.seal_bytes(CHAT_SETTINGS, chat.id, sealed_settings)
+        if head.created_at is None and last is not None:
+            values["created_at"] = await session.scalar(
+                select(func.min(Message.created_at)).where(
+                    Message.chat_id == chat.id, Message.position == 0
+                )
+            )
         variables = msgspec.json.encode(dict(head.variables))
         if len(variables) > MAX_VARIABLE_BYTES:
             reading.warnings.append("Its variables are too large, and were left out.")

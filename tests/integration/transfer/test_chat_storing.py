@@ -6,7 +6,7 @@ import asyncio
 import io
 import tracemalloc
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO
 from uuid import UUID
 
@@ -68,6 +68,16 @@ async def test_a_refused_file_leaves_nothing(database: Database, data: bytes) ->
     assert await shelf.count_rows() == (0, 0, 0)
     assert await shelf.count(ImportedFile) == 0
     assert await shelf.count(Job) == 0
+
+
+async def test_a_chat_without_a_date_begins_with_its_first_message(database: Database) -> None:
+    shelf, _ = await plant(database)
+    header = {"user_name": "unused", "character_name": "unused", "chat_metadata": {}}
+    lines = [header, make_line("Dawn.", minute=5), make_line("Noon.", minute=9)]
+    result = await shelf.store(write_lines(lines))
+    async with database.read() as session:
+        chat = await session.get_one(Chat, result.item_id)
+    assert chat.created_at == datetime(2024, 3, 1, 10, 5, tzinfo=UTC)
 
 
 async def test_a_quota_that_is_reached_in_the_middle_leaves_nothing(database: Database) -> None:
