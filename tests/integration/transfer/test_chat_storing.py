@@ -72,7 +72,8 @@ async def test_a_refused_file_leaves_nothing(database: Database, data: bytes) ->
 
 async def test_a_chat_without_a_date_begins_with_its_first_message(database: Database) -> None:
     shelf, _ = await plant(database)
-    header = {"user_name": "unused", "character_name": "unused", "chat_metadata": {}}
+    header: dict[str, Any] = {"user_name": "unused", "character_name": "unused"}
+    header["chat_metadata"] = {}
     lines = [header, make_line("Dawn.", minute=5), make_line("Noon.", minute=9)]
     result = await shelf.store(write_lines(lines))
     async with database.read() as session:
