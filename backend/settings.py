@@ -112,8 +112,7 @@ class Settings(BaseSettings):
 
     # Backups (SQLite only)
     backup_folder: Path | None = None
-    """Folder in which the server makes backups by itself. It must exist, and is best on another
-    disk. Empty: none."""
+    """Folder of scheduled backups. It must exist, and is best on another disk. Empty: none."""
     backup_hours: float = Field(24, gt=0, le=8760)
     """Hours from one of these backups to the next."""
     backup_keep: int = Field(7, ge=1, le=10_000)

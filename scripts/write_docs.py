@@ -76,7 +76,7 @@ def settings_tables() -> str:
             for name in names
             for field in [Settings.model_fields[name]]
         ]
-        parts.append(f"### {heading}\n\n{_table(('Variable', 'Default', 'What it is'), rows)}")
+        parts.append(f"### {heading}\n\n{_table(('Variable', 'Default', 'Meaning'), rows)}")
     return "\n\n".join(parts)
 
 
@@ -116,8 +116,7 @@ def routes_table() -> str:
                     rows = found.setdefault((vars(controller).get("tags") or ["Other"])[0], [])
                     rows += _route_rows(prefix, controller, handler)
     return "\n\n".join(
-        f"### {tag}\n\n{_table(('Route', 'Needs', 'What it does'), rows)}"
-        for tag, rows in found.items()
+        f"### {tag}\n\n{_table(('Route', 'Needs', 'Purpose'), rows)}" for tag, rows in found.items()
     )
 
 

@@ -143,7 +143,7 @@ def opens_scene(text: str) -> bool:
 
 
 class ScenePlace(Protocol):
-    """A message, or what is known of it before its row exists."""
+    """The scene and the time of a message, with or without its row."""
 
     id: Any
     scene_id: Any

@@ -117,7 +117,7 @@ FindFile = Callable[[str], bytes | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTarget:
-    """The place of a chat file in the account.
+    """The characters, personas and chat that a chat file belongs to.
 
     Args:
         file_name: The file's name without folder.

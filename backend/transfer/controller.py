@@ -29,8 +29,6 @@ from backend.errors import (
     ValidationError,
 )
 from backend.http.schemas import RAISES, STORES, STREAMS_BODY, AnyRequest, Page, PageSize
-from backend.quotas.limits import QUEUED_JOBS
-from backend.quotas.service import Quotas
 from backend.transfer.contracts import ImportOptions
 from backend.transfer.errors import ImportNotContinuableError, ImportNotFoundError
 from backend.transfer.imports import ImportService
@@ -89,7 +87,6 @@ class ImportController(Controller):
         request: AnyRequest,
         identity: NamedDependency[Identity],
         imports: NamedDependency[ImportService],
-        quotas: NamedDependency[Quotas],
         activity: NamedDependency[ActivityLog],
         name: UploadName = "",
         copy: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
@@ -113,13 +110,10 @@ class ImportController(Controller):
         options = ImportOptions(
             copy=copy,
             character_ids=character_ids or (),
-            chat_format=imports.check_format(chat_format),
+            chat_format=chat_format,
             secrets=frozenset(secrets or ()),
         )
-        await imports.check_members(identity, options.character_ids)
-        await quotas.check(QUEUED_JOBS, identity.user_id)
-        upload = await imports.receive(request, identity, name=name)
-        view = await imports.start(identity, upload, options)
+        view = await imports.accept(request, identity, options, name=name)
         await activity.note(request, "imported")
         return view
 
@@ -174,13 +168,11 @@ class ImportController(Controller):
         import_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         imports: NamedDependency[ImportService],
-        quotas: NamedDependency[Quotas],
     ) -> ImportView:
         """Continue an import that was stopped with the files that have no result.
 
         Files that have failed are tried again, for example after you have made room.
         """
-        await quotas.check(QUEUED_JOBS, identity.user_id)
         return await imports.resume(identity, import_id)
 
     @delete("/{import_id:uuid}", opt={RAISES: (ImportNotFoundError,)}, summary="Delete an import")
@@ -211,12 +203,11 @@ class ChatImportController(Controller):
         operation_class=UploadOperation,
         request_max_body_size=None,
     )
-    async def import_chat(  # noqa: PLR0913, PLR0917  # one parameter for each option
+    async def import_chat(  # one parameter for each option
         self,
         request: AnyRequest,
         identity: NamedDependency[Identity],
         imports: NamedDependency[ImportService],
-        quotas: NamedDependency[Quotas],
         activity: NamedDependency[ActivityLog],
         name: UploadName = "",
         copy: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
@@ -232,11 +223,8 @@ class ChatImportController(Controller):
         options = ImportOptions(
             copy=copy,
             character_ids=character_ids or (),
-            chat_format=imports.check_format(chat_format),
+            chat_format=chat_format,
         )
-        await imports.check_members(identity, options.character_ids)
-        await quotas.check(QUEUED_JOBS, identity.user_id)
-        upload = await imports.receive(request, identity, name=name)
-        view = await imports.start(identity, upload, options)
+        view = await imports.accept(request, identity, options, name=name)
         await activity.note(request, "imported", detail="chat")
         return view

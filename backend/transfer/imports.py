@@ -34,7 +34,7 @@ from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.schemas import JobProgress
 from backend.jobs.service import STOPPED_SLUG
-from backend.quotas.limits import STORED_BYTES
+from backend.quotas.limits import QUEUED_JOBS, STORED_BYTES
 from backend.quotas.service import Quotas
 from backend.settings import Settings
 from backend.transfer.contracts import ImportOptions, ImportPlanner
@@ -142,16 +142,21 @@ class ImportService(AccountDeleted):
     def kinds(self) -> dict[str, JobKind]:
         return {IMPORT_KIND: JobKind(self._run_job, keep=True, stoppable=True)}
 
-    def check_format(self, name: str | None) -> str | None:
-        """Return the name of a chat format. Raises `ValidationError` if it is unknown."""
-        if name is not None and get_format(name) is None:
-            known = sorted(each.name for each in FORMATS)
-            raise ValidationError(
-                f"Unknown format. Known formats: {', '.join(known)}.", extra={"formats": known}
-            )
-        return name
+    async def accept(
+        self, request: AnyRequest, identity: Identity, options: ImportOptions, *, name: str
+    ) -> ImportView:
+        """Store the file of a request, and queue its import. The options are checked first.
 
-    async def check_members(self, identity: Identity, character_ids: Sequence[UUID]) -> None:
+        Raises `ValidationError`, `CharacterNotFoundError`, `QuotaExceededError`, and the errors of
+        `UploadStore.receive`.
+        """
+        _check_format(options.chat_format)
+        await self._check_members(identity, options.character_ids)
+        await self._quotas.check(QUEUED_JOBS, identity.user_id)
+        upload = await self._receive(request, identity, name=name)
+        return await self.start(identity, upload, options)
+
+    async def _check_members(self, identity: Identity, character_ids: Sequence[UUID]) -> None:
         """Raise `CharacterNotFoundError` unless all characters are the user's."""
         wanted = Character.id.in_(character_ids), Character.user_id == identity.user_id
         async with self._database.read() as session:
@@ -159,7 +164,7 @@ class ImportService(AccountDeleted):
         if not found.issuperset(character_ids):
             raise CharacterNotFoundError
 
-    async def receive(self, request: AnyRequest, identity: Identity, *, name: str) -> ImportUpload:
+    async def _receive(self, request: AnyRequest, identity: Identity, *, name: str) -> ImportUpload:
         """Store the body of a request. See `UploadStore.receive`."""
 
         async def check_room(pending: int) -> None:
@@ -237,8 +242,9 @@ class ImportService(AccountDeleted):
     async def resume(self, identity: Identity, import_id: UUID) -> ImportView:
         """Continue an import that was stopped or has failed. Failed files are tried again.
 
-        Raises `ImportNotFoundError` and `ImportNotContinuableError`.
+        Raises `ImportNotFoundError`, `ImportNotContinuableError` and `QuotaExceededError`.
         """
+        await self._quotas.check(QUEUED_JOBS, identity.user_id)
         async with self._database.write() as session:
             row, job = await _find_row(session, import_id, identity.user_id, lock=True)
             if not self._can_continue(row, job):
@@ -498,6 +504,15 @@ class _CommandControl:
 
     async def note_progress(self, done: int, total: int, counts: Mapping[str, int]) -> None:
         self._report(done, total, counts)
+
+
+def _check_format(name: str | None) -> None:
+    """Raise `ValidationError` if a format of chats is unknown."""
+    if name is not None and get_format(name) is None:
+        known = sorted(each.name for each in FORMATS)
+        raise ValidationError(
+            f"Unknown format. Known formats: {', '.join(known)}.", extra={"formats": known}
+        )
 
 
 def _open_nothing() -> Any:

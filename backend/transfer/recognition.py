@@ -23,6 +23,7 @@ from backend.characters.cards.reader import normalise
 from backend.characters.cards.text import parse_json, parse_yaml
 from backend.characters.cards.translation import MANIFEST
 from backend.characters.errors import CardError
+from backend.core.zip_files import ZIP_ERRORS
 from backend.transfer.contracts import FileTree
 from backend.transfer.errors import TransferFileError
 from backend.transfer.formats.bundles import BundleFormat
@@ -143,7 +144,7 @@ def _recognise_zip(data: bytes, *, is_small: bool) -> Recognition:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = [each.replace("\\", "/") for each in archive.namelist()]
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
+    except ZIP_ERRORS:
         return Recognition(reason="The zip file is broken.")
     if is_campaign(names) and CARD_NAME not in names:
         return Recognition("campaign")

@@ -20,6 +20,7 @@ from typing import IO, BinaryIO
 from backend.characters.cards.charx import normalise_path
 from backend.characters.errors import CardError
 from backend.core.cpu_pool import check_stopped
+from backend.core.zip_files import COMPRESSION_METHODS, ENCRYPTED_FLAG, ZIP_ERRORS
 from backend.transfer.contracts import FileTree
 from backend.transfer.errors import TransferFileError
 from backend.transfer.recognition import is_package
@@ -45,27 +46,12 @@ _DIRECTORY_ENTRY = b"PK\x01\x02"
 _DIRECTORY_ENTRY_BYTES = 46
 """Minimum size of an entry in the list of entries."""
 
-_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
-_ENCRYPTED = 0x1
 _UTF8_NAME = 0x800
 _UNICODE_PATH = 0x7075
 """Extra field of Info-ZIP: the name in UTF-8, with the CRC of the other name."""
 
 _IGNORED_NAMES = frozenset({".ds_store", "thumbs.db", "desktop.ini", "__macosx", ".git"})
 """Files and folders that operating systems add."""
-
-_ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    NotImplementedError,
-    RuntimeError,
-    EOFError,
-    OSError,
-    ValueError,
-    OverflowError,
-)
-"""Exceptions that `zipfile` raises for invalid data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +195,7 @@ class ZipTree(SafeTree):
         self._entries: dict[str, zipfile.ZipInfo] = {}
         try:
             self._zip = zipfile.ZipFile(self._guard)
-        except _ZIP_ERRORS as error:
+        except ZIP_ERRORS as error:
             raise TransferFileError(
                 "The zip file is broken. Make it again, or upload it again if it was cut."
             ) from error
@@ -233,7 +219,7 @@ class ZipTree(SafeTree):
             raise _make_missing_error()
         try:
             file = self._zip.open(entry)
-        except _ZIP_ERRORS as error:
+        except ZIP_ERRORS as error:
             raise _make_broken_error() from error
         return io.BufferedReader(_EntryReader(file, entry))
 
@@ -327,7 +313,7 @@ class _EntryReader(io.RawIOBase):
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # anything with a buffer
         try:
             data = self._file.read(len(view))
-        except _ZIP_ERRORS as error:
+        except ZIP_ERRORS as error:
             raise _make_broken_error() from error
         self._count += len(data)
         if not data and self._count != self._expected:
@@ -373,9 +359,9 @@ def _find_entry_fault(entry: zipfile.ZipInfo) -> str:
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in {0, stat.S_IFREG}:
         return "This is a link or another special file."
-    if entry.flag_bits & _ENCRYPTED:
+    if entry.flag_bits & ENCRYPTED_FLAG:
         return "The file is encrypted. Make a zip file without a password."
-    if entry.compress_type not in _METHODS:
+    if entry.compress_type not in COMPRESSION_METHODS:
         return (
             f"The file uses an unsupported compression (method {entry.compress_type}). "
             "Make the zip file with deflate, the usual method."

@@ -308,7 +308,7 @@ async def bench_export(place: Place, lines: Lines, sizes: Sizes) -> list[Row]:
     for kind in ("jsonl", "archive"):
         async with start_server(place) as server, open_client(server, authorization) as client:
             target = place.folder / kind
-            # What a process loads for its first export is not part of the measurement.
+            # Modules that the first export loads are not part of the measurement.
             empty = check(await client.post("/chats", json={}))
             await download(client, f"/chats/{empty['id']}/export?format={kind}", target)
             await server.wait_until_quiet()

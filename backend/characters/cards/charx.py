@@ -10,9 +10,7 @@ import io
 import mimetypes
 import re
 import stat
-import struct
 import zipfile
-import zlib
 from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -25,6 +23,7 @@ from backend.characters.cards.model import (
 )
 from backend.characters.errors import CardError
 from backend.core.cpu_pool import check_stopped
+from backend.core.zip_files import COMPRESSION_METHODS, ENCRYPTED_FLAG, ZIP_ERRORS
 
 CARD_NAME = "card.json"
 
@@ -34,23 +33,8 @@ _DIRECTORY_END = b"PK\x05\x06"
 _MAX_DIRECTORY_END_BYTES = 22 + 0xFFFF
 """The end record and the longest comment that may follow it."""
 
-_COMPRESSION_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-_ENCRYPTED = 0x1
 _BLOCK_BYTES = 64 * 1024
 _DRIVE = re.compile(r"[A-Za-z]:")
-
-_ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    NotImplementedError,
-    RuntimeError,
-    EOFError,
-    OSError,
-    ValueError,
-    OverflowError,
-)
-"""Exceptions that `zipfile` raises for invalid headers."""
 
 
 def is_archive(data: bytes) -> bool:
@@ -73,7 +57,7 @@ def unpack(
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return _read_entries(archive, label, packed_size=len(data))
-    except _ZIP_ERRORS as error:
+    except ZIP_ERRORS as error:
         raise CardError(f"The {label} is broken.") from error
 
 
@@ -117,9 +101,9 @@ def _check_kind(entry: zipfile.ZipInfo, label: str) -> None:
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
         raise CardError(f"The {label} contains a link or another special file.")
-    if entry.flag_bits & _ENCRYPTED:
+    if entry.flag_bits & ENCRYPTED_FLAG:
         raise CardError(f"The {label} is encrypted.")
-    if entry.compress_type not in _COMPRESSION_METHODS:
+    if entry.compress_type not in COMPRESSION_METHODS:
         raise CardError(f"The {label} uses a compression other than deflate.")
 
 

@@ -87,7 +87,7 @@ class IndexOutbox(AccountDeleted):
         key = self._queue.grant(holder.sealer, holder.key_mode)
         return await self._note(session, holder.sealer.user_id, kind, container_id, sources, key)
 
-    async def imported(
+    async def record_import(
         self, session: AsyncSession, holder: KeyHolder, *, kind: Kind, container_id: UUID
     ) -> None:
         """Record that a whole container was imported.

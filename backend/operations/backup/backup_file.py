@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import sqlite3
 import zipfile
-import zlib
 from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from backend.core.zip_files import DAMAGED_ZIP_ERRORS
 from backend.errors import AppError
 from backend.settings import DATABASE_NAME, ROOT_KEY_NAME
 from backend.vault.root import Wrapped
@@ -37,8 +37,6 @@ _CHECK_STEPS = 100_000
 """Steps of SQLite's machine between two calls that can stop a check: some milliseconds."""
 
 _ALLOWED = frozenset({DATABASE_NAME, ROOT_KEY_NAME})
-_DAMAGES = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
-"""Exceptions of `zipfile` for a file that is damaged or made by another program."""
 
 ReportProgress = Callable[[int, int], None]
 """Receives the bytes that are done and the total. It may raise an exception to stop the work."""
@@ -213,7 +211,7 @@ def make_broken_error(place: Path) -> BackupDamagedError:
 def _explain_damage(path: Path) -> Generator[None]:
     try:
         yield
-    except (*_DAMAGES, KeyError, msgspec.DecodeError) as error:
+    except (*DAMAGED_ZIP_ERRORS, KeyError, msgspec.DecodeError) as error:
         raise make_damaged_error(path) from error
     except OSError as error:
         raise BackupStorageError(f"{path} cannot be read ({error.strerror}).") from error

@@ -118,7 +118,9 @@ class ChatTreeImporter:
                 for check in self._checks_added:
                     await check(session, identity.user_id)
                 await record(session, chat_id)
-                await self._outbox.imported(session, identity, kind="message", container_id=chat_id)
+                await self._outbox.record_import(
+                    session, identity, kind="message", container_id=chat_id
+                )
         except BaseException:
             await asyncio.shield(self._remove(chat_id))
             raise

@@ -20,6 +20,7 @@ from backend.characters.cards.png import SIGNATURE, remove_texts
 from backend.characters.cards.reader import read_card
 from backend.chats.transfer import read_log
 from backend.core.cpu_pool import check_stopped
+from backend.core.zip_files import ZIP_ERRORS
 from backend.errors import AppError
 from backend.transfer.archives.manifest import (
     MANIFEST,
@@ -133,7 +134,7 @@ class OpenArchive:
         try:
             self._zip = zipfile.ZipFile(file)
             names = self._zip.namelist()
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        except ZIP_ERRORS as error:
             raise TransferFileError("The file is not a zip file, or it is damaged.") from error
         if MANIFEST not in names:
             raise TransferFileError(f"The zip file is no archive of an account: no {MANIFEST}.")
@@ -148,7 +149,7 @@ class OpenArchive:
             raise TransferFileError(f"{path} is missing in the archive.")
         try:
             return self._zip.read(path)
-        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+        except ZIP_ERRORS as error:
             raise TransferFileError(f"{path} is damaged.") from error
 
     def open(self, path: str) -> Any:
@@ -273,5 +274,5 @@ def _unpack(data: bytes) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as inner:
             return {name: inner.read(name) for name in inner.namelist()}
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+    except ZIP_ERRORS as error:
         raise TransferFileError("A campaign's zip file is damaged.") from error

@@ -139,7 +139,9 @@ class ChatImporter:
                     messages=junction.messages if junction else {},
                 )
                 await self._record(session, identity, chat_id, origin, target, last)
-                await self._outbox.imported(session, identity, kind="message", container_id=chat_id)
+                await self._outbox.record_import(
+                    session, identity, kind="message", container_id=chat_id
+                )
                 await self._check(session, identity)
         except BaseException:
             await asyncio.shield(self._discard(identity.user_id, chat.id))

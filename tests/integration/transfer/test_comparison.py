@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Iterator
 from typing import Any, cast
 from uuid import uuid4
@@ -11,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from backend.transfer.archives.comparison import compare_archives
+from backend.transfer.archives.manifest import MANIFEST
 from backend.transfer.archives.records import ID_PATTERN
 from backend.transfer.errors import TransferFileError
 from tests.support.archives import make_archive, read_files, write_files
@@ -146,3 +148,21 @@ async def test_a_changed_picture_is_found(ada: Account) -> None:
 def test_other_files_are_refused(data: bytes) -> None:
     with pytest.raises(TransferFileError):
         find_differences(data, data)
+
+
+def pack_manifest() -> bytearray:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(MANIFEST, b"{" + b" " * 1_000 + b"}")
+    return bytearray(target.getvalue())
+
+
+def test_damaged_and_encrypted_zips_are_refused() -> None:
+    damaged, encrypted = pack_manifest(), pack_manifest()
+    start = damaged.index(MANIFEST.encode()) + len(MANIFEST)
+    damaged[start : start + 4] = b"\xff" * 4
+    for header, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        encrypted[encrypted.index(header) + flags] |= 1
+    for data in (damaged, encrypted):
+        with pytest.raises(TransferFileError, match=MANIFEST):
+            find_differences(bytes(data), bytes(data))
