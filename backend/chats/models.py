@@ -122,7 +122,8 @@ class Message(Base):
     user's line before macro expansion, or null if it had no macros. `sealed_injected_context` is
     the campaign's part of the prompt of this reply. `sealed_source` is the JSON of an imported
     file's members that have no column, for an export. `notices` describe problems of the reply
-    (JSON, not encrypted: numbers and the model's id).
+    (JSON, not encrypted: numbers and the model's id). `text_digest` is a keyed digest of the text,
+    by which a client's message is recognised. It is null for messages without one so far.
     """
 
     __tablename__ = "messages"
@@ -131,6 +132,13 @@ class Message(Base):
     __table_args__ = (
         Index(None, "chat_id", "position"),
         Index(None, "scene_id"),
+        Index(
+            "ix_messages_text_digest",
+            "user_id",
+            "text_digest",
+            sqlite_where=text("text_digest IS NOT NULL"),
+            postgresql_where=text("text_digest IS NOT NULL"),
+        ),
         Index(
             "ix_messages_active_path",
             "chat_id",
@@ -172,6 +180,7 @@ class Message(Base):
     sealed_source: Mapped[bytes | None] = mapped_column(deferred=True)
     audience: Mapped[str] = mapped_column(default="public", server_default="public")
     notices: Mapped[str | None]
+    text_digest: Mapped[bytes | None]
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
 

@@ -28,11 +28,20 @@ MAX_REPLY_CHARACTERS = 400_000
 """Maximum length of a reply's text, and of its thoughts: about 100,000 tokens each."""
 
 
+class PromptImage(msgspec.Struct, frozen=True, gc=False):
+    """An image of a message: its content, or the address of one that the provider reads itself."""
+
+    media_type: str = ""
+    data: bytes = b""
+    url: str = ""
+
+
 class PromptMessage(msgspec.Struct, frozen=True, gc=False):
     """One message of a prompt. A struct, because a prompt has thousands and a dataclass is slow."""
 
     role: Role
     text: str
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

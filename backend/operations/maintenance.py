@@ -39,6 +39,7 @@ from backend.lorebooks.index_source import LoreSource
 from backend.memory import models as memory_models
 from backend.memory.indexing.outbox import REINDEX, IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
+from backend.openai_api import models as client_models
 from backend.presets import models as preset_models
 from backend.settings import Settings
 from backend.transfer import models as transfer_models
@@ -50,6 +51,7 @@ TABLES = (
     character_models,
     chat_models,
     chronicle_models,
+    client_models,
     enrichment_models,
     job_models,
     lorebook_models,

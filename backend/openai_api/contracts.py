@@ -1,0 +1,166 @@
+"""The parts that a request to the endpoint passes through: what was sent, read, found, decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+from uuid import UUID
+
+from backend.generation.model import PromptImage, ToolCall
+from backend.openai_api.models import RequestKind
+
+SentRole = Literal["system", "user", "assistant", "tool"]
+
+InstructionKind = Literal["continue", "group", "impersonate", "other"]
+
+RequestReason = Literal[
+    "new_line",
+    "new_chat",
+    "answer_missing",
+    "reply_missing",
+    "ends_with_reply",
+    "prefill",
+    "continue_nudge",
+    "group_nudge",
+    "impersonate_nudge",
+    "post_history",
+    "unknown_instruction",
+    "known_quiet_form",
+    "connection_test",
+    "header_always",
+    "header_never",
+    "rule",
+    "retry",
+    "plain_model",
+]
+"""The reason for a decision. `web/page/texts.json` and docs/reference/clients.md explain each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentMessage:
+    """A message of a client's list. The role `developer` counts as `system`.
+
+    Attributes:
+        text: Its text parts, joined with line breaks.
+        name: The field `name`.
+        images: Its image parts.
+        calls: The tool calls of an assistant's message.
+        call_id: The call that a message of the role `tool` answers.
+    """
+
+    role: SentRole
+    text: str
+    name: str = ""
+    images: tuple[PromptImage, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of the conversation in a client's list.
+
+    Attributes:
+        text: The text without the name before it.
+        author: The name before it, or in the field `name`. Empty if there is none.
+        place: The index of its message in the list.
+        images: The images of its message.
+    """
+
+    role: Literal["user", "assistant"]
+    text: str
+    author: str
+    place: int
+    images: tuple[PromptImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """A message after the last line that tells the model what to write.
+
+    Attributes:
+        name: The member that a nudge of a group names.
+        place: The index of its message in the list.
+    """
+
+    kind: InstructionKind
+    text: str
+    place: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The names that a client may put before its lines."""
+
+    user: Sequence[str] = ()
+    characters: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The list of a request, read as a conversation.
+
+    Attributes:
+        messages: The list as it was sent.
+        lines: The conversation without system messages, examples and markers.
+        instructions: The messages after the last line, in order.
+        members: The members that the marker of a group chat names.
+    """
+
+    messages: Sequence[SentMessage]
+    lines: Sequence[Line]
+    instructions: Sequence[Instruction] = ()
+    members: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLine:
+    """A message of a stored path."""
+
+    id: UUID
+    parent_id: UUID | None
+    position: int
+    role: Literal["user", "assistant", "system"]
+    hidden: bool
+    is_active: bool
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The place of a conversation in the stored chats.
+
+    Attributes:
+        chat_id: The chat. None if no chat has these lines.
+        pairs: The stored message of each line that has one, by the index of the line.
+        edits: New texts of stored messages, by id: the client's text differs.
+        hides: Messages that the client no longer sends, although it sends messages around them.
+        shows: Messages that the endpoint has hidden, and that are sent again.
+        last: The stored message of the last line that has one.
+        tail: The lines after it.
+        rest: The messages of the active path after `last`, oldest first. Empty if `last` is the
+            leaf, or on another branch.
+        is_begin: True if the stored path begins with a line of the client, so that nothing stored
+            is outside its window.
+    """
+
+    chat_id: UUID | None = None
+    pairs: Mapping[int, StoredLine] = field(default_factory=dict[int, StoredLine])
+    edits: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
+    hides: Sequence[UUID] = ()
+    shows: Sequence[UUID] = ()
+    last: StoredLine | None = None
+    tail: Sequence[Line] = ()
+    rest: Sequence[StoredLine] = ()
+    is_begin: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do with a request, and why. `speaker` is the name of the member that replies."""
+
+    kind: RequestKind
+    reason: RequestReason
+    speaker: str = ""
