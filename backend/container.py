@@ -55,6 +55,7 @@ from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.registry import ModelRegistry, build_registry
 from backend.http.connections import Drain
+from backend.http.cross_origin import CrossOriginPolicy
 from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES
@@ -80,6 +81,7 @@ from backend.memory.embedding.controller import ModelFetches
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.search.search import RowReader
+from backend.openai_api.model_names import ModelNames
 from backend.operations.backup.schedule import BackupSchedule
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
@@ -154,6 +156,7 @@ class Services:
         self.registry = registry
         self.user_models = user_models
         self.lan = LocalNetwork(settings)
+        self.cross_origin = CrossOriginPolicy(settings.cors_origins, settings.public_origin)
         self.slots = slots = ModelSlots(database, instance)
         self.index = index = memory.outbox
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
@@ -219,6 +222,8 @@ class Services:
         self.presets = PresetService(database, pool)
         participants.add(self.presets)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
+        self.model_names = ModelNames(database, user_models, pool)
+        participants.add(self.model_names)
         self.lorebook_links = LorebookLinkService(database)
         self.lore = LoreReader(pool, self.regexes)
         self.chronicles = ChronicleService(database, index)

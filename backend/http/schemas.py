@@ -50,6 +50,9 @@ PlaceCursor = Annotated[int | None, QueryParameter(ge=0, le=MAX_INTEGER)]
 IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", include_in_schema=False)]
 """The header of a conditional change. `docs/reference/api.md` describes it for all routes."""
 
+API_PREFIXES = ("/api/", "/v1/")
+"""The beginnings of the paths of Talekeeper's own API, and of the OpenAI-compatible one."""
+
 # Keys of a handler's `opt` for the OpenAPI document.
 RAISES = "raises"
 """The `AppError` classes that the route can return, in addition to those of every route."""
@@ -60,6 +63,10 @@ PATCHES = "patches"
 EXAMPLE = "example"
 STREAMS = "streams"
 """The events of a stream: the members of each event's data, by event name."""
+CHUNKS = "chunks"
+"""The struct of each event of a stream whose events have only `data`."""
+BODY = "body"
+"""The struct of a JSON body that the route parses itself."""
 FILES = "files"
 """The media types of the files that the route returns."""
 

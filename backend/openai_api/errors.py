@@ -18,7 +18,7 @@ from backend.http.schemas import AnyRequest
 
 OPENAI_PREFIX = "/v1/"
 
-ErrorHandlers = Mapping[int | type[Exception], Callable[[AnyRequest, Any], AnyResponse]]
+ErrorHandlers = dict[int | type[Exception], Callable[[AnyRequest, Any], AnyResponse]]
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",
