@@ -37,11 +37,22 @@ class PromptImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message of a prompt. A struct, because a prompt has thousands and a dataclass is slow."""
+    """One message of a prompt. A struct, because a prompt has thousands and a dataclass is slow.
+
+    Attributes:
+        images: Images after the text.
+        name: The speaker, for servers that accept it. It is not a part of the text.
+        calls: The tool calls of an assistant's message.
+        results: One JSON value for each call. They belong to the same message, so that no part of
+            the backend can separate them.
+    """
 
     role: Role
     text: str
     images: tuple[PromptImage, ...] = ()
+    name: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,42 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """The tools that a model may or must call. `name` is the only tool of the mode `named`."""
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonForm:
+    """The JSON that a client requests as the text of a reply. Without a schema, any object.
+
+    `name` and `strict` are for servers that accept them.
+    """
+
+    schema: Mapping[str, Any] | None = None
+    name: str = "answer"
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Options of a request that only clients of the API set.
+
+    `extra` are further members of the request, for OpenAI-compatible servers. They never replace
+    others.
+    """
+
+    tool_choice: ToolChoice = ToolChoice()  # noqa: RUF009  # frozen
+    form: JsonForm | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+NO_OPTIONS = RequestOptions()
 
 
 @dataclass(frozen=True, slots=True)
