@@ -13,7 +13,14 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import msgspec
 
 from backend.errors import AppError
-from backend.generation.catalogue import Ability, FiguresFrom, MessageShape, Price, ToolSupport
+from backend.generation.catalogue import (
+    Ability,
+    FiguresFrom,
+    ImageSupport,
+    MessageShape,
+    Price,
+    ToolSupport,
+)
 from backend.generation.sampling import Sampling, SamplingField, check_taken
 from backend.generation.servers.abilities import ModelAbilities
 
@@ -133,7 +140,7 @@ class RequestOptions:
     others.
     """
 
-    tool_choice: ToolChoice = ToolChoice()  # noqa: RUF009  # frozen
+    tool_choice: ToolChoice = ToolChoice()
     form: JsonForm | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -170,11 +177,12 @@ class SentRequest:
     """The form of a request that was changed: the first piece of a stream.
 
     `left_out` are the user's sampling settings that the model does not support, or not in
-    combination.
+    combination. `images_left_out` is the number of images that it cannot read.
     """
 
     shape: MessageShape = "lenient"
     left_out: tuple[SamplingField, ...] = ()
+    images_left_out: int = 0
 
 
 MAX_REPORTED_TOKENS = 10_000_000
@@ -263,6 +271,7 @@ class ModelSpec:
         excludes: The settings that may be omitted if another one is set.
         fixed: The facts that the user has set, which are not learned.
         provider_name: The provider's name on the page.
+        image_support: The way to send images. None tries it and learns from a refusal.
         learned_window: The window that answers have shown. The user's setting has precedence.
     """
 
@@ -284,6 +293,7 @@ class ModelSpec:
     provider_name: str = ""
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()
+    image_support: ImageSupport | None = None
     figures_from: FiguresFrom = "default"
     learned_window: int | None = None
 
@@ -322,6 +332,7 @@ class ChatModel(Protocol):
         *,
         tools: Sequence[Tool] = (),
         schema: Mapping[str, Any] | None = None,
+        options: RequestOptions = NO_OPTIONS,
     ) -> AsyncGenerator[Piece, None]:
         """Yield the reply piece by piece: text or calls, then usage if known, then `Finish`.
 
@@ -333,6 +344,8 @@ class ChatModel(Protocol):
             tools: The available tools. Each complete call is one piece. An unreadable one has a
                 `problem`. Without tools, there is at least one piece of text or thoughts.
             schema: JSON Schema of the whole text. Not allowed with tools.
+            options: The wishes of a client of the API. Those that the vendor's API does not have
+                are ignored.
         """
         ...
 
