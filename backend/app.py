@@ -277,6 +277,7 @@ async def _run_services(services: Services) -> AsyncGenerator[None]:
         services.lore.close()
         await services.memory.aclose()
         await services.turns.close()
+        await services.plain_models.aclose()
         await services.slots.aclose()
         await services.watch.close()
         await services.user_models.aclose()

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from backend.generation.adapters.openai.dialects import CountingRoute, build_route_url
 from backend.generation.client.client import ModelClient, ServerError
+from backend.generation.images import count_image_tokens
 from backend.generation.json_text import mapping, sequence
 from backend.generation.model import Prompt, TokenUsage
 from backend.generation.servers.window_evidence import is_window
@@ -85,7 +86,9 @@ async def count_usage(
             if not sent:
                 return ServerCounts(None, None)
             usage = TokenUsage(
-                prompt_tokens=sent + MESSAGE_OVERHEAD * len(prompt.messages),
+                prompt_tokens=sent
+                + MESSAGE_OVERHEAD * len(prompt.messages)
+                + count_image_tokens(prompt.messages),
                 completion_tokens=text + thinking,
                 thinking_tokens=thinking,
             )
