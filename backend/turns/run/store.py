@@ -371,8 +371,9 @@ async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
     """Learn the model's token ratio. A played turn sends more than its prompt, so it is ignored.
 
     The report of a prompt that the server has cut is ignored, because it is about a shorter prompt.
+    The tokens of images are only estimated.
     """
-    if run.play is not None:
+    if run.play is not None or run.built.has_images:
         return
     window = run.built.window
     learn = partial(ratios.learn, session, run.user_id, window.spec, window.unit.tokenizer)
@@ -549,7 +550,7 @@ def count_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]
 def seal_record(run: TurnRun) -> SealedRecord:
     """Make and seal the context record of a turn. CPU-bound: it hashes the whole prompt."""
     record = make_record(run.built.with_shape(run.sent.shape))
-    record.unsent_settings = list(run.sent.left_out)
+    record.unsent_settings = run.unsent_settings
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
     record.notes += [refused.note for refused in run.refused]

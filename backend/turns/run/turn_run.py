@@ -32,6 +32,7 @@ from backend.generation.model import (
     ThinkingReset,
     TokenUsage,
 )
+from backend.generation.sampling import SamplingField
 from backend.generation.servers.window_evidence import PromptCut, choose_window_after_cut, find_cut
 from backend.generation.tokens import get_tokenizer
 from backend.turns.models import Turn, TurnKind, TurnState
@@ -143,6 +144,11 @@ class TurnRun:
             progress=progress,
             rebuild=rebuild,
         )
+
+    @property
+    def unsent_settings(self) -> list[SamplingField]:
+        """The sampling settings that are left out, because the model does not support them."""
+        return list(dict.fromkeys((*self.built.window.unsent, *self.sent.left_out)))
 
     @property
     def text(self) -> str:
