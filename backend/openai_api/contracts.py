@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
+import msgspec
+
 from backend.generation.model import PromptImage, ToolCall
 from backend.openai_api.models import RequestKind
 
@@ -64,8 +66,12 @@ class Line:
     Attributes:
         text: The text without the name before it.
         author: The name before it, or in the field `name`. Empty if there is none.
-        place: The index of its message in the list.
+        place: The index of its message in the list. Lines share one if the client has put the
+            whole conversation into one message.
         images: The images of its message.
+        pieces: The parts of the text between blank lines, without names before them. A client
+            that merges neighbouring messages sends several lines, or a line with notes, as one
+            text. Empty if the text has one part.
     """
 
     role: Literal["user", "assistant"]
@@ -73,6 +79,7 @@ class Line:
     author: str
     place: int
     images: tuple[PromptImage, ...] = ()
+    pieces: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +162,23 @@ class Placement:
     tail: Sequence[Line] = ()
     rest: Sequence[StoredLine] = ()
     is_begin: bool = False
+
+
+class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the endpoint remembers of the previous request for a chat, to decide about the next.
+
+    Attributes:
+        instructions: Digests of the instructions of the last turn.
+        pieces: Digests of the pieces of its last line, if the line had several. A note that the
+            client has merged with the line moves on with the next request, and the line stays.
+        prefill: The digest of the beginning of the reply that the client sent.
+        hidden: Messages that the endpoint has hidden because the client no longer sends them.
+    """
+
+    instructions: tuple[bytes, ...] = ()
+    pieces: tuple[bytes, ...] = ()
+    prefill: bytes | None = None
+    hidden: tuple[UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
