@@ -34,6 +34,7 @@ from backend.chats.models import (
 )
 from backend.chats.repository import lock_trees
 from backend.chats.service import read_settings
+from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.context.record import move_texts
 from backend.core.events import Participants
@@ -109,6 +110,7 @@ _STORE_REPLY = (
     .values(
         sealed_content=bindparam("sealed_content"),
         sealed_thinking=bindparam("sealed_thinking"),
+        text_digest=bindparam("text_digest"),
         updated_at=bindparam("updated_at"),
         # After a crash no one has the key to count the text, so a running sum is stored. It is at
         # most a few tokens too high. The reply has no children while it is written.
@@ -518,8 +520,10 @@ def _make_notices(run: TurnRun, message: Message) -> list[Notice]:
 
 def _seal_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[str, Any]:
     seal = run.sealer.seal
+    text = text if text.strip() else ""
     return {
-        "sealed_content": seal(MESSAGE_CONTENT, reply_id, text if text.strip() else ""),
+        "sealed_content": seal(MESSAGE_CONTENT, reply_id, text),
+        "text_digest": TextDigester(run.sealer).compute("assistant", text),
         "sealed_thinking": seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None,
         "updated_at": now(),
     }
