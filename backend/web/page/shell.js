@@ -53,6 +53,8 @@ export function shell() {
     mark();
   };
   addEventListener("chats-changed", list);
+  // Other clients may have opened chats.
+  addEventListener("focus", () => chats.changed());
   list();
   watch(activity);
   files.at();
