@@ -67,6 +67,7 @@ from backend.lorebooks.controller import (
 from backend.memory.controller import MemoryController
 from backend.memory.embedding.controller import EmbeddingModelController
 from backend.memory.search.features import VOCABULARY
+from backend.openai_api.request_controller import ClientRequestController, ClientRuleController
 from backend.operations.health import HealthController
 from backend.operations.openapi import make_openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
@@ -154,6 +155,8 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     EmbeddingModelController,
     ImportController,
     ChatImportController,
+    ClientRequestController,
+    ClientRuleController,
     JobController,
 )
 """Controllers below `API`. The guard checks the scope of each request."""

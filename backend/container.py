@@ -80,6 +80,7 @@ from backend.memory.embedding.controller import ModelFetches
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.search.search import RowReader
+from backend.openai_api.requests import RequestLog
 from backend.operations.backup.schedule import BackupSchedule
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
@@ -291,6 +292,7 @@ class Services:
             macros=LineMacroService(database, pool, accounts=self.accounts),
             participants=participants,
         )
+        self.client_requests = RequestLog(database, self.messages, self.chats)
         self.opening = OpeningService(
             database,
             self.chats,

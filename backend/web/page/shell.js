@@ -18,6 +18,7 @@ const RECENT = 12;
 const AREAS = {
   "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats",
   providers: "settings", presets: "settings", scripts: "settings", imports: "settings",
+  clients: "settings",
 };
 
 /** @returns {{element, main, at(path)}} `at` marks the current area. */
