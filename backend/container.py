@@ -84,6 +84,7 @@ from backend.memory.search.search import RowReader
 from backend.openai_api.embeddings import PlainEmbeddings
 from backend.openai_api.model_names import ModelNames
 from backend.openai_api.plain import PlainModels
+from backend.openai_api.requests import RequestLog
 from backend.operations.backup.schedule import BackupSchedule
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
@@ -298,6 +299,7 @@ class Services:
             macros=LineMacroService(database, pool, accounts=self.accounts),
             participants=participants,
         )
+        self.client_requests = RequestLog(database, self.messages, self.chats)
         self.opening = OpeningService(
             database,
             self.chats,

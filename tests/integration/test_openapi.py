@@ -57,6 +57,7 @@ BODIES: dict[str, Any] = {
     "createCampaignTerm": {"term": "Lampkeeper"},
     "compactCampaign": {"chat_id": str(uuid4())},
     "rebuildChronicle": {"chat_id": str(uuid4())},
+    "correctClientRequest": {"kind": "quiet"},
     "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},
 }
 """Bodies of routes without an example that refuse an empty object."""
