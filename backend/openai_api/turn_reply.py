@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, get_args
+from typing import Any, cast, get_args
 from uuid import UUID
 
 from backend.accounts.auth.identity import Identity
@@ -18,6 +17,7 @@ from backend.openai_api.streaming import (
     Ended,
     Failed,
     ReplyEvent,
+    SpokenText,
     TextDelta,
     ThinkingDelta,
     UsageReported,
@@ -46,30 +46,6 @@ class FailedTurnError(AppError):
         self.status = int(members.pop("status", 500))  # type: ignore[misc]
         members.pop("turn_id", None)
         super().__init__(str(members.pop("detail", "")), extra=members)
-
-
-class _SpokenText:
-    """Text that grows and may be cut, and the length of the part that the client has got."""
-
-    def __init__(self) -> None:
-        self._buffer = io.StringIO()
-        self._sent = 0
-
-    def append(self, text: str) -> None:
-        self._buffer.seek(0, io.SEEK_END)
-        self._buffer.write(text)
-
-    def cut(self, length: int) -> None:
-        self._buffer.truncate(length)
-
-    def take_new(self) -> str:
-        self._buffer.seek(self._sent)
-        new = self._buffer.read()
-        self._sent += len(new)
-        return new
-
-    def __str__(self) -> str:
-        return self._buffer.getvalue()
 
 
 class TurnReply:
@@ -102,7 +78,7 @@ class TurnReply:
         self._last_id = last_id
         self._text_before = text_before
         self._is_stream = is_stream
-        self._text, self._thinking = _SpokenText(), _SpokenText()
+        self._text, self._thinking = SpokenText(), SpokenText()
         self._has_choices = last_id > 0
         self._is_over = self._is_waiting = False
 
@@ -126,7 +102,7 @@ class TurnReply:
                     yield [Ended(0, "stop")]
                 return
             self._is_over = True  # another process stops as well, and keeps the text
-            yield [*self._take_new(), Failed(ServerStoppingError("Send the request again."))]
+            yield [*self._take_new(), Failed(ServerStoppingError())]
         finally:
             if not self._is_over and not self._is_waiting:
                 await asyncio.shield(self._stop())
@@ -176,5 +152,5 @@ class TurnReply:
 
 
 def _find_finish_reason(name: str) -> FinishReason:
-    reason: Any = name if name in _FINISH_REASONS else "stop"
-    return reason
+    """Return the reason of a completed turn. A stopped turn has no reason of its own."""
+    return cast("FinishReason", name) if name in _FINISH_REASONS else "stop"
