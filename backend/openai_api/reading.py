@@ -93,7 +93,7 @@ class _SentText:
 
 
 class _Speakers:
-    """The names that can stand before a text, by role."""
+    """The names that clients put before a text, by role."""
 
     def __init__(self, names: Names, members: Sequence[str]) -> None:
         self._names: dict[_LineRole, dict[str, str]] = {
@@ -199,7 +199,7 @@ def _split_single(
         return texts
     (whole,) = texts
     parts = [whole.text[begin:end] for begin, end in iterate_paragraphs(whole.text)]
-    roles = [speakers.find_role(part) for part in parts]
+    roles: list[_LineRole | None] = [speakers.find_role(part) for part in parts]
     if has_marker and "assistant" in roles and "user" not in roles:
         unknown = (part for part, role in zip(parts, roles, strict=True) if role is None)
         speakers.guess_frequent_user(unknown)
@@ -209,9 +209,9 @@ def _split_single(
     if not has_marker and [role for role in roles if role][-1] == "assistant":
         return texts
     split: list[tuple[_LineRole, list[str]]] = []
-    for part, role in zip(parts, roles, strict=True):
-        if role is not None:
-            split.append((role, [part]))
+    for part, speaker in zip(parts, roles, strict=True):
+        if speaker is not None:
+            split.append((speaker, [part]))
         elif split:
             split[-1][1].append(part)
     return [_SentText(role, whole.place, "\n\n".join(parts)) for role, parts in split]
