@@ -322,14 +322,14 @@ def _make_line(sent: _SentText, message: SentMessage, speakers: _Speakers) -> Li
 
 
 def _find_pieces(text: str, role: _LineRole, speakers: _Speakers) -> Sequence[str]:
-    parts = [text[begin:end].strip() for begin, end in iterate_paragraphs(text)]
-    if len(parts) <= 1:
+    spans = list(iterate_paragraphs(text)) if "\n" in text else []
+    if len(spans) <= 1:
         return ()
-    parts = [part[speakers.find_name(role, part)[1] :].strip() for part in parts]
-    if len(parts) > MAX_PIECES:
-        split = len(parts) - MAX_PIECES + 1
-        parts = ["\n\n".join(parts[:split]), *parts[split:]]
-    return tuple(parts)
+    if len(spans) > MAX_PIECES:
+        first_end = spans[-MAX_PIECES][1]
+        spans = [(0, first_end), *spans[1 - MAX_PIECES :]]
+    parts = (text[begin:end].strip() for begin, end in spans)
+    return tuple(part[speakers.find_name(role, part)[1] :].strip() for part in parts)
 
 
 def _drop_extra_lines(lines: list[Line]) -> list[Line]:
