@@ -40,6 +40,7 @@ from backend.core.events import Participants
 from backend.database.base import Base, new_id, now, upsert
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
+from backend.generation.images import count_images
 from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.ledgers import add_tokens
@@ -371,8 +372,9 @@ async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
     """Learn the model's token ratio. A played turn sends more than its prompt, so it is ignored.
 
     The report of a prompt that the server has cut is ignored, because it is about a shorter prompt.
+    So is that of a prompt with images, whose tokens are only estimated.
     """
-    if run.play is not None:
+    if run.play is not None or count_images(run.built.prompt.messages):
         return
     window = run.built.window
     learn = partial(ratios.learn, session, run.user_id, window.spec, window.unit.tokenizer)
@@ -550,6 +552,8 @@ def seal_record(run: TurnRun) -> SealedRecord:
     """Make and seal the context record of a turn. CPU-bound: it hashes the whole prompt."""
     record = make_record(run.built.with_shape(run.sent.shape))
     record.unsent_settings = list(run.sent.left_out)
+    if images := run.sent.images_left_out:
+        record.notes.append(f"{images} images were left out, because the model cannot read them.")
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
     record.notes += [refused.note for refused in run.refused]
