@@ -547,6 +547,10 @@ class AnthropicProvider(ModelProvider[ServerConfig, ModelClient]):
 
 
 class AnthropicModel(ServerModel[AnthropicProvider]):
+    @property
+    def _reads_addresses(self) -> bool:
+        return True
+
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
         return self._provider.base_url + MESSAGES
 

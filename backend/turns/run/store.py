@@ -555,6 +555,8 @@ def seal_record(run: TurnRun) -> SealedRecord:
     """Make and seal the context record of a turn. CPU-bound: it hashes the whole prompt."""
     record = make_record(run.built.with_shape(run.sent.shape))
     record.unsent_settings = run.unsent_settings
+    if images := run.sent.images_left_out:
+        record.notes.append(f"{images} images were left out, because the model cannot read them.")
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
     record.notes += [refused.note for refused in run.refused]

@@ -17,6 +17,7 @@ from backend.accounts.models import KeyMode
 from backend.chats.models import MessageStatus
 from backend.core.logs import get_logger
 from backend.errors import AppError, InternalError
+from backend.generation.images import count_images
 from backend.generation.model import (
     MAX_REPLY_CHARACTERS,
     ChatModel,
@@ -401,8 +402,11 @@ class TurnRun:
     def _check_usage(self, usage: TokenUsage) -> None:
         """Learn from the usage of one request whether the server has cut the prompt.
 
-        Tools and rounds of calls are not counted. They only make the prompt longer.
+        Tools and rounds of calls are not counted. They only make the prompt longer. The tokens of
+        images are only estimated, so a prompt with images shows nothing.
         """
+        if count_images(self.built.prompt.messages):
+            return
         window = self.built.window
         cut = find_cut(usage, counted=self.built.assembled.tokens, ratio=window.ratio)
         if cut is not None:
@@ -424,9 +428,9 @@ class TurnRun:
                 self.usage = piece
             case Finish(reason):
                 self.finish = reason
-            case SentRequest(shape, left_out):
+            case SentRequest(shape, left_out, images):
                 left_out = tuple(dict.fromkeys((*self.sent.left_out, *left_out)))
-                self.sent = SentRequest(shape, left_out)
+                self.sent = SentRequest(shape, left_out, images)
             case _:
                 pass
 

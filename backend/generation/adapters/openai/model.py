@@ -149,8 +149,10 @@ class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelCl
                 # The window in force is unknown, but it is no larger than that.
                 known = self.abilities.find(name).window or config.context_window
                 window = report.largest if report.largest < known else None
-            if window not in (None, self.abilities.find(name).window):
-                self.learn(name, window=window)
+            learned = self.abilities.find(name)
+            window, images = window or learned.window, report.images or learned.images
+            if (window, images) != (learned.window, learned.images):
+                self.learn(name, window=window, images=images)
 
     def learn_window_later(self, model: str) -> None:
         """Ask for a model's window in the background, once in the lifetime of this object."""
