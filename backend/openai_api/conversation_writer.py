@@ -125,31 +125,26 @@ class ConversationWriter:
         )
         for text in (*changes.texts.values(), *(line.text for line in lines if not line.images)):
             self._messages.check_text(text)
-        rewriter = self._messages.rewriter
-        sealed_changes = (
-            await rewriter.seal(identity, placement.chat_id, changes) if changes else None
-        )
+        last = placement.last
+        leaf_id = last.id if last else placement.version.leaf_id
+        moves = leaf_id != placement.version.leaf_id and not (keeps_rest and placement.rest)
+        if not changes and not lines and not moves:
+            return StoredConversation(chat_id=placement.chat_id, leaf_id=leaf_id)
+        sealed = await self._messages.rewriter.seal(identity, placement.chat_id, changes)
         unit, sealed_lines = await self._seal_lines(identity, placement.chat_id, lines)
         async with self._database.write() as session:
             chat = await repository.get_chat(
                 session, placement.chat_id, owner_id=identity.user_id, lock=True
             )
-            if make_version(chat) != placement.version or chat.count_unit != unit:
+            if make_version(chat) != placement.version or {chat.count_unit} != {unit, sealed.unit}:
                 return None
-            if sealed_changes is not None:
-                await self._change(session, identity, chat, sealed_changes)
-            leaf_id = placement.last.id if placement.last else chat.leaf_id
-            moved = [
-                await self._choose_leaf(session, chat, placement, keeps_rest=keeps_rest),
-                await self._add_lines(session, chat, leaf_id, sealed_lines),
-            ]
-            if (
-                first := min((each for each in moved if each is not None), default=None)
-            ) is not None:
-                await notify_path_moved(self._participants, session, identity.sealer, chat, first)
-            added = [line.columns["id"] for line in sealed_lines]
-            await self._finish(session, identity, chat, leaf_id, added, is_moved=first is not None)
-            return StoredConversation(chat_id=chat.id, leaf_id=added[-1] if added else leaf_id)
+            if changes:
+                await self._change(session, identity, chat, sealed)
+            if moves:
+                await self._choose_leaf(session, identity, chat, leaf_id)
+            if sealed_lines:
+                leaf_id = await self._add_lines(session, identity, chat, leaf_id, sealed_lines)
+            return StoredConversation(chat_id=chat.id, leaf_id=leaf_id)
 
     async def keep_images(
         self, identity: Identity, message_id: UUID, images: Sequence[PromptImage]
@@ -223,191 +218,52 @@ class ConversationWriter:
             await save_state(session, identity.sealer, chat.id, state)
 
     async def _choose_leaf(
-        self, session: AsyncSession, chat: Chat, placement: Placement, *, keeps_rest: bool
-    ) -> int | None:
-        """Go to the last message of a placement. Returns the position of the change."""
-        last = placement.last
-        if last is None or chat.leaf_id == last.id or (keeps_rest and placement.rest):
-            return None
-        return await tree.choose_leaf(session, chat, last.id)
+        self, session: AsyncSession, identity: Identity, chat: Chat, leaf_id: UUID | None
+    ) -> None:
+        moved = await tree.choose_leaf(session, chat, leaf_id)
+        await notify_path_moved(self._participants, session, identity.sealer, chat, moved)
+        if leaf_id is not None:
+            await self._queue_index(session, identity, chat, [leaf_id])
+        chat.updated_at = now()
 
     async def _add_lines(
         self,
         session: AsyncSession,
+        identity: Identity,
         chat: Chat,
         leaf_id: UUID | None,
         lines: Sequence[_SealedLine],
-    ) -> int | None:
-        """Store lines one below the other. Returns the position of the first change of the path."""
-        if not lines:
-            return None
+    ) -> UUID | None:
+        """Store lines below the leaf, one below the other. Returns the last one."""
         parent = None
         if leaf_id is not None:
-            # Its sums may have changed.
+            # Read again, because its sums may have changed.
             parent = await repository.get_message(session, leaf_id, owner_id=chat.user_id)
-        moved: int | None = None
         for line in lines:
             message = Message(**line.columns, hidden=not line.has_text)
-            change = await tree.attach_message(session, chat, message, parent=parent)
-            moved = change if moved is None else moved
+            await tree.attach_message(session, chat, message, parent=parent)
             parent = message
         await session.flush()
         files = [file for line in lines for file in line.files]
         references = [reference for line in lines for reference in line.references]
         if references:
             await insert_files(session, chat.user_id, files, references)
-        return moved
+        added = [line.columns["id"] for line in lines]
+        await self._queue_index(session, identity, chat, added)
+        chat.updated_at = now()
+        await self._check(session, identity)
+        return chat.leaf_id
 
-    async def _finish(
-        self,
-        session: AsyncSession,
-        identity: Identity,
-        chat: Chat,
-        leaf_id: UUID | None,
-        added: Sequence[UUID],
-        *,
-        is_moved: bool,
+    async def _queue_index(
+        self, session: AsyncSession, identity: Identity, chat: Chat, message_ids: Sequence[UUID]
     ) -> None:
-        """Queue the index, and check quotas."""
-        changed = [leaf_id] if is_moved and leaf_id is not None else []
-        if changed or added:
-            chat.updated_at = now()
-            await self._index.changed(
-                session,
-                identity,
-                kind="message",
-                container_id=chat.id,
-                source_ids=[*changed, *added],
-            )
-        if added:
-            await self._check(session, identity)
+        await self._index.changed(
+            session, identity, kind="message", container_id=chat.id, source_ids=message_ids
+        )
 
     async def _check(self, session: AsyncSession, identity: Identity) -> None:
         for check in self._checks_added:
             await check(session, identity.user_id)
-
-
-def _seal_lines(
-        self, identity: Identity, chat_id: UUID, lines: Sequence[Line]
-    ) -> tuple[str, list[_SealedLine]]:
-        """Seal and count lines in the chat's present unit, which is returned."""
-        async with self._database.read() as session:
-            chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
-            speakers = None
-            if lines:
-                speakers = await self._load_speakers(session, identity, chat)
-        if speakers is None:
-            return chat.count_unit, []
-        sealed = await self._pool.run(
-            identity.user_id,
-            partial(
-                _seal_lines,
-                identity.sealer,
-                [(speakers.draft(line), line.images) for line in lines],
-                CountUnit.parse(chat.count_unit),
-            ),
-        )
-        return chat.count_unit, sealed
-
-    async def _load_speakers(
-        self, session: AsyncSession, identity: Identity, chat: Chat
-    ) -> _Speakers:
-        owner_id, sealer = identity.user_id, identity.sealer
-        member_ids = (await repository.list_character_ids(session, [chat.id])).get(chat.id, [])
-        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
-        persona_id = chat.persona_id or identity.settings.persona_id
-        persona = persona_id and await characters.find_persona(
-            session, persona_id, owner_id=owner_id, sealer=sealer
-        )
-        user_name = persona.name if persona else None
-        if user_name is None:
-            user_name = await find_player_name(session, sealer, chat.campaign_id)
-        return _Speakers(
-            user_name=user_name or self._accounts.name_of(identity),
-            persona_id=persona.id if persona else None,
-            members={name: character_id for character_id, name in names.items()},
-        )
-
-    async def _change(
-        self, session: AsyncSession, identity: Identity, chat: Chat, sealed: SealedChanges
-    ) -> None:
-        """Apply changes, and remember the messages that are hidden by them."""
-        await self._messages.rewriter.apply(session, identity, chat, sealed)
-        changes = sealed.changes
-        if changes.hides or changes.shows:
-            state = await load_state(session, identity.sealer, chat.id)
-            kept = [each for each in state.hidden if each not in changes.shows]
-            hidden = tuple(dict.fromkeys([*kept, *changes.hides]))[-MAX_HIDDEN:]
-            state = msgspec.structs.replace(state, hidden=hidden)
-            await save_state(session, identity.sealer, chat.id, state)
-
-    async def _choose_leaf(
-        self, session: AsyncSession, chat: Chat, placement: Placement, *, keeps_rest: bool
-    ) -> int | None:
-        """Go to the last message of a placement. Returns the position of the change."""
-        last = placement.last
-        if last is None or chat.leaf_id == last.id or (keeps_rest and placement.rest):
-            return None
-        return await tree.choose_leaf(session, chat, last.id)
-
-    async def _add_lines(
-        self,
-        session: AsyncSession,
-        chat: Chat,
-        leaf_id: UUID | None,
-        lines: Sequence[_SealedLine],
-    ) -> int | None:
-        """Store lines one below the other. Returns the position of the first change of the path."""
-        if not lines:
-            return None
-        parent = None
-        if leaf_id is not None:
-            # Its sums may have changed.
-            parent = await repository.get_message(session, leaf_id, owner_id=chat.user_id)
-        moved: int | None = None
-        for line in lines:
-            message = Message(**line.columns, hidden=not line.has_text)
-            change = await tree.attach_message(session, chat, message, parent=parent)
-            moved = change if moved is None else moved
-            parent = message
-        await session.flush()
-        files = [file for line in lines for file in line.files]
-        references = [reference for line in lines for reference in line.references]
-        if references:
-            await insert_files(session, chat.user_id, files, references)
-        return moved
-
-    async def _finish(
-        self,
-        session: AsyncSession,
-        identity: Identity,
-        chat: Chat,
-        leaf_id: UUID | None,
-        added: Sequence[UUID],
-        *,
-        is_moved: bool,
-    ) -> None:
-        """Queue the index, and check quotas."""
-        changed = [leaf_id] if is_moved and leaf_id is not None else []
-        if changed or added:
-            chat.updated_at = now()
-            await self._index.changed(
-                session,
-                identity,
-                kind="message",
-                container_id=chat.id,
-                source_ids=[*changed, *added],
-            )
-        if added:
-            await self._check(session, identity)
-
-    async def _check(self, session: AsyncSession, identity: Identity) -> None:
-        for check in self._checks_added:
-            await check(session, identity.user_id)
-
-
-async def _report_nothing(_count: int) -> None:
-    """The progress of a new chat is not shown."""
 
 
 def _seal_lines(

@@ -88,6 +88,10 @@ class ConversationImporter:
         return StoredConversation(chat_id=chat.id, leaf_id=chat.leaf_id)
 
 
+async def _report_nothing(_count: int) -> None:
+    """The progress of a new chat is not shown."""
+
+
 def _make_messages(lines: Sequence[Line], opening: Opening) -> Sequence[FileMessage]:
     """Return lines as the messages of a chat file."""
     messages: list[FileMessage] = []
