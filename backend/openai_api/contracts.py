@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
@@ -131,6 +132,17 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatVersion:
+    """A chat, and the values that change with its messages."""
+
+    id: UUID
+    user_id: UUID
+    leaf_id: UUID | None
+    hidden_changes: int
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLine:
     """A message of a stored path."""
 
@@ -159,6 +171,8 @@ class Placement:
             leaf, or on another branch.
         is_begin: True if the stored path begins with a line of the client, so that nothing stored
             is outside its window.
+        version: The chat as it was read. `ConversationWriter` refuses a placement whose chat has
+            changed.
     """
 
     chat_id: UUID | None = None
@@ -170,6 +184,15 @@ class Placement:
     tail: Sequence[Line] = ()
     rest: Sequence[StoredLine] = ()
     is_begin: bool = False
+    version: ChatVersion | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredConversation:
+    """A chat in line with a client's list. `leaf_id` is the message that a turn follows."""
+
+    chat_id: UUID
+    leaf_id: UUID | None
 
 
 class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
