@@ -368,6 +368,14 @@ def test_the_header_decides_before_everything_else(sent: list[Sent]) -> None:
     assert ask(sent, store="always").kind != "quiet"
 
 
+def test_a_task_is_a_line_if_the_header_wants_everything_stored() -> None:
+    messages = [SentMessage(role="user", text=SUMMARY)]
+    reading = read_conversation(messages, NAMES, finds_tasks=False)
+    decision = decide(reading, Placement(), sealer=SEALER, store="always")
+    assert (decision.kind, decision.reason) == ("turn", "header_always")
+    assert list_tail(decision) == [user(SUMMARY)]
+
+
 def test_a_forced_turn_says_so_only_if_it_would_have_been_quiet() -> None:
     assert ask([*CHAT, system(OTHER)], store="always").reason == "header_always"
     assert ask([*CHAT, THANKS], store="always").reason == "new_line"
