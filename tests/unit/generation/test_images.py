@@ -1,4 +1,4 @@
-"""Images in prompts: their place, the shapes of messages, and what servers say about them."""
+"""Images in prompts: their place, the shapes of messages, and the reports of servers."""
 
 from __future__ import annotations
 
