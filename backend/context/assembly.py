@@ -91,6 +91,11 @@ class PromptItem(Struct, frozen=True, kw_only=True):
     tokens: int = 0
     message: PromptMessage | None = None
 
+    @property
+    def images(self) -> int:
+        """The number of images in the message."""
+        return len(self.message.images) if self.message else 0
+
     def make_message(self) -> PromptMessage:
         return self.message or PromptMessage(self.role, self.text)
 
@@ -121,6 +126,8 @@ class History:
     """Markers before messages with a limited audience, by position. Included in `tokens`."""
     changed: Mapping[int, PromptMessage] = field(default_factory=dict[int, PromptMessage])
     """Messages of a client that differ from the stored ones, by position."""
+    has_names: bool = True
+    """False if a client sends messages without names that Talekeeper would send with them."""
 
 
 def layout(
