@@ -55,6 +55,7 @@ from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.registry import ModelRegistry, build_registry
 from backend.http.connections import Drain
+from backend.http.cross_origin import CrossOriginPolicy
 from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES
@@ -80,6 +81,9 @@ from backend.memory.embedding.controller import ModelFetches
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.search.search import RowReader
+from backend.openai_api.embeddings import PlainEmbeddings
+from backend.openai_api.model_names import ModelNames
+from backend.openai_api.plain import PlainModels
 from backend.openai_api.requests import RequestLog
 from backend.operations.backup.schedule import BackupSchedule
 from backend.presets.repository import get_preset
@@ -155,6 +159,7 @@ class Services:
         self.registry = registry
         self.user_models = user_models
         self.lan = LocalNetwork(settings)
+        self.cross_origin = CrossOriginPolicy(settings.cors_origins, settings.public_origin)
         self.slots = slots = ModelSlots(database, instance)
         self.index = index = memory.outbox
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
@@ -220,6 +225,8 @@ class Services:
         self.presets = PresetService(database, pool)
         participants.add(self.presets)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
+        self.model_names = ModelNames(database, user_models, pool)
+        participants.add(self.model_names)
         self.lorebook_links = LorebookLinkService(database)
         self.lore = LoreReader(pool, self.regexes)
         self.chronicles = ChronicleService(database, index)
@@ -338,6 +345,16 @@ class Services:
             database, (TURN_LEASES, JOB_LEASES, SLOT_LEASES), on_loss=self.turns.recover
         )
         self.suggestions = SuggestionService(database, builder, self.quotas, slots)
+        self.plain_models = PlainModels(database, user_models, self.quotas, slots)
+        self.plain_embeddings = PlainEmbeddings(
+            database,
+            user_models,
+            self.quotas,
+            slots,
+            pool,
+            find_shared=lambda: memory.embedder,
+            batch=settings.embedding_batch,
+        )
         rows = RowReader(database, SOURCES)
         self.contexts = ContextService(database, builder, prompts, pool, rows)
         self.lore_tester = LoreTester(

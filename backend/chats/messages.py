@@ -35,8 +35,10 @@ from backend.chats.models import (
     Message,
     decode_notices,
 )
+from backend.chats.rewrites import MessageChanges, MessageRewriter
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.chats.speaker_labels import remove_label
+from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.core.audience import Audience, decode_audience, encode_audience
 from backend.core.cpu_pool import CpuPool
@@ -108,6 +110,7 @@ class MessageService:
         self._database = database
         self._index = index
         self._max_chars = settings.max_message_chars
+        self.rewriter = MessageRewriter(database, index, pool, self._participants)
 
     def check_text(self, text: str) -> str:
         if not text.strip():
@@ -273,15 +276,34 @@ class MessageService:
                 if chat.count_unit != unit:
                     continue
                 message.sealed_content = sealer.seal(MESSAGE_CONTENT, message.id, text)
+                message.text_digest = TextDigester(sealer).compute(message.role, text)
                 message.sealed_thinking = None
                 message.token_counts = msgspec.json.encode({unit: tokens}).decode()
                 message.updated_at = now()
                 await tree.set_tokens(session, message, tokens)
                 await self._set_hidden(session, identity, chat, message, hidden=False)
-                below = await find_windows_below(session, message.id)
+                below = await find_windows_below(session, [message.id])
                 await self._queue_index(session, identity, chat, [message.id, *below])
             return await self.get(identity, message_id)
         raise ConflictError("The chat's tokens are being recounted. Send the request again.")
+
+    async def rewrite(self, identity: Identity, chat_id: UUID, changes: MessageChanges) -> None:
+        """Change texts of a chat in place, and hide or show messages, in one transaction.
+
+        Macros and regex scripts are not applied. Also raises `ChatNotFoundError`, and
+        `ConflictError` if the chat's unit changes again and again.
+        """
+        for text in changes.texts.values():
+            self.check_text(text)
+        for _ in range(MAX_ATTEMPTS):
+            sealed = await self.rewriter.seal(identity, chat_id, changes)
+            async with self._database.write() as session:
+                chat = await repository.get_chat(
+                    session, chat_id, owner_id=identity.user_id, lock=True
+                )
+                if await self.rewriter.apply(session, identity, chat, sealed):
+                    return
+        raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience
@@ -297,7 +319,7 @@ class MessageService:
                 await session.flush()
                 for handler in self._participants.find_handlers(AudienceChanged):
                     await handler.audience_changed(session, identity, message, before=before)
-                below = await find_windows_below(session, message.id)
+                below = await find_windows_below(session, [message.id])
                 await self._queue_index(session, identity, chat, [message.id, *below])
         return await self.get(identity, message_id)
 

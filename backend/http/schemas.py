@@ -53,6 +53,9 @@ IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", include_in_sche
 IfNoneMatch = Annotated[str | None, HeaderParameter(name="If-None-Match", include_in_schema=False)]
 """The header of a request that has a version of the resource already."""
 
+API_PREFIXES = ("/api/", "/v1/")
+"""The beginnings of the paths of Talekeeper's own API, and of the OpenAI-compatible one."""
+
 # Keys of a handler's `opt` for the OpenAPI document.
 RAISES = "raises"
 """The `AppError` classes that the route can return, in addition to those of every route."""
@@ -63,6 +66,10 @@ PATCHES = "patches"
 EXAMPLE = "example"
 STREAMS = "streams"
 """The events of a stream: the members of each event's data, by event name."""
+CHUNKS = "chunks"
+"""The struct of each event of a stream whose events have only `data`."""
+BODY = "body"
+"""The struct of a JSON body that the route parses itself."""
 FILES = "files"
 """The media types of the files that the route returns."""
 

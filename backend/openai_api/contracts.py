@@ -1,4 +1,4 @@
-"""The parts that a request to the endpoint passes through: what was sent, read, found, decided."""
+"""The stages of a request to the endpoint: messages, reading, placement, decision."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """A text after the last line that tells the model what to write.
+    """A text after the last line that instructs the model.
 
     Attributes:
         name: The member that a nudge of a group names.
@@ -173,7 +173,7 @@ class Placement:
 
 
 class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the endpoint remembers of the previous request for a chat, to decide about the next.
+    """The memory of the previous turn of a chat, used to decide about the next request.
 
     Attributes:
         instructions: Digests of the instructions of the last turn.
@@ -191,7 +191,7 @@ class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do with a request, and why.
+    """The kind of a request, its reason, and the placement to apply.
 
     Attributes:
         placement: The placement to apply. Its tail has the lines to store, without the beginning of
@@ -199,7 +199,7 @@ class Decision:
         prefill: The beginning of the reply.
         speaker: The name of the member that replies.
         instruction: The text that the decision is about, cut to what identifies it. A correction
-            applies to requests whose text has the same digest. Empty if there is none.
+            applies to requests with the same digest of it. Empty if there is none.
     """
 
     kind: RequestKind

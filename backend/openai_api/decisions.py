@@ -1,4 +1,4 @@
-"""Decides what a request is: a turn, a swipe, a continuation, or a quiet request.
+"""Decides the kind of a request: a turn, a swipe, a continuation, or a quiet request.
 
 A new line of the user makes a turn. Otherwise the instruction after the last line decides: nudges
 and instructions of the chat's previous turn belong to the conversation, other instructions are
@@ -163,7 +163,7 @@ class _Ending:
 
 
 class _Case:
-    """One request, with what is known about it."""
+    """One request, with its place and the state of its chat."""
 
     def __init__(
         self, reading: Reading, placement: Placement, digests: _Digests, state: ChatState

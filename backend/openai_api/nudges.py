@@ -52,7 +52,7 @@ def collapse(text: str) -> str:
 
 
 def find_chat_marker(text: str) -> ChatMarker | None:
-    """Return the last marker that has a line of its own.
+    """Return the last marker that fills a line.
 
     SillyTavern can join its system messages, and its post-processing joins any messages.
     """

@@ -93,7 +93,7 @@ class _SentText:
 
 
 class _Speakers:
-    """The names that can stand before a text, by role."""
+    """The names that clients put before a text, by role."""
 
     def __init__(self, names: Names, members: Sequence[str]) -> None:
         self._names: dict[_LineRole, dict[str, str]] = {
@@ -199,7 +199,7 @@ def _split_single(
         return texts
     (whole,) = texts
     parts = [whole.text[begin:end] for begin, end in iterate_paragraphs(whole.text)]
-    roles = [speakers.find_role(part) for part in parts]
+    roles: list[_LineRole | None] = [speakers.find_role(part) for part in parts]
     if has_marker and "assistant" in roles and "user" not in roles:
         unknown = (part for part, role in zip(parts, roles, strict=True) if role is None)
         speakers.guess_frequent_user(unknown)
@@ -209,9 +209,9 @@ def _split_single(
     if not has_marker and [role for role in roles if role][-1] == "assistant":
         return texts
     split: list[tuple[_LineRole, list[str]]] = []
-    for part, role in zip(parts, roles, strict=True):
-        if role is not None:
-            split.append((role, [part]))
+    for part, speaker in zip(parts, roles, strict=True):
+        if speaker is not None:
+            split.append((speaker, [part]))
         elif split:
             split[-1][1].append(part)
     return [_SentText(role, whole.place, "\n\n".join(parts)) for role, parts in split]
@@ -322,14 +322,14 @@ def _make_line(sent: _SentText, message: SentMessage, speakers: _Speakers) -> Li
 
 
 def _find_pieces(text: str, role: _LineRole, speakers: _Speakers) -> Sequence[str]:
-    parts = [text[begin:end].strip() for begin, end in iterate_paragraphs(text)]
-    if len(parts) <= 1:
+    spans = list(iterate_paragraphs(text)) if "\n" in text else []
+    if len(spans) <= 1:
         return ()
-    parts = [part[speakers.find_name(role, part)[1] :].strip() for part in parts]
-    if len(parts) > MAX_PIECES:
-        split = len(parts) - MAX_PIECES + 1
-        parts = ["\n\n".join(parts[:split]), *parts[split:]]
-    return tuple(parts)
+    if len(spans) > MAX_PIECES:
+        first_end = spans[-MAX_PIECES][1]
+        spans = [(0, first_end), *spans[1 - MAX_PIECES :]]
+    parts = (text[begin:end].strip() for begin, end in spans)
+    return tuple(part[speakers.find_name(role, part)[1] :].strip() for part in parts)
 
 
 def _drop_extra_lines(lines: list[Line]) -> list[Line]:

@@ -134,7 +134,10 @@ class PromptAssembler:
     ) -> BuiltPrompt:
         loaded, window = prompt.loaded, prompt.window
         order = PromptOrder(
-            loaded.preset, loaded.settings, list_triggers(request, is_quiet=bool(suggestions))
+            loaded.preset,
+            loaded.settings,
+            list_triggers(request, is_quiet=bool(suggestions)),
+            follows_client=loaded.client is not None,
         )
         count = partial(self._counts.count, identity.user_id, window.unit.tokenizer)
         macros, macro_budget = make_macros(loaded, window), MacroBudget()
@@ -279,6 +282,7 @@ def _estimate_size(prompt: RetrievedPrompt) -> int | None:
     texts = [*loaded.macro_texts, loaded.summary.text if loaded.summary else "", loaded.said or ""]
     found = sum(len(memory.recalled.text) for memory in prompt.memories)
     lines = _LINE_CHARACTERS * len(prompt.lines.ids)
+    lines += loaded.client.characters if loaded.client else 0
     return lines + (estimate_expansion(texts) + found) // _CACHED_COUNT_FACTOR
 
 
