@@ -199,7 +199,8 @@ class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The memory of the previous turn of a chat, used to decide about the next request.
 
     Attributes:
-        instructions: Digests of the instructions of the last turn.
+        instructions: Digests of the instructions of the last turn, and of notes that the client
+            had merged with its line.
         pieces: Digests of the pieces of its last line, if the line had several. A note that the
             client has merged with the line moves on with the next request, and the line stays.
         prefill: The digest of the beginning of the reply that the client sent.
