@@ -38,7 +38,7 @@ from backend.openai_api.contracts import (
 from backend.openai_api.conversation_writer import ConversationWriter
 from backend.openai_api.conversations import ConversationFinder
 from backend.openai_api.decisions import build_state, decide
-from backend.openai_api.model_names import CharacterTarget, ChatTarget, ModelNames, PlainTarget
+from backend.openai_api.model_names import ChatTarget, ModelNames, PlainTarget
 from backend.openai_api.models import RequestKind
 from backend.openai_api.new_characters import CharacterMaker
 from backend.openai_api.new_conversations import ConversationImporter
@@ -55,7 +55,7 @@ from backend.openai_api.plain_replies import PlainCompletions
 from backend.openai_api.reading import read_conversation
 from backend.openai_api.requests import RequestDetails, RequestLog
 from backend.openai_api.streaming import CompletionReply
-from backend.openai_api.turn_reply import FixedReply, TurnReply
+from backend.openai_api.turn_reply import FixedReply, JoinedReply, TurnReply
 from backend.openai_api.wire import ChatCompletionRequest
 from backend.turns.api.schemas import ChoiceRequest, TurnRequest
 from backend.turns.api.service import TurnService
@@ -167,7 +167,12 @@ class ChatCompletions:
         cast = await self._cast.read(identity, target)
         reading = await self._pool.run(
             identity.user_id,
-            partial(read_conversation, request.messages, cast.names),
+            partial(
+                read_conversation,
+                request.messages,
+                cast.names,
+                finds_tasks=options.store != "always",
+            ),
             size=sum(len(message.text) for message in request.messages) // _CHARACTERS_PER_STEP,
         )
         case = _Case(
@@ -291,8 +296,9 @@ class ChatCompletions:
         if turn is None or (turn.reply_id is None and turn.state not in {"running", "completed"}):
             return None
         headers = _make_headers(placement.chat_id, turn, case.request, ())
-        reply = self._follow(
-            case, placement.chat_id, turn.id, headers=headers, last_id=state.first_event
+        reply: CompletionReply
+        reply = begin = self._follow(
+            case, placement.chat_id, turn, headers=headers, last_id=state.first_event
         )
         if turn.state in {"stopped", "interrupted", "failed"}:
             if not turn.has_text:
@@ -301,13 +307,11 @@ class ChatCompletions:
             rest = await self._take(case, found, keeps=True)
             if rest is None:
                 return None
-            reply = reply.followed_by(rest)
+            reply = JoinedReply(begin, rest)
         await self._record(case, found, chat_id=placement.chat_id, turn_id=turn.id, stored=0)
         return reply
 
-    async def _choose(
-        self, case: _Case, found: _Found, turn: TurnStatus
-    ) -> CompletionReply | None:
+    async def _choose(self, case: _Case, found: _Found, turn: TurnStatus) -> CompletionReply | None:
         """Answer a waiting turn with the new line. None if the line does not follow its reply."""
         identity, placement = case.identity, found.placement
         chat_id, tail = placement.chat_id, found.decision.placement.tail
@@ -319,7 +323,8 @@ class ChatCompletions:
         choice = parse_choice(turn.waiting, tail[0].text)
         if choice is None:
             text = f"{CHOOSE_ONE}\n{render_options(turn.waiting)}"
-            await self._states.add_part(identity, chat_id, turn.reply_id, text)
+            if turn.reply_id is not None:
+                await self._states.add_part(identity, chat_id, turn.reply_id, text)
             await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
             return FixedReply(text, headers=headers)
         return await self._make_choice(case, found, turn, choice, headers)
@@ -339,13 +344,11 @@ class ChatCompletions:
             last_id = await self._turns.choose(identity, turn.id, choice)
         except TurnNotWaitingError:
             return None
-        await self._states.note_turn(identity, chat_id, turn.id, first_event=last_id)
+        await self._states.record_choice(identity, chat_id, first_event=last_id)
         await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
-        return self._follow(case, chat_id, turn.id, headers=headers, last_id=last_id)
+        return self._follow(case, chat_id, turn, headers=headers, last_id=last_id)
 
-    async def _take(
-        self, case: _Case, found: _Found, *, keeps: bool = False
-    ) -> TurnReply | None:
+    async def _take(self, case: _Case, found: _Found, *, keeps: bool = False) -> TurnReply | None:
         """Bring the chat in line with the list, and take the turn.
 
         With `keeps`, the chat stays as it is. Returns None if the chat has changed since it was
@@ -354,7 +357,7 @@ class ChatCompletions:
         identity, decision = case.identity, found.decision
         placement = decision.placement
         lines, text = _split_tail(decision)
-        request = _make_turn_request(case.cast, decision, text)
+        request = _make_turn_request(decision, text)
         chat_id = placement.chat_id
         if chat_id is None:
             chat_id = await self._open_chat(case, lines)
@@ -380,12 +383,8 @@ class ChatCompletions:
         turn = await self._open_turns.get(identity, turn_id)
         if turn is None:
             return None
-        await self._states.save(
-            identity,
-            chat_id,
-            build_state(case.reading, decision, sealer=identity.sealer, previous=found.state),
-            turn_id=turn_id,
-        )
+        state = build_state(case.reading, decision, sealer=identity.sealer, previous=found.state)
+        await self._states.record_turn(identity, chat_id, state, turn_id)
         await self._record(
             case,
             found,
@@ -395,7 +394,7 @@ class ChatCompletions:
         )
         unsent = name_settings(self._turns.list_unsent_settings(turn_id))
         return self._follow(
-            case, chat_id, turn_id, headers=_make_headers(chat_id, turn, case.request, unsent)
+            case, chat_id, turn, headers=_make_headers(chat_id, turn, case.request, unsent)
         )
 
     async def _open_chat(self, case: _Case, lines: Sequence[Line]) -> UUID:
@@ -420,7 +419,7 @@ class ChatCompletions:
         """Set the member that a nudge names, or the first one if no line is answered."""
         if request.continue_ or request.impersonate:
             return request
-        members = await self._cast.list_members(case.identity, chat_id)
+        members = await self._cast.list_members(chat_id)
         speaker = case.cast.find_member(decision.speaker, members) if decision.speaker else None
         if speaker is None and request.text is None and members:
             last = decision.placement.last
@@ -432,7 +431,7 @@ class ChatCompletions:
         self,
         case: _Case,
         chat_id: UUID,
-        turn_id: UUID,
+        turn: TurnStatus,
         *,
         headers: Mapping[str, str],
         last_id: int = 0,
@@ -441,7 +440,8 @@ class ChatCompletions:
         return TurnReply(
             self._turns,
             identity,
-            turn_id,
+            turn.id,
+            turn.reply_id,
             headers=headers,
             record_part=partial(self._states.add_part, identity, chat_id),
             last_id=last_id,
@@ -505,7 +505,7 @@ def _split_tail(decision: Decision) -> tuple[list[Line], str | None]:
     return tail, text
 
 
-def _make_turn_request(cast: ClientCast, decision: Decision, text: str | None) -> TurnRequest:
+def _make_turn_request(decision: Decision, text: str | None) -> TurnRequest:
     placement = decision.placement
     match decision.kind:
         case "continue":

@@ -205,12 +205,18 @@ class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             client has merged with the line moves on with the next request, and the line stays.
         prefill: The digest of the beginning of the reply that the client sent.
         hidden: Messages that the endpoint has hidden because the client no longer sends them.
+        turn_id: The last turn. `first_event` is the event after which its last answer begins.
+        parts: Digests of texts that clients have got as parts of a reply, each with the reply. Such
+            a reply has waited for a choice.
     """
 
     instructions: tuple[bytes, ...] = ()
     pieces: tuple[bytes, ...] = ()
     prefill: bytes | None = None
     hidden: tuple[UUID, ...] = ()
+    turn_id: UUID | None = None
+    first_event: int = 0
+    parts: tuple[tuple[bytes, UUID], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
