@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from backend.accounts.auth.identity import Identity
 from backend.openai_api.options import ClientOptions
@@ -15,6 +15,7 @@ from backend.openai_api.wire import (
 )
 
 
+@runtime_checkable
 class ChatCompletionStarter(Protocol):
     async def start(
         self, identity: Identity, request: ChatCompletionRequest, options: ClientOptions
@@ -23,6 +24,7 @@ class ChatCompletionStarter(Protocol):
         ...
 
 
+@runtime_checkable
 class TextCompletionStarter(Protocol):
     async def start(self, identity: Identity, request: TextCompletionRequest) -> CompletionReply:
         """Begin to continue texts with a plain model.
@@ -32,5 +34,6 @@ class TextCompletionStarter(Protocol):
         ...
 
 
+@runtime_checkable
 class TextEmbedder(Protocol):
     async def embed(self, identity: Identity, request: EmbeddingRequest) -> EmbeddingList: ...
