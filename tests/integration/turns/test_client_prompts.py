@@ -8,16 +8,15 @@ from uuid import UUID
 
 import pytest
 
-from backend.generation.model import PromptImage, PromptMessage, Role
-from backend.generation.sampling import Sampling
+from backend.generation.model import PromptMessage, Role
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.client import ClientMessage, ClientPrompt
 from tests.fakes.openai_server import OpenAIServer
 from tests.integration.turns.following import follow
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import context_of, link, new_book, set_chat, settled, tell
+from tests.support.memory import context_of, tell
 from tests.support.memory import remembering_server as server
-from tests.support.server import Account, Event, Running, problem
+from tests.support.server import Account, Event, Running
 
 __all__ = ["server"]
 
