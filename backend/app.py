@@ -78,7 +78,11 @@ from backend.openai_api.controller import (
     ModelNameController,
 )
 from backend.openai_api.errors import adapt_handlers
-from backend.openai_api.request_controller import ClientRequestController, ClientRuleController
+from backend.openai_api.request_controller import (
+    ClientModelController,
+    ClientRequestController,
+    ClientRuleController,
+)
 from backend.operations.health import HealthController
 from backend.operations.openapi import make_openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
@@ -166,6 +170,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     EmbeddingModelController,
     ImportController,
     ChatImportController,
+    ClientModelController,
     ClientRequestController,
     ClientRuleController,
     JobController,
