@@ -74,6 +74,7 @@ from backend.memory.embedding.controller import EmbeddingModelController
 from backend.memory.search.features import VOCABULARY
 from backend.openai_api.controller import ModelNameController
 from backend.openai_api.errors import adapt_handlers
+from backend.openai_api.request_controller import ClientRequestController, ClientRuleController
 from backend.operations.health import HealthController
 from backend.operations.openapi import make_openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
@@ -161,6 +162,8 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     EmbeddingModelController,
     ImportController,
     ChatImportController,
+    ClientRequestController,
+    ClientRuleController,
     JobController,
 )
 """Controllers below `API`. The guard checks the scope of each request."""
@@ -277,6 +280,7 @@ async def _run_services(services: Services) -> AsyncGenerator[None]:
         services.lore.close()
         await services.memory.aclose()
         await services.turns.close()
+        await services.plain_models.aclose()
         await services.slots.aclose()
         await services.watch.close()
         await services.user_models.aclose()

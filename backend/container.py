@@ -81,7 +81,10 @@ from backend.memory.embedding.controller import ModelFetches
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.search.search import RowReader
+from backend.openai_api.embeddings import PlainEmbeddings
 from backend.openai_api.model_names import ModelNames
+from backend.openai_api.plain import PlainModels
+from backend.openai_api.requests import RequestLog
 from backend.operations.backup.schedule import BackupSchedule
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
@@ -296,6 +299,7 @@ class Services:
             macros=LineMacroService(database, pool, accounts=self.accounts),
             participants=participants,
         )
+        self.client_requests = RequestLog(database, self.messages, self.chats)
         self.opening = OpeningService(
             database,
             self.chats,
@@ -341,6 +345,16 @@ class Services:
             database, (TURN_LEASES, JOB_LEASES, SLOT_LEASES), on_loss=self.turns.recover
         )
         self.suggestions = SuggestionService(database, builder, self.quotas, slots)
+        self.plain_models = PlainModels(database, user_models, self.quotas, slots)
+        self.plain_embeddings = PlainEmbeddings(
+            database,
+            user_models,
+            self.quotas,
+            slots,
+            pool,
+            find_shared=lambda: memory.embedder,
+            batch=settings.embedding_batch,
+        )
         rows = RowReader(database, SOURCES)
         self.contexts = ContextService(database, builder, prompts, pool, rows)
         self.lore_tester = LoreTester(

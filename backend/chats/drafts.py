@@ -23,6 +23,7 @@ from backend.chats.models import (
     Message,
     MessageStatus,
 )
+from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.database.base import new_id, now
 from backend.generation.model import Role
@@ -90,6 +91,7 @@ def seal_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dict[
         "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, draft.author),
         "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, draft.text),
         "sealed_typed": seal_optional(sealer, MESSAGE_TYPED, message_id, draft.typed),
+        "text_digest": TextDigester(sealer).compute(draft.role, draft.text),
         "created_at": at,
         "updated_at": at,
     }

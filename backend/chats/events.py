@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Protocol, runtime_checkable
 from uuid import UUID
 
@@ -179,6 +180,21 @@ class MessageShown(Protocol):
         self, session: AsyncSession, identity: Identity, message: Message
     ) -> None:
         """Update data that was made without it."""
+        ...
+
+
+@runtime_checkable
+class MessagesRewritten(Protocol):
+    """The texts of messages are about to be replaced in place."""
+
+    async def messages_rewritten(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        message_ids: Sequence[UUID],
+        changed_at: datetime,
+    ) -> None:
+        """Keep the data made from the messages. `changed_at` will be their `updated_at`."""
         ...
 
 

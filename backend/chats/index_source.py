@@ -119,10 +119,10 @@ class MessageSource(TableSource):
         return found
 
 
-async def find_windows_below(session: AsyncSession, message_id: UUID) -> list[UUID]:
-    """Return the messages below one, on all branches, with windows that contain its text."""
+async def find_windows_below(session: AsyncSession, message_ids: Sequence[UUID]) -> list[UUID]:
+    """Return the messages below these, on all branches, with windows that contain their texts."""
     found: list[UUID] = []
-    level: Sequence[UUID] = [message_id]
+    level = message_ids
     for _ in range(WINDOW):
         below: list[UUID] = []
         for part in split_chunks(level):

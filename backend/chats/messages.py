@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import hashlib
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -17,6 +18,7 @@ from backend.chats.drafts import MessageDraft, seal_draft
 from backend.chats.errors import (
     EmptyMessageError,
     MessageBusyError,
+    MessagesFollowError,
     MessageTooLongError,
     NotOnlyThoughtsError,
 )
@@ -33,8 +35,10 @@ from backend.chats.models import (
     Message,
     decode_notices,
 )
+from backend.chats.rewrites import MessageChanges, MessageRewriter
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.chats.speaker_labels import remove_label
+from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.core.audience import Audience, decode_audience, encode_audience
 from backend.core.cpu_pool import CpuPool
@@ -50,6 +54,8 @@ from backend.vault.sealing import OVERHEAD, Sealer
 
 MAX_ATTEMPTS = 5
 """Limit of attempts to count an edit, if the count unit of its chat changes at the same time."""
+
+TAG_CHARS = 20
 
 
 class MessageScripts(Protocol):
@@ -104,6 +110,7 @@ class MessageService:
         self._database = database
         self._index = index
         self._max_chars = settings.max_message_chars
+        self.rewriter = MessageRewriter(database, index, pool, self._participants)
 
     def check_text(self, text: str) -> str:
         if not text.strip():
@@ -128,6 +135,13 @@ class MessageService:
         await self._scripts.show(identity, items)
         more = bool(rows) and rows[0].position > 0
         return MessagePage(items=items, previous=rows[0].position if more else None)
+
+    async def find_path_tag(self, identity: Identity, chat_id: UUID) -> str:
+        """Return an ETag that changes with the active path, but not while a reply grows."""
+        async with self._database.read() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
+        state = (chat.leaf_id, chat.hidden_changes, chat.updated_at, chat.count_unit)
+        return f'W/"{hashlib.sha256(repr(state).encode()).hexdigest()[:TAG_CHARS]}"'
 
     async def get(self, identity: Identity, message_id: UUID) -> MessageView:
         async with self._database.read() as session:
@@ -262,15 +276,34 @@ class MessageService:
                 if chat.count_unit != unit:
                     continue
                 message.sealed_content = sealer.seal(MESSAGE_CONTENT, message.id, text)
+                message.text_digest = TextDigester(sealer).compute(message.role, text)
                 message.sealed_thinking = None
                 message.token_counts = msgspec.json.encode({unit: tokens}).decode()
                 message.updated_at = now()
                 await tree.set_tokens(session, message, tokens)
                 await self._set_hidden(session, identity, chat, message, hidden=False)
-                below = await find_windows_below(session, message.id)
+                below = await find_windows_below(session, [message.id])
                 await self._queue_index(session, identity, chat, [message.id, *below])
             return await self.get(identity, message_id)
         raise ConflictError("The chat's tokens are being recounted. Send the request again.")
+
+    async def rewrite(self, identity: Identity, chat_id: UUID, changes: MessageChanges) -> None:
+        """Change texts of a chat in place, and hide or show messages, in one transaction.
+
+        Macros and regex scripts are not applied. Also raises `ChatNotFoundError`, and
+        `ConflictError` if the chat's unit changes again and again.
+        """
+        for text in changes.texts.values():
+            self.check_text(text)
+        for _ in range(MAX_ATTEMPTS):
+            sealed = await self.rewriter.seal(identity, chat_id, changes)
+            async with self._database.write() as session:
+                chat = await repository.get_chat(
+                    session, chat_id, owner_id=identity.user_id, lock=True
+                )
+                if await self.rewriter.apply(session, identity, chat, sealed):
+                    return
+        raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience
@@ -286,12 +319,20 @@ class MessageService:
                 await session.flush()
                 for handler in self._participants.find_handlers(AudienceChanged):
                     await handler.audience_changed(session, identity, message, before=before)
-                below = await find_windows_below(session, message.id)
+                below = await find_windows_below(session, [message.id])
                 await self._queue_index(session, identity, chat, [message.id, *below])
         return await self.get(identity, message_id)
 
-    async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
+    async def delete(
+        self, identity: Identity, message_id: UUID, *, expected: Collection[UUID] | None = None
+    ) -> Deleted:
+        """Delete a message and all messages below it.
+
+        Raises `MessagesFollowError` if one of them is not `expected`.
+        """
         async with self._lock_message(identity, message_id) as (session, message, chat):
+            if expected is not None and await tree.has_others_below(session, message.id, expected):
+                raise MessagesFollowError
             if await repository.is_streaming_below(session, message):
                 raise MessageBusyError("Stop it first, or wait until it is finished.")
             above = [message.parent_id] if message.parent_id else []

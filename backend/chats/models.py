@@ -140,6 +140,12 @@ class Message(Base):
             postgresql_where=text("text_digest IS NOT NULL"),
         ),
         Index(
+            "ix_messages_undigested",
+            "chat_id",
+            sqlite_where=text("text_digest IS NULL"),
+            postgresql_where=text("text_digest IS NULL"),
+        ),
+        Index(
             "ix_messages_active_path",
             "chat_id",
             "path_tokens",

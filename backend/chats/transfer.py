@@ -28,6 +28,7 @@ from backend.chats.models import (
     Chat,
 )
 from backend.chats.schemas import ChatSettings, Title
+from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.core.audience import GM, Viewpoint, may_know
 from backend.core.cpu_pool import check_stopped
@@ -283,6 +284,7 @@ def build_message_rows(
     selected = _choose_selected(log, active)
     at: dict[UUID, tuple[int, int]] = {}
     rows: list[dict[str, Any]] = []
+    digester = TextDigester(sealer)
     for line in log.lines:
         message_id = ids[line.id]
         above, tokens_above = at[line.parent_id] if line.parent_id else (-1, 0)
@@ -317,6 +319,7 @@ def build_message_rows(
                 ),
                 "sealed_source": seal_optional(sealer, MESSAGE_SOURCE, message_id, line.source),
                 "audience": audience(line.audience),
+                "text_digest": digester.compute(line.role, line.text),
                 "created_at": line.created_at.astimezone(UTC),
                 "updated_at": line.created_at.astimezone(UTC),
             }

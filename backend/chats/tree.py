@@ -13,7 +13,8 @@ choose another leaf, it climbs from there to the first active message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
+    func,
     inspect,
     select,
     update,
@@ -134,6 +136,39 @@ async def set_tokens(session: AsyncSession, message: Message, tokens: int) -> No
         await _add_to_sums(session, message.id, change)
 
 
+async def add_to_sums(session: AsyncSession, chat: Chat, changes: Mapping[UUID, int]) -> None:
+    """Add the changes of messages' costs to their sums and to those below them.
+
+    All changes are made in one pass over the messages below the first of them.
+    """
+    changes = {message_id: change for message_id, change in changes.items() if change}
+    if not changes:
+        return
+    first = (
+        select(func.min(Message.position)).where(Message.id.in_(list(changes))).scalar_subquery()
+    )
+    rows = await session.execute(
+        select(Message.id, Message.parent_id)
+        .where(Message.chat_id == chat.id, Message.position >= first)
+        .order_by(Message.position)
+    )
+    shifts: dict[UUID | None, int] = {}
+    by_shift: defaultdict[int, list[UUID]] = defaultdict(list)
+    for row in rows:
+        shift = shifts.get(row.parent_id, 0) + changes.get(row.id, 0)
+        if shift:
+            shifts[row.id] = shift
+            by_shift[shift].append(row.id)
+    for shift, ids in by_shift.items():
+        for part in split_chunks(ids):
+            await session.execute(
+                update(Message)
+                .where(Message.id.in_(part))
+                .values(path_tokens=Message.path_tokens + shift),
+                execution_options=UNSYNCHRONIZED,
+            )
+
+
 def set_unfollowed_tokens(message: Message, tokens: int) -> None:
     """Set the tokens of a message without children, such as a reply that is being written."""
     message.path_tokens += 0 if message.hidden else tokens - message.tokens
@@ -193,6 +228,15 @@ def _select_siblings(message: Message) -> Select[Message]:
 
 async def has_children(session: AsyncSession, message_id: UUID) -> bool:
     query = select(Message.id).where(Message.parent_id == message_id).limit(1)
+    return await session.scalar(query) is not None
+
+
+async def has_others_below(
+    session: AsyncSession, message_id: UUID, expected: Collection[UUID]
+) -> bool:
+    """True if a message that is not `expected` is below a message, on any branch."""
+    tree = make_subtree(message_id)
+    query = select(tree.c.id).where(tree.c.id.not_in(expected)).limit(1)
     return await session.scalar(query) is not None
 
 

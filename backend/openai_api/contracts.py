@@ -1,18 +1,26 @@
-"""The parts that a request to the endpoint passes through: what was sent, read, found, decided."""
+"""The stages of a request to the endpoint: messages, reading, placement, decision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 from uuid import UUID
+
+import msgspec
 
 from backend.generation.model import PromptImage, ToolCall
 from backend.openai_api.models import RequestKind
 
 SentRole = Literal["system", "user", "assistant", "tool"]
 
-InstructionKind = Literal["continue", "group", "impersonate", "other"]
+InstructionKind = Literal["continue", "group", "impersonate", "quiet", "other"]
+"""The purpose of an instruction. `quiet` is a known form of a request that is not part of the
+conversation, such as a summary. `other` is any other text, such as a post-history instruction."""
+
+StoreChoice = Literal["always", "never"]
+"""The header `X-Talekeeper-Store`."""
 
 RequestReason = Literal[
     "new_line",
@@ -23,6 +31,7 @@ RequestReason = Literal[
     "prefill",
     "continue_nudge",
     "group_nudge",
+    "group_reply",
     "impersonate_nudge",
     "post_history",
     "unknown_instruction",
@@ -64,8 +73,12 @@ class Line:
     Attributes:
         text: The text without the name before it.
         author: The name before it, or in the field `name`. Empty if there is none.
-        place: The index of its message in the list.
+        place: The index of its message in the list. Lines share one if the client has put the
+            whole conversation into one message.
         images: The images of its message.
+        pieces: The parts of the text between blank lines, without names before them. A client
+            that merges neighbouring messages sends several lines, or a line with notes, as one
+            text. Empty if the text has one part.
     """
 
     role: Literal["user", "assistant"]
@@ -73,11 +86,12 @@ class Line:
     author: str
     place: int
     images: tuple[PromptImage, ...] = ()
+    pieces: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """A message after the last line that tells the model what to write.
+    """A text after the last line that instructs the model.
 
     Attributes:
         name: The member that a nudge of a group names.
@@ -105,7 +119,9 @@ class Reading:
     Attributes:
         messages: The list as it was sent.
         lines: The conversation without system messages, examples and markers.
-        instructions: The messages after the last line, in order.
+        instructions: The texts after the last line, in order. If the list ends with an assistant's
+            message, also those directly before it, because a client puts the beginning of a reply
+            after them.
         members: The members that the marker of a group chat names.
     """
 
@@ -113,6 +129,17 @@ class Reading:
     lines: Sequence[Line]
     instructions: Sequence[Instruction] = ()
     members: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatVersion:
+    """A chat, and the values that change with its messages."""
+
+    id: UUID
+    user_id: UUID
+    leaf_id: UUID | None
+    hidden_changes: int
+    updated_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +171,8 @@ class Placement:
             leaf, or on another branch.
         is_begin: True if the stored path begins with a line of the client, so that nothing stored
             is outside its window.
+        version: The chat as it was read. `ConversationWriter` refuses a placement whose chat has
+            changed.
     """
 
     chat_id: UUID | None = None
@@ -155,12 +184,57 @@ class Placement:
     tail: Sequence[Line] = ()
     rest: Sequence[StoredLine] = ()
     is_begin: bool = False
+    version: ChatVersion | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredConversation:
+    """A chat in line with a client's list. `leaf_id` is the message that a turn follows."""
+
+    chat_id: UUID
+    leaf_id: UUID | None
+
+
+class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The memory of the previous turn of a chat, used to decide about the next request.
+
+    Attributes:
+        instructions: Digests of the instructions of the last turn, and of notes that the client
+            had merged with its line.
+        pieces: Digests of the pieces of its last line, if the line had several. A note that the
+            client has merged with the line moves on with the next request, and the line stays.
+        prefill: The digest of the beginning of the reply that the client sent.
+        hidden: Messages that the endpoint has hidden because the client no longer sends them.
+        turn_id: The last turn. `first_event` is the event after which its last answer begins.
+        parts: Digests of texts that clients have got as parts of a reply, each with the reply. Such
+            a reply has waited for a choice.
+    """
+
+    instructions: tuple[bytes, ...] = ()
+    pieces: tuple[bytes, ...] = ()
+    prefill: bytes | None = None
+    hidden: tuple[UUID, ...] = ()
+    turn_id: UUID | None = None
+    first_event: int = 0
+    parts: tuple[tuple[bytes, UUID], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do with a request, and why. `speaker` is the name of the member that replies."""
+    """The kind of a request, its reason, and the placement to apply.
+
+    Attributes:
+        placement: The placement to apply. Its tail has the lines to store, without the beginning of
+            a reply and without notes that the client has merged with a line.
+        prefill: The beginning of the reply.
+        speaker: The name of the member that replies.
+        instruction: The text that the decision is about, cut to what identifies it. A correction
+            applies to requests with the same digest of it. Empty if there is none.
+    """
 
     kind: RequestKind
     reason: RequestReason
+    placement: Placement = Placement()
+    prefill: str = ""
     speaker: str = ""
+    instruction: str = ""

@@ -115,6 +115,9 @@ class NamedItems:
         except ValueError:
             return None
 
+    def get(self, item_id: UUID) -> NamedItem | None:
+        return self._by_id.get(item_id)
+
 
 class _Directory(NamedTuple):
     version: tuple[object, ...]
@@ -215,6 +218,10 @@ class ModelNames(UserSignedOut):
                 if name in models.ids():
                     return PlainTarget(name)
         raise _make_unknown_error()
+
+    async def list_characters(self, identity: Identity) -> NamedItems:
+        """Return the characters of the account."""
+        return (await self._get_directory(identity)).characters
 
     async def _find_chat(self, identity: Identity, text: str) -> UUID | None:
         try:

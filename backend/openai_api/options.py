@@ -38,7 +38,7 @@ _STORE_OPTIONS: Mapping[str, StoreOption] = {each: each for each in get_args(Sto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOptions:
+class ClientOptions:
     """The options of a request.
 
     Attributes:
@@ -58,7 +58,7 @@ class RequestOptions:
     agent: str = ""
 
 
-def parse_options(headers: Mapping[str, str]) -> RequestOptions:
+def parse_options(headers: Mapping[str, str]) -> ClientOptions:
     """Parse the headers of a request. Raises `InvalidParameterError`."""
     store = _STORE_OPTIONS.get(_read(headers, STORE_HEADER) or "auto")
     if store is None:
@@ -66,7 +66,7 @@ def parse_options(headers: Mapping[str, str]) -> RequestOptions:
     memory = _read(headers, MEMORY_HEADER) or "on"
     if memory not in {"on", "off"}:
         raise InvalidParameterError(MEMORY_HEADER, "Send `on` or `off`.")
-    return RequestOptions(
+    return ClientOptions(
         chat_id=_read_chat(_read(headers, CHAT_HEADER)),
         store=store,
         uses_memory=memory == "on",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from backend.accounts.auth.identity import Identity
-from backend.openai_api.options import RequestOptions
+from backend.openai_api.options import ClientOptions
 from backend.openai_api.schemas import EmbeddingList
 from backend.openai_api.streaming import CompletionReply
 from backend.openai_api.wire import (
@@ -18,7 +18,7 @@ from backend.openai_api.wire import (
 @runtime_checkable
 class ChatCompletionStarter(Protocol):
     async def start(
-        self, identity: Identity, request: ChatCompletionRequest, options: RequestOptions
+        self, identity: Identity, request: ChatCompletionRequest, options: ClientOptions
     ) -> CompletionReply:
         """Begin a reply of a model, a character, a chat or a campaign."""
         ...

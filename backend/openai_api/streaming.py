@@ -6,6 +6,7 @@ of a model's pieces therefore holds text until it is final, or sends it again af
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -94,6 +95,35 @@ class Failed:
 
 
 ReplyEvent = TextDelta | ThinkingDelta | CallDelta | Ended | UsageReported | Failed
+
+
+class SpokenText:
+    """Text that grows and may be cut, and the length of the part that was taken from it.
+
+    Models take back text that turns out to be thoughts. A part that a client has got cannot be
+    taken back, but later text follows it at the right place.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = io.StringIO()
+        self._sent = 0
+
+    def append(self, text: str) -> None:
+        self._buffer.seek(0, io.SEEK_END)
+        self._buffer.write(text)
+
+    def cut(self, length: int) -> None:
+        self._buffer.truncate(length)
+        self._sent = min(self._sent, length)
+
+    def take_new(self) -> str:
+        self._buffer.seek(self._sent)
+        new = self._buffer.read()
+        self._sent += len(new)
+        return new
+
+    def __str__(self) -> str:
+        return self._buffer.getvalue()
 
 
 class CompletionReply(Protocol):

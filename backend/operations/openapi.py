@@ -258,9 +258,10 @@ def _complete(
     if options.get(STREAMS):
         content = responses["200"]["content"]
         other = {kind: each for kind, each in content.items() if each.get("schema")}
+        # JSON is first, because generators of typed clients use the first form.
         responses["200"]["content"] = {
-            EVENTS: {"schema": _make_event_schema(options[STREAMS])},
             **other,
+            EVENTS: {"schema": _make_event_schema(options[STREAMS])},
         }
     if FILES in options:
         responses["200"]["content"] = {

@@ -25,6 +25,7 @@ from backend.chats.events import (
     AudienceMap,
     ChatCopied,
     MessageShown,
+    MessagesRewritten,
     WorldParted,
     translate_audiences,
 )
@@ -43,7 +44,7 @@ from backend.core.audience import (
     may_all_know,
     may_know,
 )
-from backend.database.base import Base, new_id, now, upsert
+from backend.database.base import UNSYNCHRONIZED, Base, new_id, now, split_chunks, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
 from backend.enrichment.story import is_between, is_readable
 from backend.http.schemas import make_struct
@@ -218,7 +219,7 @@ async def store_summary(
     await upsert(session, ChatSummary, row, key=("id",), update=update, count_up=("revision",))
 
 
-class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
+class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten, WorldParted):
     """Updates summaries in the transactions that change their chats."""
 
     async def audience_changed(
@@ -258,6 +259,26 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
                 found[message_id, wanted] = row
             elif (knew and not knows) or (knows and not knew and not row.is_edited):
                 await session.delete(row)
+
+    async def messages_rewritten(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        message_ids: Sequence[UUID],
+        changed_at: datetime,
+    ) -> None:
+        """Keep the summaries through these messages. They would seem to lack a continued part."""
+        for ids in split_chunks(message_ids):
+            await session.execute(
+                update(ChatSummary)
+                .where(
+                    ChatSummary.message_id.in_(ids),
+                    ChatSummary.user_id == identity.user_id,
+                    exists().where(Message.id == ChatSummary.message_id, _TELLS_ALL),
+                )
+                .values(updated_at=changed_at),
+                execution_options=UNSYNCHRONIZED,
+            )
 
     async def message_shown(
         self, session: AsyncSession, identity: Identity, message: Message

@@ -25,6 +25,7 @@ from backend.chats.files import (
     seal_reference,
 )
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING
+from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import YEARS
 from backend.core.audience import PUBLIC
@@ -107,6 +108,7 @@ class TreeBuilder:
         start_swipes: Sequence[str] = (),
     ) -> None:
         self._sealer = sealer
+        self._digester = TextDigester(sealer)
         self._unit = unit
         self._chat_id = chat_id
         self._reading = reading
@@ -250,6 +252,7 @@ class TreeBuilder:
             "sealed_thinking": seal_optional(sealer, MESSAGE_THINKING, node.id, swipe.thinking),
             "sealed_source": origin.seal(sealer, node.id),
             "audience": PUBLIC,
+            "text_digest": self._digester.compute(message.role, swipe.text),
             "created_at": node.created_at,
             "updated_at": node.created_at,
         }

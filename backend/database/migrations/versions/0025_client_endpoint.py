@@ -30,6 +30,9 @@ def upgrade() -> None:
         ["user_id", "text_digest"],
         **where("text_digest IS NOT NULL"),
     )
+    op.create_index(
+        "ix_messages_undigested", "messages", ["chat_id"], **where("text_digest IS NULL")
+    )
     op.create_table(
         "client_chats",
         sa.Column("chat_id", Id(), sa.ForeignKey("chats.id", ondelete="CASCADE"), primary_key=True),
@@ -74,5 +77,6 @@ def downgrade() -> None:
     for table in _COUNTED:
         stop_counting(connection, table)
         op.drop_table(table)
+    op.drop_index("ix_messages_undigested", "messages")
     op.drop_index("ix_messages_text_digest", "messages")
     op.drop_column("messages", "text_digest")

@@ -1,0 +1,68 @@
+"""Chats that other clients play appear in the open page."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import Account, Installation, installing
+from tests.support.process import Served
+from tests.support.server import PLAIN
+from tests.support.waiting import PATIENCE
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Generator[Installation]:
+    """A server with a demo model that can be watched while it writes."""
+    with installing(
+        tmp_path_factory.mktemp("served"), registration="open", demo_tokens_per_second="40"
+    ) as installation:
+        yield installation
+
+
+@pytest.fixture
+def client(server: Served, account: Account) -> Generator[httpx.Client]:
+    """Another program of the account's owner, with an API key."""
+    token = account.post("/api-keys", {"label": "SillyTavern", "scope": "chat"})["token"]
+    with httpx.Client(
+        base_url=f"{server.url}/api/v1",
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=PATIENCE,
+        trust_env=False,
+        verify=PLAIN,
+    ) as client:
+        yield client
+
+
+def test_turns_edits_and_branches_of_another_client_appear_in_an_open_chat(
+    page: Page, account: Account, client: httpx.Client
+) -> None:
+    chat = account.new_chat(title="The lighthouse")["id"]
+    page.goto(f"/#/chats/{chat}")
+    expect(page.get_by_text("No messages yet.")).to_be_visible()
+    messages = page.get_by_role("feed").get_by_role("article")
+
+    with ThreadPoolExecutor(1) as background:
+        turn = background.submit(
+            client.post, f"/chats/{chat}/turns", json={"text": "/demo long 200"}
+        )
+        growing = page.locator("article[aria-busy=true]")
+        expect(growing).to_contain_text("the rain came down on the old harbour")
+        assert not turn.done()
+        expect(messages).to_have_count(2)
+        page.get_by_role("button", name="Stop").click()
+        assert turn.result().is_success
+    expect(growing).to_have_count(0)
+
+    line, reply = client.get(f"/chats/{chat}/messages").json()["items"]
+    client.patch(f"/messages/{reply['id']}", json={"hidden": True}).raise_for_status()
+    expect(messages.last.get_by_text("Hidden", exact=True)).to_be_visible()
+    client.patch(f"/messages/{line['id']}", json={"text": "Row faster."}).raise_for_status()
+    expect(messages).to_have_count(1)
+    expect(messages).to_contain_text("Row faster.")
