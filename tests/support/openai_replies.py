@@ -10,7 +10,7 @@ from typing import Any
 from backend.accounts.auth.identity import Identity
 from backend.generation.model import ModelAuthError, TokenUsage, ToolCall
 from backend.openai_api.errors import ChatCompletionsOnlyError, ModelNameNotFoundError
-from backend.openai_api.options import RequestOptions
+from backend.openai_api.options import ClientOptions
 from backend.openai_api.schemas import EmbeddingEntry, EmbeddingList, EmbeddingUsage
 from backend.openai_api.streaming import (
     CallDelta,
@@ -51,11 +51,11 @@ class ScriptedCompletions:
 
     def __init__(self) -> None:
         self.requests: list[ChatCompletionRequest] = []
-        self.options: list[RequestOptions] = []
+        self.options: list[ClientOptions] = []
         self.replies: list[ScriptedReply] = []
 
     async def start(
-        self, _: Identity, request: ChatCompletionRequest, options: RequestOptions
+        self, _: Identity, request: ChatCompletionRequest, options: ClientOptions
     ) -> ScriptedReply:
         if request.model == "nobody":
             raise ModelNameNotFoundError(extra={"param": "model"})
