@@ -351,7 +351,7 @@ class ChatCompletions:
             last_id = await self._turns.choose(identity, turn.id, choice, client)
         except TurnNotWaitingError:
             return None
-        await self._states.record_choice(identity, chat_id, first_event=last_id)
+        await self._states.record_choice(identity, chat_id, turn.reply_id, first_event=last_id)
         await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
         return self._follow(case, chat_id, turn, headers=headers, last_id=last_id)
 

@@ -172,6 +172,13 @@ class StoredConversation:
     leaf_id: UUID | None
 
 
+ReplyPart = tuple[tuple[bytes, ...], UUID]
+"""A part of a reply that has waited for a choice: the digests of its forms, and the reply.
+
+A choice has no digests until a part follows it.
+"""
+
+
 class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The memory of the previous turn of a chat, used to decide about the next request.
 
@@ -183,8 +190,7 @@ class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         prefill: The digest of the beginning of the reply that the client sent.
         hidden: Messages that the endpoint has hidden because the client no longer sends them.
         turn_id: The last turn. `first_event` is the event after which its last answer begins.
-        parts: Digests of texts that clients have got as parts of a reply, each with the reply. Such
-            a reply has waited for a choice.
+        parts: The texts that clients have got as parts of replies, and the choices between them.
     """
 
     instructions: tuple[bytes, ...] = ()
@@ -193,7 +199,7 @@ class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hidden: tuple[UUID, ...] = ()
     turn_id: UUID | None = None
     first_event: int = 0
-    parts: tuple[tuple[bytes, UUID], ...] = ()
+    parts: tuple[ReplyPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,9 @@ class TurnReply:
         # Resets count the characters of the whole reply, with those before this response.
         self._text_before, self._thinking_before = turn.prefix_length, turn.thinking_prefix_length
         self._is_stream = is_stream
-        self._text, self._thinking = SpokenText(prefill), SpokenText()
+        # The choice is a message between the two parts, so no line break is needed there.
+        self._text = SpokenText(PARAGRAPH if last_id else prefill)
+        self._thinking = SpokenText()
         self._has_choices = last_id > 0
         self._is_over = self._is_waiting = False
 
@@ -133,8 +135,11 @@ class TurnReply:
                 await asyncio.shield(self._stop())
 
     async def _stop(self) -> None:
+        """Stop the turn, and record what the client has got of a reply with several parts."""
         with contextlib.suppress(AppError):
             await self._turns.stop(self._identity, self._turn_id)
+        if self._has_choices and self._is_stream and self._reply_id is not None:
+            await self._record_part(self._reply_id, str(self._text))
 
     def _skip(self, batch: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
         """Yield the events of this response, and count the text of those before it."""
