@@ -72,9 +72,17 @@ from backend.lorebooks.controller import (
 from backend.memory.controller import MemoryController
 from backend.memory.embedding.controller import EmbeddingModelController
 from backend.memory.search.features import VOCABULARY
-from backend.openai_api.controller import ModelNameController
+from backend.openai_api.controller import (
+    CompletionController,
+    EmbeddingController,
+    ModelNameController,
+)
 from backend.openai_api.errors import adapt_handlers
-from backend.openai_api.request_controller import ClientRequestController, ClientRuleController
+from backend.openai_api.request_controller import (
+    ClientModelController,
+    ClientRequestController,
+    ClientRuleController,
+)
 from backend.operations.health import HealthController
 from backend.operations.openapi import make_openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
@@ -162,13 +170,18 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     EmbeddingModelController,
     ImportController,
     ChatImportController,
+    ClientModelController,
     ClientRequestController,
     ClientRuleController,
     JobController,
 )
 """Controllers below `API`. The guard checks the scope of each request."""
 
-OPENAI_CONTROLLERS: Sequence[type[Controller]] = (ModelNameController,)
+OPENAI_CONTROLLERS: Sequence[type[Controller]] = (
+    ModelNameController,
+    CompletionController,
+    EmbeddingController,
+)
 """Controllers below `OPENAI_API`, which only API keys open."""
 
 PLAIN_CONTROLLERS: Sequence[type[Controller]] = (PageController, HealthController)

@@ -6,7 +6,7 @@ hitting. The sections in order:
     head        one system message: system prompt, persona, character, examples, summary; with a
                 preset also of other roles, and several; the system messages of a client
     history     oldest kept message first; items with a depth are inserted between its messages
-    added       sections that follow the history of a client, whose prompt keeps its beginning
+    added       sections after the history of a client, so that its prompt keeps its beginning
     memory      retrieved items and activated lore without another position (before the history if
                 the chat's settings say so)
     line        only the user's message, or the request that replaces it

@@ -128,20 +128,20 @@ def find_block(ours: bytes, theirs: bytes, *, max_tail: int) -> tuple[int, int] 
     """Find all our messages, except for the last few, as one block of theirs.
 
     Both are digests without separators. Returns the index of the first message in theirs, and the
-    number of messages of the block; None if there is no such block. It costs microseconds, and
-    finds the usual request, whose list has only grown.
+    number of messages of the block. None if there is no such block, or if one of the last few is
+    elsewhere in theirs. It costs microseconds, and finds the usual request, whose list has grown.
     """
     size = DIGEST_BYTES
     count = len(ours) // size
     for tail in range(min(max_tail + 1, count)):
         last = (count - tail - 1) * size
         at = _rfind(theirs, ours[last : last + size])
+        if at < 0:
+            continue
         start = at - last
-        if at >= 0 and start >= 0 and theirs[start : at + size] == ours[: last + size]:
-            end = last + size
-            while end < len(ours) and ours[end : end + size] == theirs[start + end :][:size]:
-                end += size
-            return start // size, end // size
+        if start < 0 or theirs[start : at + size] != ours[: last + size]:
+            return None
+        return start // size, last // size + 1
     return None
 
 

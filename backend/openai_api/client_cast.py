@@ -91,13 +91,13 @@ class CastReader:
             member_ids: Sequence[UUID] = ()
             match target:
                 case CharacterTarget(character_id):
-                    scope = ConversationScope("character", character_id)
+                    scope = ConversationScope(kind="character", id=character_id)
                     member_ids = [character_id]
                 case CampaignTarget(found_id):
-                    scope = ConversationScope("campaign", found_id)
+                    scope = ConversationScope(kind="campaign", id=found_id)
                     campaign_id = found_id
                 case ChatTarget(chat_id):
-                    scope = ConversationScope("chat", chat_id)
+                    scope = ConversationScope(kind="chat", id=chat_id)
                     chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
                     campaign_id = chat.campaign_id
                     member_ids = await _list_members(session, chat.id)

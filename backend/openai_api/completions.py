@@ -32,14 +32,13 @@ from backend.openai_api.contracts import (
     Line,
     Placement,
     Reading,
-    RequestReason,
     StoreChoice,
 )
 from backend.openai_api.conversation_writer import ConversationWriter
 from backend.openai_api.conversations import ConversationFinder
 from backend.openai_api.decisions import build_state, decide
 from backend.openai_api.model_names import ChatTarget, ModelNames, PlainTarget
-from backend.openai_api.models import RequestKind
+from backend.openai_api.models import RequestKind, RequestReason
 from backend.openai_api.new_characters import CharacterMaker
 from backend.openai_api.new_conversations import ConversationImporter
 from backend.openai_api.open_turns import OpenTurns, TurnStatus

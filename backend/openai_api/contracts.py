@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from backend.generation.model import PromptImage, ToolCall
-from backend.openai_api.models import RequestKind
+from backend.openai_api.models import RequestKind, RequestReason
 
 SentRole = Literal["system", "user", "assistant", "tool"]
 
@@ -21,29 +21,6 @@ conversation, such as a summary. `other` is any other text, such as a post-histo
 
 StoreChoice = Literal["always", "never"]
 """The header `X-Talekeeper-Store`."""
-
-RequestReason = Literal[
-    "new_line",
-    "new_chat",
-    "answer_missing",
-    "reply_missing",
-    "ends_with_reply",
-    "prefill",
-    "continue_nudge",
-    "group_nudge",
-    "group_reply",
-    "impersonate_nudge",
-    "post_history",
-    "unknown_instruction",
-    "known_quiet_form",
-    "connection_test",
-    "header_always",
-    "header_never",
-    "rule",
-    "retry",
-    "plain_model",
-]
-"""The reason for a decision. `web/page/texts.json` and docs/reference/clients.md explain each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

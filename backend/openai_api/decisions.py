@@ -22,10 +22,9 @@ from backend.openai_api.contracts import (
     Line,
     Placement,
     Reading,
-    RequestReason,
     StoreChoice,
 )
-from backend.openai_api.models import RequestKind, RuledKind
+from backend.openai_api.models import RequestKind, RequestReason, RuledKind
 from backend.openai_api.quiet_forms import find_list_form, is_connection_test
 from backend.openai_api.reading import MAX_PIECES, iterate_paragraphs
 from backend.vault.sealing import Sealer, digest

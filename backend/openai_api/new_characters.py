@@ -16,18 +16,15 @@ _SEARCHED_CHARACTERS = 20_000
 _MAX_NAME = 60
 
 _NAME = r"(?P<name>\w[^\n.,;:!?\"(){}\[\]<>|]{0,59}?)"
-_FORMS = (
-    re.compile(rf"\bwrite {_NAME}['\u2019]s? (?:next )?(?:reply|response|message)", re.IGNORECASE),
-    re.compile(
-        rf"(?:^|\n)\W{{0,9}}(?:character )?name\s?[:=]\s?[\"']?{_NAME}\W{{0,3}}(?:\n|$)", re.IGNORECASE
-    ),
-    re.compile(
-        rf"\b(?:role-?play(?:ing)?|act(?:ing)?|respond|reply|play(?:ing)?) as {_NAME}(?=[\s.,;:!?(\n]|$)",
-        re.IGNORECASE,
-    ),
-    re.compile(
-        rf"\b(?:you are|you're) (?!an? |the |now )(?:now )?{_NAME}(?=[.,;:!?(\n]|$)", re.IGNORECASE
-    ),
+_END = r"(?=[\s.,;:!?(]|$)"
+_FORMS = tuple(
+    re.compile(form, re.IGNORECASE)
+    for form in (
+        rf"\bwrite {_NAME}['\u2019]s? (?:next )?(?:reply|response|message)",
+        rf"(?:^|\n)\W{{0,9}}(?:character )?name\s?[:=]\s?[\"']?{_NAME}\W{{0,3}}(?:\n|$)",
+        rf"\b(?:role-?play(?:ing)?|act(?:ing)?|respond|reply|play(?:ing)?) as {_NAME}{_END}",
+        rf"\b(?:you are|you're) (?:now )?(?!an? |the |now ){_NAME}(?=[.,;:!?(\n]|$)",
+    )
 )
 """Forms of main prompts that name the character, those that are certain first."""
 

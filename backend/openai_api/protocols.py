@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from backend.accounts.auth.identity import Identity
+from backend.openai_api.embeddings import TextVectors
 from backend.openai_api.options import ClientOptions
-from backend.openai_api.schemas import EmbeddingList
 from backend.openai_api.streaming import CompletionReply
 from backend.openai_api.wire import (
     ChatCompletionRequest,
-    EmbeddingRequest,
     TextCompletionRequest,
 )
 
@@ -36,4 +36,8 @@ class TextCompletionStarter(Protocol):
 
 @runtime_checkable
 class TextEmbedder(Protocol):
-    async def embed(self, identity: Identity, request: EmbeddingRequest) -> EmbeddingList: ...
+    async def embed(
+        self, identity: Identity, model: str, texts: Sequence[str], *, dimensions: int | None = None
+    ) -> TextVectors:
+        """Return the vectors of texts."""
+        ...

@@ -1,4 +1,4 @@
-"""Routes of the last requests of clients, and of their corrections."""
+"""Routes for the page of other clients: model names, the last requests, and corrections."""
 
 from uuid import UUID
 
@@ -9,6 +9,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from backend.accounts.auth.identity import Identity
 from backend.chats.errors import MessageBusyError
 from backend.http.schemas import RAISES, STORES, Page, PageSize
+from backend.openai_api.model_names import ModelNames
 from backend.openai_api.requests import (
     ClientRequestNotFoundError,
     ClientRequestView,
@@ -19,6 +20,21 @@ from backend.openai_api.requests import (
     RequestCorrection,
     RequestLog,
 )
+from backend.openai_api.schemas import ModelEntry
+
+
+class ClientModelController(Controller):
+    """The names that clients can use as `model`."""
+
+    path = "/client-models"
+    tags = ("Clients",)
+
+    @get(summary="List model names for clients")
+    async def list_client_models(
+        self, identity: NamedDependency[Identity], model_names: NamedDependency[ModelNames]
+    ) -> Page[ModelEntry]:
+        """Return the list of `GET /v1/models`, which a session cannot read. It is complete."""
+        return Page(items=await model_names.list_entries(identity))
 
 
 class ClientRequestController(Controller):

@@ -58,7 +58,7 @@ class TurnReply:
         record_part: Records a part of a reply that waits, or has waited, for a choice.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a follower of a turn needs to know
         self,
         turns: TurnService,
         identity: Identity,
@@ -166,7 +166,9 @@ class JoinedReply:
         async with contextlib.aclosing(self._rest.events()) as rest:
             async with contextlib.aclosing(self._begin.events()) as begin:
                 async for batch in begin:
-                    spoken = [each for each in batch if isinstance(each, TextDelta | ThinkingDelta)]
+                    spoken: list[ReplyEvent] = [
+                        each for each in batch if isinstance(each, TextDelta | ThinkingDelta)
+                    ]
                     if spoken:
                         yield spoken
             async for batch in rest:

@@ -1,8 +1,9 @@
-"""Chats that other clients play appear in the open page."""
+"""Other clients: their turns appear in the open page, and *Other apps* has their settings."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import re
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -66,3 +67,30 @@ def test_turns_edits_and_branches_of_another_client_appear_in_an_open_chat(
     client.patch(f"/messages/{line['id']}", json={"text": "Row faster."}).raise_for_status()
     expect(messages).to_have_count(1)
     expect(messages).to_contain_text("Row faster.")
+
+
+def test_the_page_of_other_apps_names_what_to_enter_and_keeps_its_settings(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    account.import_card()
+    page.goto("/#/clients")
+    expect(page.get_by_text(re.compile("^http://.*/v1$"))).to_be_visible()
+    names = page.get_by_role("list", name="Models")
+    expect(names.get_by_text("character:", exact=False)).to_be_visible()
+    expect(page.get_by_text("No requests yet.")).to_be_visible()
+
+    page.get_by_role("button", name="Create API key").click()
+    page.get_by_label("Label").fill("SillyTavern")
+    page.get_by_role("dialog").get_by_role("button", name="Create API key").click()
+    expect(page.get_by_text("it will not be shown again")).to_be_visible()
+    page.get_by_role("button", name="Close").click()
+
+    expect(page.get_by_role("checkbox", name="Recognize characters")).to_be_checked()
+    page.get_by_role("checkbox", name="Keep a chronicle in new chats").check()
+    page.get_by_label("Unknown parameters").select_option("Pass on to the provider")
+    expect(page.get_by_text("Saved")).to_be_visible()
+    assert account.get("/me/settings")["client"] == {
+        "chronicle": True,
+        "unknown_parameters": "pass_on",
+    }
+    assert_accessible(page)

@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from backend.accounts.auth.identity import Identity
 from backend.generation.model import ModelAuthError, TokenUsage, ToolCall
+from backend.openai_api.embeddings import TextVectors
 from backend.openai_api.errors import ChatCompletionsOnlyError, ModelNameNotFoundError
 from backend.openai_api.options import ClientOptions
-from backend.openai_api.schemas import EmbeddingEntry, EmbeddingList, EmbeddingUsage
 from backend.openai_api.streaming import (
     CallDelta,
     Ended,
@@ -23,7 +25,6 @@ from backend.openai_api.streaming import (
 )
 from backend.openai_api.wire import (
     ChatCompletionRequest,
-    EmbeddingRequest,
     TextCompletionRequest,
 )
 
@@ -74,15 +75,11 @@ class ScriptedTexts:
 
 
 class ScriptedEmbedder:
-    async def embed(self, _: Identity, request: EmbeddingRequest) -> EmbeddingList:
-        return EmbeddingList(
-            data=[
-                EmbeddingEntry(index=index, embedding=[float(len(text)), 0.5])
-                for index, text in enumerate(request.texts)
-            ],
-            model=request.model,
-            usage=EmbeddingUsage(prompt_tokens=3, total_tokens=3),
-        )
+    async def embed(
+        self, _: Identity, model: str, texts: Sequence[str], *, dimensions: int | None = None
+    ) -> TextVectors:
+        vectors = np.array([[len(text), 0.5] for text in texts], dtype=np.float32)
+        return TextVectors(model=model, vectors=vectors, tokens=dimensions or 3)
 
 
 def _answer(asked: str, count: int) -> ScriptedReply:
@@ -94,8 +91,8 @@ def _answer(asked: str, count: int) -> ScriptedReply:
             return ScriptedReply([[TextDelta(0, "The door")], [Failed(ModelAuthError())]])
         case "call":
             call: dict[str, Any] = {"city": "Oslo"}
-            batch = [CallDelta(0, ToolCall("call_1", "weather", call)), Ended(0, "tool_calls")]
-            return ScriptedReply([[*batch, usage]])
+            called = CallDelta(0, ToolCall("call_1", "weather", call))
+            return ScriptedReply([[called, Ended(0, "tool_calls"), usage]])
         case "wait":
             return ScriptedReply([[TextDelta(0, "The")]], is_endless=True)
         case "wait silently":

@@ -197,7 +197,7 @@ class BuiltPrompt:
 
 def misses_rounds(loaded: LoadedChat, assembled: AssembledPrompt) -> bool:
     leaf = loaded.target.leaf
-    # Messages that the viewpoint does not know are not missing. A client decides what it sends.
+    # Messages that the viewpoint does not know are not missing. A client has chosen its history.
     if (
         loaded.client is not None
         or leaf is None

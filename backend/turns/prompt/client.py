@@ -73,7 +73,7 @@ class ClientPrompt:
             wanted = structs.replace(wanted, start_reply_with=self.prefill)
         names = wanted.set_fields()
         values = {name: getattr(wanted, name) for name in names if name in spec.accepts}
-        unsent = [name for name in names if name not in spec.accepts]
+        unsent: list[SamplingField] = [name for name in names if name not in spec.accepts]
         return structs.replace(usual, **values), unsent
 
 

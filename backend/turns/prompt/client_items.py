@@ -80,7 +80,7 @@ def place_sections(client: ClientParts, sections: Sequence[PromptItem]) -> list[
         elif item.place == "head" and not client.prompt.replaces_sections and _is_stable(item):
             head.append(structs.replace(item, starts=item.starts or not head))
         else:
-            # An item with a depth is a message of its own, unless it joins another one.
+            # An item with a depth is a separate message, unless it joins another one.
             starts = item.starts or (item.place == "depth" and not item.joins) or not added
             added.append(
                 structs.replace(

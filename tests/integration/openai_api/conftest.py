@@ -7,14 +7,8 @@ from collections.abc import AsyncGenerator
 import httpx
 import pytest
 
-import backend.app
 import tests.support.server
 from backend.container import Services, build_services
-from backend.openai_api.controller import (
-    CompletionController,
-    EmbeddingController,
-    ModelNameController,
-)
 from tests.support.openai_replies import ScriptedCompletions, ScriptedEmbedder, ScriptedTexts
 from tests.support.server import APPLICATIONS, Account, Running, ok, running
 from tests.support.shared import shared_url
@@ -46,8 +40,6 @@ async def server(
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tests.support.server, "build_services", build)
-        controllers = (ModelNameController, CompletionController, EmbeddingController)
-        patched.setattr(backend.app, "OPENAI_CONTROLLERS", controllers)
         APPLICATIONS.forget()
         folder = tmp_path_factory.mktemp("data")
         async with running(shared_url, folder, cors_origins=(ORIGIN,)) as server:

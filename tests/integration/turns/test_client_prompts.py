@@ -103,8 +103,13 @@ async def explain(ada: Account, events: list[Event]) -> dict[str, Any]:
 
 
 def last_body(model: OpenAIServer) -> dict[str, Any]:
-    """Return the body of the last request for a reply."""
-    return next(each.body for each in reversed(model.requests) if each.body)
+    """Return the body of the last request for a reply, not of a background task."""
+    bodies = [each.body for each in model.requests if each.body]
+    return next(
+        body
+        for body in reversed(bodies)
+        if not str(body["messages"][0]["content"]).startswith("Task:")
+    )
 
 
 def sent(model: OpenAIServer) -> Shown:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from backend.errors import BadRequestError
+from backend.generation.model import ToolChoice
 from backend.openai_api.errors import InvalidParameterError
 from backend.openai_api.wire import (
     MAX_MESSAGES,
@@ -172,7 +173,7 @@ def test_tools_and_formats_are_read() -> None:
         stream_options={"include_usage": True},
     )
     assert request.tools[0].parameters == {"type": "object", "properties": {}}
-    assert (request.tool_choice, request.required_tool) == ("required", "weather")
+    assert request.tool_choice == ToolChoice("named", "weather")
     assert request.format is not None
     assert request.format.schema == {"type": "object"}
     assert request.is_stream
@@ -207,6 +208,11 @@ def test_prompts_to_continue_are_one_or_several() -> None:
 
     assert complete(prompt="Once").prompts == ["Once"]
     assert complete(prompt=["Once", "Then"], n=2).count == 2
-    for refused in ({"prompt": [1]}, {"prompt": []}, {"prompt": ["a"] * 5, "n": 2}):
+    refusals: list[dict[str, Any]] = [
+        {"prompt": [1]},
+        {"prompt": []},
+        {"prompt": ["a"] * 5, "n": 2},
+    ]
+    for refused in refusals:
         with pytest.raises(InvalidParameterError):
             complete(**refused)

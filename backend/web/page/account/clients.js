@@ -1,6 +1,6 @@
 /** Other apps that play chats through the OpenAI-compatible endpoint. */
 import { copy } from "../chat/actions.js";
-import { at, patchOf } from "../chat/fields.js";
+import { patchOf } from "../chat/fields.js";
 import { api } from "../core/api.js";
 import { attempt, sure } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -10,8 +10,11 @@ import { makeKey } from "./keys.js";
 import { areas, button } from "./parts.js";
 
 const SETTINGS = "/me/settings";
-const CHOICES = {
+/** The values of each setting. The first one is the default. */
+const VALUES = {
   system_messages: ["instead", "before"],
+  chronicle: [false, true],
+  auto: [true, false],
   unknown_characters: ["plain", "create"],
   unknown_parameters: ["ignore", "pass_on"],
 };
@@ -34,15 +37,12 @@ async function settingsForm(signal) {
     const [label, help] = c(name).split(" | ");
     return { kind, name: `client.${name}`, label, help, wide: true, ...more };
   };
-  const among = (name) => field("select", name, { options: CHOICES[name].map((value) => [value, c(`options.${value}`)]) });
-  const fields = [
-    among("system_messages"), field("check", "chronicle"), field("check", "auto"),
-    among("unknown_characters"), among("unknown_parameters"),
-  ];
-  const value = Object.fromEntries(fields.map(({ kind, name }) => {
-    const [first] = CHOICES[name.split(".")[1]] ?? [];
-    return [name, at(settings, name) ?? (kind === "check" ? false : first)];
-  }));
+  const made = ([name, values]) => values.includes(true)
+    ? field("check", name)
+    : field("select", name, { options: values.map((value) => [value, c(`options.${value}`)]) });
+  const fields = Object.entries(VALUES).map(made);
+  const value = Object.fromEntries(Object.entries(VALUES).map(([name, [usual]]) =>
+    [`client.${name}`, settings.client?.[name] ?? usual]));
   const save = async (changes) => {
     settings = await api.patch(SETTINGS, patchOf(changes, settings), { keepalive: true });
   };
@@ -125,7 +125,7 @@ export default async function ({ signal, title }) {
     areas("clients"),
     h("p.soft.lead", {}, c("about")),
     part("address", h("ul.list", {}, entry(`${location.origin}/v1`)), h("div", {}, button("make_key", makeKey))),
-    part("models", h("ul.list", { "aria-label": c("models") }, models.map(({ name, title: about }) => entry(name, about)))),
+    part("models", h("ul.list", { "aria-label": c("models") }, models.map(({ id, name }) => entry(id, name)))),
     part("options_title", form),
     requests(signal),
     rules(signal));
