@@ -45,8 +45,8 @@ from backend.openai_api.model_names import ModelNames
 from backend.openai_api.options import parse_options
 from backend.openai_api.protocols import (
     ChatCompletionStarter,
+    EmbeddingMaker,
     TextCompletionStarter,
-    TextEmbedder,
 )
 from backend.openai_api.schemas import (
     ChatCompletion,
@@ -221,7 +221,7 @@ class EmbeddingController(Controller):
         request: AnyRequest,
         identity: NamedDependency[Identity],
         cpu_pool: NamedDependency[CpuPool],
-        text_embedder: NamedDependency[TextEmbedder],
+        text_embedder: NamedDependency[EmbeddingMaker],
     ) -> Response[Any]:
         """Return the vectors of texts.
 

@@ -35,7 +35,7 @@ class TextCompletionStarter(Protocol):
 
 
 @runtime_checkable
-class TextEmbedder(Protocol):
+class EmbeddingMaker(Protocol):
     async def embed(
         self, identity: Identity, model: str, texts: Sequence[str], *, dimensions: int | None = None
     ) -> TextVectors:

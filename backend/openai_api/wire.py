@@ -244,7 +244,7 @@ class TextCompletionRequest(SampledRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest:
+class VectorRequest:
     model: str
     texts: Sequence[str]
     is_base64: bool = False
@@ -295,7 +295,7 @@ def parse_text_request(data: bytes) -> TextCompletionRequest:
     )
 
 
-def parse_embedding_request(data: bytes) -> EmbeddingRequest:
+def parse_embedding_request(data: bytes) -> VectorRequest:
     """Parse the body of `POST /v1/embeddings`. Raises like `parse_chat_request`."""
     members = _decode(data)
     _refuse_tokens(members, "input")
@@ -312,7 +312,7 @@ def parse_embedding_request(data: bytes) -> EmbeddingRequest:
         )
     if body.dimensions is not None and body.dimensions < 1:
         raise InvalidParameterError("dimensions", "Send a positive number.")
-    return EmbeddingRequest(
+    return VectorRequest(
         model=_check_model(body.model),
         texts=texts,
         is_base64=body.encoding_format == "base64",
