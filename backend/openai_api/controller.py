@@ -108,7 +108,7 @@ class ModelNameController(Controller):
         identity: NamedDependency[Identity],
         model_names: NamedDependency[ModelNames],
     ) -> ModelEntry:
-        """Return one of the names. An id is accepted in place of a slug."""
+        """Return one of the names. An id works like a slug."""
         return await model_names.find_entry(identity, name.as_posix().removeprefix("/"))
 
 

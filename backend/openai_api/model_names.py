@@ -1,7 +1,7 @@
 """The names that `model` accepts: characters, chats, campaigns, plain models, and `auto`.
 
 A slug is the name in Latin letters. Equal slugs are numbered in the order of creation, so that a
-new character never changes the slug of another one. An id is accepted in place of a slug.
+new character never changes the slug of another one. An id works like a slug.
 """
 
 from __future__ import annotations

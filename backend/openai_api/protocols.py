@@ -1,4 +1,4 @@
-"""The services behind the routes of the endpoint."""
+"""The services that the routes of the endpoint call."""
 
 from __future__ import annotations
 
