@@ -72,7 +72,11 @@ from backend.lorebooks.controller import (
 from backend.memory.controller import MemoryController
 from backend.memory.embedding.controller import EmbeddingModelController
 from backend.memory.search.features import VOCABULARY
-from backend.openai_api.controller import ModelNameController
+from backend.openai_api.controller import (
+    CompletionController,
+    EmbeddingController,
+    ModelNameController,
+)
 from backend.openai_api.errors import adapt_handlers
 from backend.openai_api.request_controller import (
     ClientModelController,
@@ -173,7 +177,11 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
 )
 """Controllers below `API`. The guard checks the scope of each request."""
 
-OPENAI_CONTROLLERS: Sequence[type[Controller]] = (ModelNameController,)
+OPENAI_CONTROLLERS: Sequence[type[Controller]] = (
+    ModelNameController,
+    CompletionController,
+    EmbeddingController,
+)
 """Controllers below `OPENAI_API`, which only API keys open."""
 
 PLAIN_CONTROLLERS: Sequence[type[Controller]] = (PageController, HealthController)

@@ -81,10 +81,19 @@ from backend.memory.embedding.controller import ModelFetches
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.search.search import RowReader
+from backend.openai_api.chat_state import ChatStates
+from backend.openai_api.client_cast import CastReader
+from backend.openai_api.completions import ChatCompletions
+from backend.openai_api.conversation_writer import ConversationWriter
+from backend.openai_api.conversations import ConversationFinder
 from backend.openai_api.embeddings import PlainEmbeddings
 from backend.openai_api.model_names import ModelNames
+from backend.openai_api.new_characters import CharacterMaker
+from backend.openai_api.new_conversations import ConversationImporter
 from backend.openai_api.plain import PlainModels
+from backend.openai_api.plain_replies import PlainCompletions
 from backend.openai_api.requests import RequestLog
+from backend.openai_api.stored_paths import PathCache
 from backend.operations.backup.schedule import BackupSchedule
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
@@ -346,7 +355,7 @@ class Services:
         )
         self.suggestions = SuggestionService(database, builder, self.quotas, slots)
         self.plain_models = PlainModels(database, user_models, self.quotas, slots)
-        self.plain_embeddings = PlainEmbeddings(
+        self.text_embedder = PlainEmbeddings(
             database,
             user_models,
             self.quotas,
@@ -355,6 +364,39 @@ class Services:
             find_shared=lambda: memory.embedder,
             batch=settings.embedding_batch,
         )
+        plain_completions = PlainCompletions(self.plain_models, self.model_names)
+        paths = PathCache()
+        participants.add(paths)
+        self.chat_completions = ChatCompletions(
+            database,
+            pool,
+            names=self.model_names,
+            plain=plain_completions,
+            user_models=user_models,
+            cast=CastReader(database, self.accounts, self.model_names),
+            finder=ConversationFinder(database, pool, paths),
+            writer=ConversationWriter(
+                database,
+                index,
+                pool,
+                messages=self.messages,
+                accounts=self.accounts,
+                participants=participants,
+                checks_added=checks_added,
+            ),
+            importer=ConversationImporter(
+                database,
+                chats=self.chats,
+                openings=self.opening,
+                store_chat=self.chat_importer.store,
+            ),
+            characters=CharacterMaker(self.characters),
+            chats=self.chats,
+            states=ChatStates(database),
+            turns=self.turns,
+            requests=self.client_requests,
+        )
+        self.text_completions = plain_completions
         rows = RowReader(database, SOURCES)
         self.contexts = ContextService(database, builder, prompts, pool, rows)
         self.lore_tester = LoreTester(

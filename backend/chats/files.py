@@ -7,6 +7,7 @@ user's key. A file is deleted when no message refers to it any more.
 from __future__ import annotations
 
 import hashlib
+import mimetypes
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +26,7 @@ from backend.chats.models import (
     StoredFile,
 )
 from backend.database.base import UNSYNCHRONIZED, new_id, split_chunks, upsert
+from backend.generation.model import PromptImage
 from backend.vault.sealing import Sealer, digest
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
@@ -93,6 +95,27 @@ def seal_reference(
         "sealed_reference": sealer.seal_bytes(FILE_REFERENCE, row_id, msgspec.json.encode(name)),
     }
     return SealedReference(message_id=message_id, digest=digest, row=row)
+
+
+def seal_images(
+    sealer: Sealer, message_id: UUID, images: Sequence[PromptImage]
+) -> tuple[list[SealedFile], list[SealedReference]]:
+    """Return the files of a message's images. Images that are only an address have none.
+
+    CPU-bound.
+    """
+    files: list[SealedFile] = []
+    references: list[SealedReference] = []
+    for image in images:
+        if not image.data or len(image.data) > MAX_FILE_BYTES:
+            continue
+        place = len(references)
+        extension = mimetypes.guess_extension(image.media_type) or ""
+        name = FileName(name=f"image-{place + 1}{extension}", path="")
+        files.append(seal_file(sealer, image.data, media_type=image.media_type))
+        digest = files[-1].digest
+        references.append(seal_reference(sealer, message_id, name, place=place, digest=digest))
+    return files, references
 
 
 def open_name(sealer: Sealer, row_id: UUID, blob: bytes) -> FileName:

@@ -6,7 +6,7 @@ hitting. The sections in order:
     head        one system message: system prompt, persona, character, examples, summary; with a
                 preset also of other roles, and several; the system messages of a client
     history     oldest kept message first; items with a depth are inserted between its messages
-    added       sections that follow the history of a client, whose prompt keeps its beginning
+    added       sections after the history of a client, so that its prompt keeps its beginning
     memory      retrieved items and activated lore without another position (before the history if
                 the chat's settings say so)
     line        only the user's message, or the request that replaces it
@@ -91,6 +91,11 @@ class PromptItem(Struct, frozen=True, kw_only=True):
     tokens: int = 0
     message: PromptMessage | None = None
 
+    @property
+    def images(self) -> int:
+        """The number of images in the message."""
+        return len(self.message.images) if self.message else 0
+
     def make_message(self) -> PromptMessage:
         return self.message or PromptMessage(self.role, self.text)
 
@@ -121,6 +126,8 @@ class History:
     """Markers before messages with a limited audience, by position. Included in `tokens`."""
     changed: Mapping[int, PromptMessage] = field(default_factory=dict[int, PromptMessage])
     """Messages of a client that differ from the stored ones, by position."""
+    has_names: bool = True
+    """False if a client sends messages without names that Talekeeper would send with them."""
 
 
 def layout(

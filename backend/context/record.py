@@ -35,8 +35,8 @@ class RecordError(AppError):
 class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One item of the prompt. Its text is stored once per chat under `text_hash`.
 
-    `block` is the title of its preset block. `reason` describes `reasons` in words for users. It is
-    not stored.
+    `block` is the title of its preset block, and `images` the number of images in a client's
+    message. `reason` describes `reasons` in words for users. It is not stored.
     """
 
     kind: str
@@ -54,6 +54,7 @@ class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     block: str = ""
     order: int = 0
     outlet: str = ""
+    images: int = 0
     text_hash: str = ""
     text: str | None = None
 

@@ -28,7 +28,8 @@ def check_origin(text: str) -> str:
         return text
     scheme, host, _ = parse_origin(text)
     parts = urlsplit(text)
-    if not (scheme and host) or parts.path or parts.query or parts.fragment or "@" in text:
+    has_more = parts.path or parts.query or parts.fragment or "@" in text or "*" in text
+    if not (scheme and host) or has_more:
         raise ValueError(
             f"{text!r} is not an origin: write a scheme and a host, such as https://app.example, "
             "or * for all"

@@ -14,9 +14,9 @@ from backend.accounts.service import AccountService
 from backend.campaigns.state.viewpoints import find_player_name
 from backend.characters.models import Persona, open_persona
 from backend.chats import repository as chats
-from backend.chats.models import Chat
 from backend.database.engine import Database
 from backend.openai_api.contracts import Names
+from backend.openai_api.conversations import ConversationScope
 from backend.openai_api.model_names import (
     CampaignTarget,
     CharacterTarget,
@@ -24,6 +24,8 @@ from backend.openai_api.model_names import (
     ModelNames,
     NamedItems,
 )
+
+ClientTarget = CharacterTarget | CampaignTarget | ChatTarget
 
 MAX_PERSONAS = 100
 """The newest personas, whose names are removed from the user's lines."""
@@ -34,11 +36,13 @@ class ClientCast:
     """The people of a conversation.
 
     Attributes:
+        scope: Where the conversation is looked for.
         names: The names that may be before lines.
         member_ids: The characters of the chat, or of the chat to create.
         campaign_id: The campaign of the chat.
     """
 
+    scope: ConversationScope
     names: Names
     member_ids: Sequence[UUID] = ()
     campaign_id: UUID | None = None
@@ -77,7 +81,7 @@ class CastReader:
     async def read(
         self,
         identity: Identity,
-        target: CharacterTarget | CampaignTarget | ChatTarget,
+        target: ClientTarget,
     ) -> ClientCast:
         """Return the people of a target. Raises `ChatNotFoundError`."""
         characters = await self._names.list_characters(identity)
@@ -87,16 +91,20 @@ class CastReader:
             member_ids: Sequence[UUID] = ()
             match target:
                 case CharacterTarget(character_id):
+                    scope = ConversationScope(kind="character", id=character_id)
                     member_ids = [character_id]
                 case CampaignTarget(found_id):
+                    scope = ConversationScope(kind="campaign", id=found_id)
                     campaign_id = found_id
                 case ChatTarget(chat_id):
+                    scope = ConversationScope(kind="chat", id=chat_id)
                     chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
                     campaign_id = chat.campaign_id
-                    member_ids = await list_members(session, chat)
+                    member_ids = await _list_members(session, chat.id)
             player = await find_player_name(session, identity.sealer, campaign_id)
         people = [item for item in map(characters.get, member_ids) if item is not None]
         return ClientCast(
+            scope=scope,
             names=Names(
                 user=[*users, *([player] if player else ())],
                 characters=[name for item in people for name in item.names],
@@ -105,6 +113,11 @@ class CastReader:
             campaign_id=campaign_id,
             _characters=characters,
         )
+
+    async def list_members(self, chat_id: UUID) -> Sequence[UUID]:
+        """Return the characters of a chat of the account, in order."""
+        async with self._database.read() as session:
+            return await _list_members(session, chat_id)
 
     async def _list_user_names(self, session: AsyncSession, identity: Identity) -> list[str]:
         query = (
@@ -118,6 +131,5 @@ class CastReader:
         return [self._accounts.name_of(identity), *names]
 
 
-async def list_members(session: AsyncSession, chat: Chat) -> Sequence[UUID]:
-    """Return the characters of a chat in order."""
-    return (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
+async def _list_members(session: AsyncSession, chat_id: UUID) -> Sequence[UUID]:
+    return (await chats.list_character_ids(session, [chat_id])).get(chat_id, [])

@@ -27,13 +27,12 @@ def build_client_prompt(
         request: The request.
         reading: The request's list as a conversation.
         decision: The decision about it.
-        positions: The position on the stored path of each line, by its index.
+        positions: The positions on the stored path, by the place of the message in the list.
         options: The headers of the request.
         settings: The account's settings of the endpoint.
 
     Tool messages are left out, because a character has no tools of a client.
     """
-    places = {reading.lines[index].place: position for index, position in positions.items()}
     answered = _find_answered(reading, decision)
     last_reply = max(
         (at for at, message in enumerate(request.messages) if message.role == "assistant"),
@@ -47,7 +46,7 @@ def build_client_prompt(
         if at == answered:
             line = len(messages)
         message = PromptMessage(sent.role, sent.text, images=sent.images, name=sent.name)
-        messages.append(ClientMessage(message=message, position=places.get(at)))
+        messages.append(ClientMessage(message=message, position=positions.get(at)))
     return ClientPrompt(
         messages=messages,
         line=line,

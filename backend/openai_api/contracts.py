@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
 import msgspec
 
 from backend.generation.model import PromptImage, ToolCall
-from backend.openai_api.models import RequestKind
+from backend.openai_api.models import RequestKind, RequestReason
 
 SentRole = Literal["system", "user", "assistant", "tool"]
 
@@ -20,29 +21,6 @@ conversation, such as a summary. `other` is any other text, such as a post-histo
 
 StoreChoice = Literal["always", "never"]
 """The header `X-Talekeeper-Store`."""
-
-RequestReason = Literal[
-    "new_line",
-    "new_chat",
-    "answer_missing",
-    "reply_missing",
-    "ends_with_reply",
-    "prefill",
-    "continue_nudge",
-    "group_nudge",
-    "group_reply",
-    "impersonate_nudge",
-    "post_history",
-    "unknown_instruction",
-    "known_quiet_form",
-    "connection_test",
-    "header_always",
-    "header_never",
-    "rule",
-    "retry",
-    "plain_model",
-]
-"""The reason for a decision. `web/page/texts.json` and docs/reference/clients.md explain each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +109,17 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatVersion:
+    """A chat, and the values that change with its messages."""
+
+    id: UUID
+    user_id: UUID
+    leaf_id: UUID | None
+    hidden_changes: int
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLine:
     """A message of a stored path."""
 
@@ -159,6 +148,8 @@ class Placement:
             leaf, or on another branch.
         is_begin: True if the stored path begins with a line of the client, so that nothing stored
             is outside its window.
+        version: The chat as it was read. `ConversationWriter` refuses a placement whose chat has
+            changed.
     """
 
     chat_id: UUID | None = None
@@ -170,23 +161,39 @@ class Placement:
     tail: Sequence[Line] = ()
     rest: Sequence[StoredLine] = ()
     is_begin: bool = False
+    version: ChatVersion | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredConversation:
+    """A chat in line with a client's list. `leaf_id` is the message that a turn follows."""
+
+    chat_id: UUID
+    leaf_id: UUID | None
 
 
 class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The memory of the previous turn of a chat, used to decide about the next request.
 
     Attributes:
-        instructions: Digests of the instructions of the last turn.
+        instructions: Digests of the instructions of the last turn, and of notes that the client
+            had merged with its line.
         pieces: Digests of the pieces of its last line, if the line had several. A note that the
             client has merged with the line moves on with the next request, and the line stays.
         prefill: The digest of the beginning of the reply that the client sent.
         hidden: Messages that the endpoint has hidden because the client no longer sends them.
+        turn_id: The last turn. `first_event` is the event after which its last answer begins.
+        parts: Digests of texts that clients have got as parts of a reply, each with the reply. Such
+            a reply has waited for a choice.
     """
 
     instructions: tuple[bytes, ...] = ()
     pieces: tuple[bytes, ...] = ()
     prefill: bytes | None = None
     hidden: tuple[UUID, ...] = ()
+    turn_id: UUID | None = None
+    first_event: int = 0
+    parts: tuple[tuple[bytes, UUID], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

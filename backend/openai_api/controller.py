@@ -18,7 +18,7 @@ from backend.context.budget import ContextOverflowError
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.generation.model import ModelError
-from backend.generation.registry import NoEmbeddingsError
+from backend.generation.registry import NoEmbeddingsError, UnknownModelError
 from backend.http.connections import ServerStoppingError
 from backend.http.schemas import (
     BEGINS_TURN,
@@ -30,6 +30,12 @@ from backend.http.schemas import (
     AnyRequest,
 )
 from backend.openai_api.delivery import CompletionResponse
+from backend.openai_api.embeddings import (
+    DimensionsNotTakenError,
+    EmbeddingInputError,
+    NoEmbeddingModelError,
+    render_vectors,
+)
 from backend.openai_api.errors import (
     ChatCompletionsOnlyError,
     InvalidParameterError,
@@ -190,10 +196,16 @@ class EmbeddingController(Controller):
 
     @post(
         status_code=200,
+        responses={
+            200: ResponseSpec(EmbeddingList, generate_examples=False, description="The vectors")
+        },
         opt={
             RAISES: (
                 InvalidParameterError,
-                ModelNameNotFoundError,
+                DimensionsNotTakenError,
+                EmbeddingInputError,
+                NoEmbeddingModelError,
+                UnknownModelError,
                 NoEmbeddingsError,
                 ModelError,
             ),
@@ -210,10 +222,22 @@ class EmbeddingController(Controller):
         identity: NamedDependency[Identity],
         cpu_pool: NamedDependency[CpuPool],
         text_embedder: NamedDependency[TextEmbedder],
-    ) -> EmbeddingList:
-        """Return the vectors of texts from an embedding model of a provider."""
+    ) -> Response[Any]:
+        """Return the vectors of texts.
+
+        `model` is `default` for the account's or the installation's embedding model, or that of a
+        provider, `<provider>/<model>`.
+        """
         parsed = await _parse(request, parse_embedding_request, cpu_pool, identity)
-        return await text_embedder.embed(identity, parsed)
+        found = await text_embedder.embed(
+            identity, parsed.model, parsed.texts, dimensions=parsed.dimensions
+        )
+        body = await cpu_pool.run(
+            identity.user_id,
+            partial(render_vectors, found, "base64" if parsed.is_base64 else "float"),
+            size=found.vectors.size,
+        )
+        return Response(body, media_type="application/json")
 
 
 async def _parse(

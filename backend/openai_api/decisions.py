@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+import msgspec
+
 from backend.openai_api.contracts import (
     ChatState,
     Decision,
@@ -20,11 +22,11 @@ from backend.openai_api.contracts import (
     Line,
     Placement,
     Reading,
-    RequestReason,
     StoreChoice,
 )
-from backend.openai_api.models import RequestKind, RuledKind
+from backend.openai_api.models import RequestKind, RequestReason, RuledKind
 from backend.openai_api.quiet_forms import find_list_form, is_connection_test
+from backend.openai_api.reading import MAX_PIECES, iterate_paragraphs
 from backend.vault.sealing import Sealer, digest
 
 _KEY_PURPOSE = "client-instructions"
@@ -92,20 +94,31 @@ def build_state(
     previous: ChatState | None = None,
     hidden: Sequence[UUID] = (),
 ) -> ChatState:
-    """Return the state to store after a request that was not quiet."""
+    """Return the state to store after a request that was not quiet.
+
+    Only a turn and a swipe show which instructions a turn has.
+    """
+    previous = previous or ChatState()
+    if decision.kind not in ("turn", "swipe"):
+        return msgspec.structs.replace(previous, hidden=tuple(hidden))
     digests = _Digests(sealer)
-    known = previous.instructions if previous else ()
+    known = previous.instructions
     instructions = [
         found
         for each in reading.instructions
         if (found := digests.make(each.text)) in known or each.kind == "other"
     ]
     last = next((line for line in reversed(reading.lines) if line.role == "user"), None)
-    parts = [digests.make(part) for part in _split_pieces(last)] if last else []
-    if len(parts) == 1 and previous and parts[0] in previous.pieces:
-        pieces = previous.pieces
+    parts = [digests.make(part) for part in _split_parts(last)] if last else []
+    tail = decision.placement.tail
+    if tail and last and tail[-1].place == last.place:
+        kept = {digests.make(part) for part in _split_parts(tail[-1])}
+        instructions += [part for part in parts if part not in kept]
+    instructions += [part for part in parts if part in known]
+    if len(parts) == 1:
+        pieces = previous.pieces if parts[0] in previous.pieces else ()
     else:
-        pieces = tuple(parts) if len(parts) > 1 else ()
+        pieces = tuple(parts)
     return ChatState(
         instructions=tuple(dict.fromkeys(instructions)),
         pieces=pieces,
@@ -162,6 +175,14 @@ class _Ending:
     instruction: Instruction | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _SplitLine:
+    """A line without notes, and the last of its notes. The line is None if it was only notes."""
+
+    line: Line | None
+    note: Instruction | None = None
+
+
 class _Case:
     """One request, with its place and the state of its chat."""
 
@@ -212,19 +233,18 @@ class _Case:
 
     def _find_turn_reason(self, speaker: str) -> RequestReason:
         last = self._ending.last
-        if self._ending.prefill:
-            return "prefill"
         if self._is_new_chat:
             return "new_chat"
         if last is not None and last.role == "user":
             return "new_line" if self._ending.is_new else "answer_missing"
-        return "group_nudge" if speaker else "post_history"
+        if speaker:
+            return "group_nudge"
+        return "post_history" if self._ending.instruction else "prefill"
 
     def _answer(self, reason: RequestReason, speaker: str) -> Decision:
         placement = self._ending.placement
         is_missing = not placement.tail and bool(placement.rest)
-        if is_missing and reason != "prefill":
-            reason = "reply_missing"
+        reason = "reply_missing" if is_missing else reason
         return self._make("swipe" if is_missing else "turn", reason, placement, speaker)
 
     def _continue_by_nudge(self) -> Decision:
@@ -293,27 +313,34 @@ class _Case:
         return head[:_MAX_HEAD] if len(head) >= _MIN_HEAD else text
 
     def _find_ending(self, placement: Placement) -> _Ending:
-        lines = list(self._reading.lines)
-        instruction = self._reading.instructions[-1] if self._reading.instructions else None
-        prefill = ""
+        lines, instructions = self._reading.lines, self._reading.instructions
+        instruction = instructions[-1] if instructions else None
+        count, prefill = len(lines), ""
         if lines and lines[-1].role == "assistant":
             last = lines[-1]
-            is_last = instruction is None or instruction.place < last.place
-            if is_last and self._is_prefill(last, placement):
-                prefill = lines.pop().text
-                placement = self._remove_prefill(placement, last)
-            elif is_last:
-                instruction = None
-        if placement.tail and lines and lines[-1].role == "user":
-            kept, note = self._split_note(lines[-1], lines[:-1])
-            if note is not None:
-                instruction = note if instruction is None else instruction
-                lines[-1:] = [] if kept is None else [kept]
-                placement = replace(
-                    placement, tail=[*placement.tail[:-1], *([] if kept is None else [kept])]
-                )
-        last_line = lines[-1] if lines else None
-        return _Ending(placement, last_line, bool(placement.tail), prefill, instruction)
+            if instruction is None or instruction.place < last.place:
+                if self._is_prefill(last, placement):
+                    count -= 1
+                    sent = self._reading.messages[last.place].text
+                    prefill = last.text + sent[len(sent.rstrip()) :]
+                    placement = self._remove_prefill(placement)
+                else:
+                    instruction = None
+        if count and placement.tail:
+            split = self._split_notes(placement.tail[-1], count - 1, placement)
+            if split.note is not None:
+                instruction = instruction or split.note
+                kept = [] if split.line is None else [split.line]
+                placement = replace(placement, tail=[*placement.tail[:-1], *kept])
+                is_left = bool(kept) or count - 1 in placement.pairs
+                count = count if is_left else count - 1
+        return _Ending(
+            placement=placement,
+            last=lines[count - 1] if count else None,
+            is_new=bool(placement.tail),
+            prefill=prefill,
+            instruction=instruction,
+        )
 
     def _is_prefill(self, last: Line, placement: Placement) -> bool:
         """True if the last message begins a reply that nothing stored equals.
@@ -321,19 +348,19 @@ class _Case:
         If a reply is regenerated with the same beginning, the beginning matches the stored reply as
         if it were a cut version of it.
         """
+        index = len(self._reading.lines) - 1
         if placement.tail:
-            return True
-        stored = placement.last
+            return index not in placement.pairs
         return (
-            stored is not None
-            and stored.id in placement.edits
-            and {len(self._reading.lines) - 1, len(self._reading.lines) - 2} <= set(placement.pairs)
+            placement.last is not None
+            and placement.last.id in placement.edits
+            and {index, index - 1} <= set(placement.pairs)
             and self.digests.make(last.text) == self._state.prefill
         )
 
-    def _remove_prefill(self, placement: Placement, last: Line) -> Placement:
+    def _remove_prefill(self, placement: Placement) -> Placement:
         if placement.tail:
-            return replace(placement, tail=[line for line in placement.tail if line is not last])
+            return replace(placement, tail=placement.tail[:-1])
         pairs = dict(placement.pairs)
         index = len(self._reading.lines) - 1
         reply = pairs.pop(index)
@@ -342,42 +369,46 @@ class _Case:
         rest = [reply, *placement.rest]
         return replace(placement, edits=edits, pairs=pairs, last=pairs[index - 1], rest=rest)
 
-    def _split_note(
-        self, line: Line, earlier: Sequence[Line]
-    ) -> tuple[Line | None, Instruction | None]:
-        """Split a new line from notes that the client has merged with it.
-
-        Such a note was part of the previous request's last line, and has moved on: the earlier line
-        is still there, without it.
-        """
-        known = self._state.pieces
-        if not known:
-            return line, None
+    def _split_notes(self, line: Line, index: int, placement: Placement) -> _SplitLine:
+        """Split the last line of the tail from notes that the client has merged with it."""
+        if index in placement.pairs:
+            return self._split_remainder(line)
+        known, removed = set(self._state.pieces), set(self._state.instructions)
+        if line.role == "assistant" or not known | removed:
+            return _SplitLine(line)
+        # A note of the last turn has moved on if the line that had it is there without it.
+        earlier = [each for each in self._reading.lines[:index] if each.role == "user"]
         present: set[bytes] = set()
-        users = [each for each in earlier if each.role == "user"]
-        for each in users[-_MAX_EARLIER_LINES:]:
-            present.update(self._digest_parts(each))
-        if not present & set(known):
-            return line, None
-        return _remove_parts(line, self._digest_parts(line), set(known) - present)
+        for each in earlier[-_MAX_EARLIER_LINES:]:
+            present.update(map(self.digests.make, _split_parts(each)))
+        removed |= known - present if known & present else set()
+        return self._remove_parts(line, removed)
 
-    def _digest_parts(self, line: Line) -> list[bytes]:
-        return [self.digests.make(part) for part in _split_pieces(line)]
+    def _split_remainder(self, line: Line) -> _SplitLine:
+        """Split the part of a merged line that nothing stored matches.
+
+        If the client puts everything into one message, instructions follow the last reply in it.
+        """
+        if line.role == "assistant" and len(self._reading.messages) == 1:
+            text = _split_parts(line)[-1]
+            return _SplitLine(None, Instruction(kind="other", text=text, place=line.place))
+        return self._remove_parts(line, {*self._state.pieces, *self._state.instructions})
+
+    def _remove_parts(self, line: Line, removed: Collection[bytes]) -> _SplitLine:
+        parts = [(part, self.digests.make(part) in removed) for part in _split_parts(line)]
+        notes = [part for part, is_note in parts if is_note]
+        if not notes:
+            return _SplitLine(line)
+        kept = [part for part, is_note in parts if not is_note]
+        note = Instruction(kind="other", text=notes[-1], place=line.place)
+        if not kept:
+            return _SplitLine(None, note)
+        text = "\n\n".join(kept)
+        return _SplitLine(replace(line, text=text, pieces=kept if len(kept) > 1 else ()), note)
 
 
-def _split_pieces(line: Line) -> Sequence[str]:
-    return line.pieces or [line.text]
-
-
-def _remove_parts(
-    line: Line, digests: Sequence[bytes], removed: Collection[bytes]
-) -> tuple[Line | None, Instruction | None]:
-    parts = list(zip(_split_pieces(line), digests, strict=True))
-    notes = [part for part, found in parts if found in removed]
-    if not notes:
-        return line, None
-    kept = [part for part, found in parts if found not in removed]
-    note = Instruction(kind="other", text=notes[-1], place=line.place)
-    if not kept:
-        return None, note
-    return replace(line, text="\n\n".join(kept), pieces=kept if len(kept) > 1 else ()), note
+def _split_parts(line: Line) -> Sequence[str]:
+    if line.pieces:
+        return line.pieces
+    parts = [line.text[begin:end] for begin, end in iterate_paragraphs(line.text)]
+    return parts[-MAX_PIECES:] or [line.text]

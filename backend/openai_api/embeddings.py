@@ -35,6 +35,7 @@ from backend.memory.embedding.remote import (
     prepare_text,
     split_into_batches,
 )
+from backend.openai_api.schemas import EmbeddingEntry, EmbeddingList, EmbeddingUsage
 from backend.quotas.ledgers import add_tokens_if_account
 from backend.quotas.limits import TOKENS_PER_DAY
 from backend.quotas.service import Quotas
@@ -219,33 +220,18 @@ class PlainEmbeddings:
             await add_tokens_if_account(session, user_id, tokens)
 
 
-class _Vector(msgspec.Struct):
-    embedding: list[float] | str
-    index: int
-    object: str = "embedding"
-
-
-class _EmbeddingUsage(msgspec.Struct):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class _EmbeddingList(msgspec.Struct):
-    data: list[_Vector]
-    model: str
-    usage: _EmbeddingUsage
-    object: str = "list"
-
-
 def render_vectors(found: TextVectors, encoding: Encoding) -> bytes:
     """Return the JSON of a response in OpenAI's form. CPU-bound: it may have 50 MB."""
     rows = found.vectors.astype("<f4")
     data = [
-        _Vector(b64encode(row.tobytes()).decode() if encoding == "base64" else row.tolist(), at)
+        EmbeddingEntry(
+            index=at,
+            embedding=b64encode(row.tobytes()).decode() if encoding == "base64" else row.tolist(),
+        )
         for at, row in enumerate(rows)
     ]
-    usage = _EmbeddingUsage(found.tokens, found.tokens)
-    return msgspec.json.encode(_EmbeddingList(data, found.model, usage))
+    usage = EmbeddingUsage(prompt_tokens=found.tokens, total_tokens=found.tokens)
+    return msgspec.json.encode(EmbeddingList(data=data, model=found.model, usage=usage))
 
 
 def check_texts(texts: Sequence[str]) -> None:

@@ -92,7 +92,7 @@ def build_call(
     tools: Sequence[Tool],
     options: RequestOptions,
 ) -> PlainCall:
-    """Return the request to a model, without what the model does not support.
+    """Return the request to a model, without parameters that the model does not support.
 
     Raises `ToolMessagesError`, `ToolsError`, `ExtraParametersError`.
     """

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from backend.accounts.auth.identity import Identity
+from backend.openai_api.embeddings import TextVectors
 from backend.openai_api.options import ClientOptions
-from backend.openai_api.schemas import EmbeddingList
 from backend.openai_api.streaming import CompletionReply
 from backend.openai_api.wire import (
     ChatCompletionRequest,
-    EmbeddingRequest,
     TextCompletionRequest,
 )
 
 
+@runtime_checkable
 class ChatCompletionStarter(Protocol):
     async def start(
         self, identity: Identity, request: ChatCompletionRequest, options: ClientOptions
@@ -23,6 +24,7 @@ class ChatCompletionStarter(Protocol):
         ...
 
 
+@runtime_checkable
 class TextCompletionStarter(Protocol):
     async def start(self, identity: Identity, request: TextCompletionRequest) -> CompletionReply:
         """Begin to continue texts with a plain model.
@@ -32,5 +34,10 @@ class TextCompletionStarter(Protocol):
         ...
 
 
+@runtime_checkable
 class TextEmbedder(Protocol):
-    async def embed(self, identity: Identity, request: EmbeddingRequest) -> EmbeddingList: ...
+    async def embed(
+        self, identity: Identity, model: str, texts: Sequence[str], *, dimensions: int | None = None
+    ) -> TextVectors:
+        """Return the vectors of texts."""
+        ...

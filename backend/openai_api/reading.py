@@ -26,8 +26,8 @@ from backend.openai_api.quiet_forms import find_quiet_form
 MAX_PIECES = 50
 MAX_INSTRUCTIONS = 50
 
-_MAX_EXAMINED_LINES = 500
-"""Lines at the end of an instruction that are compared with known texts."""
+_MAX_EXAMINED_LINES = 200
+"""Lines at the end of a text that are compared with known texts."""
 
 _MAX_TASK = 8_000
 """The part of a merged text that is compared with known tasks."""
@@ -41,13 +41,20 @@ _DOCUMENT_HEAD = 300
 _LineRole = Literal["user", "assistant"]
 
 
-def read_conversation(messages: Sequence[SentMessage], names: Names) -> Reading:
+def read_conversation(
+    messages: Sequence[SentMessage], names: Names, *, finds_tasks: bool = True
+) -> Reading:
+    """Read a list.
+
+    `finds_tasks` is false if the client wants every request stored: a user message with the words
+    of a known task is then a line.
+    """
     start = _find_start(messages)
     speakers = _Speakers(names, start.members)
     texts = list(_iterate_texts(messages, start))
+    texts, instructions = _take_instructions(messages, texts, finds_tasks=finds_tasks)
     if len(messages) == 1:
         texts = _split_single(texts, speakers, has_marker=bool(start.place or start.offset))
-    texts, instructions = _take_instructions(messages, texts)
     if start.members:
         speakers.guess_user(each.text for each in texts if each.role == "user")
     lines = [_make_line(each, messages[each.place], speakers) for each in texts]
@@ -218,7 +225,7 @@ def _split_single(
 
 
 def _take_instructions(
-    messages: Sequence[SentMessage], texts: list[_SentText]
+    messages: Sequence[SentMessage], texts: list[_SentText], *, finds_tasks: bool
 ) -> tuple[list[_SentText], list[Instruction]]:
     """Split the texts into lines and the instructions after them."""
     prefill: list[_SentText] = []
@@ -232,7 +239,7 @@ def _take_instructions(
         found.append(_read_system(messages, last.place + 1, after, is_loose=is_reply))
         if is_reply:
             break
-        kept, instructions = _split_user_text(last)
+        kept, instructions = _split_user_text(last, finds_tasks=finds_tasks)
         found.append(instructions)
         if kept is not None:
             texts[-1] = kept
@@ -253,19 +260,31 @@ def _read_system(
     return found
 
 
-def _split_user_text(sent: _SentText) -> tuple[_SentText | None, list[Instruction]]:
+def _split_user_text(
+    sent: _SentText, *, finds_tasks: bool
+) -> tuple[_SentText | None, list[Instruction]]:
     """Return the line of a user message, and nudges and tasks that the client has merged with it.
 
     Only texts that a person does not write count: exact defaults.
     """
-    if _find_kind(sent.text)[0] is not None:
+    ignored = (None,) if finds_tasks else (None, "quiet")
+    if _find_kind(sent.text)[0] not in ignored:
         return None, _split_instructions(sent.text, sent.place)
-    begins = [begin for begin, _ in iterate_paragraphs(sent.text)]
-    for begin in begins[1:][-MAX_PIECES:]:
-        if _find_kind(sent.text[begin : begin + _MAX_TASK])[0] is not None:
+    for begin in _find_line_begins(sent.text)[-_MAX_EXAMINED_LINES:]:
+        if _find_kind(sent.text[begin : begin + _MAX_TASK])[0] not in ignored:
             kept = replace(sent, text=sent.text[:begin].strip())
             return kept, _split_instructions(sent.text[begin:], sent.place)
     return sent, []
+
+
+def _find_line_begins(text: str) -> list[int]:
+    """Return the offsets of the lines after the first."""
+    begins: list[int] = []
+    begin = text.find("\n") + 1
+    while begin:
+        begins.append(begin)
+        begin = text.find("\n", begin) + 1
+    return begins
 
 
 def _split_instructions(text: str, place: int, *, is_loose: bool = False) -> list[Instruction]:

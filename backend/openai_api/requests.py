@@ -20,7 +20,6 @@ from backend.database.base import new_id, now, upsert
 from backend.database.engine import Database, OvertakenError
 from backend.errors import ConflictError, NotFoundError
 from backend.http.schemas import Page, make_page, make_struct
-from backend.openai_api.contracts import RequestReason
 from backend.openai_api.decisions import digest_instruction
 from backend.openai_api.models import (
     CLIENT_REQUEST_DETAILS,
@@ -28,6 +27,7 @@ from backend.openai_api.models import (
     ClientRequest,
     ClientRule,
     RequestKind,
+    RequestReason,
     RuledKind,
 )
 from backend.turns import repository as turns

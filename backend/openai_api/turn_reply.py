@@ -32,8 +32,8 @@ PARAGRAPH = "\n\n"
 
 _FINISH_REASONS: frozenset[str] = frozenset(get_args(FinishReason))
 
-RecordPart = Callable[[str], Awaitable[None]]
-"""Called with the text that the client has got, if it is one of several parts of a reply."""
+RecordPart = Callable[[UUID, str], Awaitable[None]]
+"""Called with a reply and the text of it that the client has got, if it is one of several parts."""
 
 
 class FailedTurnError(AppError):
@@ -58,11 +58,12 @@ class TurnReply:
         record_part: Records a part of a reply that waits, or has waited, for a choice.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a follower of a turn needs to know
         self,
         turns: TurnService,
         identity: Identity,
         turn_id: UUID,
+        reply_id: UUID | None,
         *,
         headers: Mapping[str, str],
         record_part: RecordPart,
@@ -74,6 +75,7 @@ class TurnReply:
         self._turns = turns
         self._identity = identity
         self._turn_id = turn_id
+        self._reply_id = reply_id
         self._record_part = record_part
         self._last_id = last_id
         self._text_before = text_before
@@ -95,8 +97,8 @@ class TurnReply:
                 if not self._is_over and not self._is_waiting:
                     yield events
                     continue
-                if self._has_choices:
-                    await self._record_part(str(self._text))
+                if self._has_choices and self._reply_id is not None:
+                    await self._record_part(self._reply_id, str(self._text))
                 yield [*self._take_new(), *events]
                 if self._is_waiting:
                     yield [Ended(0, "stop")]
@@ -149,6 +151,39 @@ class TurnReply:
         if text := self._text.take_new():
             events.append(TextDelta(0, text))
         return events
+
+
+class JoinedReply:
+    """The text of a reply that was cut, followed by its rest."""
+
+    def __init__(self, begin: TurnReply, rest: TurnReply) -> None:
+        self.headers = rest.headers
+        self._begin = begin
+        self._rest = rest
+
+    async def events(self) -> AsyncGenerator[list[ReplyEvent], None]:
+        """Yield the text of the first part, and all events of the second."""
+        async with contextlib.aclosing(self._rest.events()) as rest:
+            async with contextlib.aclosing(self._begin.events()) as begin:
+                async for batch in begin:
+                    spoken: list[ReplyEvent] = [
+                        each for each in batch if isinstance(each, TextDelta | ThinkingDelta)
+                    ]
+                    if spoken:
+                        yield spoken
+            async for batch in rest:
+                yield batch
+
+
+class FixedReply:
+    """A text that is sent and not stored."""
+
+    def __init__(self, text: str, *, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+        self._text = text
+
+    async def events(self) -> AsyncGenerator[list[ReplyEvent], None]:
+        yield [TextDelta(0, self._text), Ended(0, "stop")]
 
 
 def _find_finish_reason(name: str) -> FinishReason:

@@ -16,7 +16,7 @@ import msgspec
 
 from backend.errors import BadRequestError
 from backend.generation.json_text import mapping, parse_json
-from backend.generation.model import Tool, ToolCall
+from backend.generation.model import JsonForm, Tool, ToolCall, ToolChoice
 from backend.generation.sampling import Sampling
 from backend.openai_api.contracts import SentMessage, SentRole
 from backend.openai_api.errors import InvalidParameterError
@@ -37,7 +37,7 @@ MAX_INPUT_CHARACTERS = 2_000_000
 """All texts of a request for embeddings together."""
 MAX_MODEL_NAME = 300
 
-ToolChoice = Literal["auto", "none", "required"]
+ToolMode = Literal["auto", "none", "required"]
 
 _ROLES: Mapping[str, SentRole] = {
     "system": "system",
@@ -54,6 +54,7 @@ _REASONING_EFFORTS: Mapping[str, str | None] = {
     "xhigh": "high",
 }
 """Values of other models and clients, and the closest one of `Sampling`."""
+_FORM_NAME = JsonForm().name
 _MIN_TOP_P = 1e-6
 """OpenAI accepts a `top_p` of 0, which most servers refuse."""
 _MAX_SEED = 2**31 - 1
@@ -135,6 +136,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
 class NamedSchema(msgspec.Struct, kw_only=True):
     schema: dict[str, Any]
     name: str | None = None
+    strict: bool | None = None
 
 
 class FormatBody(msgspec.Struct, kw_only=True):
@@ -183,7 +185,7 @@ class ChatCompletionBody(SamplerBody, kw_only=True):
     max_completion_tokens: int | None = None
     reasoning_effort: str | None = None
     tools: list[ToolBody] | None = None
-    tool_choice: ToolChoice | NamedTool | None = None
+    tool_choice: ToolMode | NamedTool | None = None
     response_format: FormatBody | None = None
 
 
@@ -200,13 +202,6 @@ class EmbeddingBody(msgspec.Struct, kw_only=True):
     input: str | list[str]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFormat:
-    """A reply in JSON. Without a schema it is any object."""
-
-    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,14 +227,13 @@ class SampledRequest:
 class ChatCompletionRequest(SampledRequest):
     """A request for a chat completion.
 
-    `required_tool` is the tool that the model must call. Empty if it may choose.
+    `format` is the JSON of the reply. None is text.
     """
 
     messages: Sequence[SentMessage]
     tools: Sequence[Tool] = ()
-    tool_choice: ToolChoice = "auto"
-    required_tool: str = ""
-    format: ResponseFormat | None = None
+    tool_choice: ToolChoice = ToolChoice()  # noqa: RUF009  # frozen
+    format: JsonForm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +262,6 @@ def parse_chat_request(data: bytes) -> ChatCompletionRequest:
     tools = [_read_tool(tool, place) for place, tool in enumerate(body.tools or ())]
     if len(tools) > MAX_TOOLS:
         raise InvalidParameterError("tools", f"Send at most {MAX_TOOLS} tools.")
-    choice, required = _read_tool_choice(body.tool_choice, tools)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     named = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return ChatCompletionRequest(
@@ -278,8 +271,7 @@ def parse_chat_request(data: bytes) -> ChatCompletionRequest:
         unknown=_find_unknown(members, ChatCompletionBody),
         messages=_read_messages(body.messages),
         tools=tools,
-        tool_choice=choice,
-        required_tool=required,
+        tool_choice=_read_tool_choice(body.tool_choice, tools),
         format=_read_format(body.response_format),
     )
 
@@ -446,18 +438,19 @@ def _read_seed(seed: int | None) -> int | None:
     return None if seed is None or seed < 0 else seed & _MAX_SEED
 
 
-def _read_format(body: FormatBody | None) -> ResponseFormat | None:
+def _read_format(body: FormatBody | None) -> JsonForm | None:
     if body is None or body.type == "text":
         return None
     if body.type == "json_object":
-        return ResponseFormat()
+        return JsonForm()
     if body.type != "json_schema":
         raise InvalidParameterError(
             "response_format.type", "Send `text`, `json_object` or `json_schema`."
         )
     if body.json_schema is None:
         raise InvalidParameterError("response_format.json_schema", "The schema is missing.")
-    return ResponseFormat(schema=body.json_schema.schema)
+    found = body.json_schema
+    return JsonForm(schema=found.schema, name=found.name or _FORM_NAME, strict=bool(found.strict))
 
 
 def _read_tool(tool: ToolBody, place: int) -> Tool:
@@ -473,15 +466,13 @@ def _read_tool(tool: ToolBody, place: int) -> Tool:
     return Tool(function.name, function.description or "", parameters)
 
 
-def _read_tool_choice(
-    choice: ToolChoice | NamedTool | None, tools: Sequence[Tool]
-) -> tuple[ToolChoice, str]:
+def _read_tool_choice(choice: ToolMode | NamedTool | None, tools: Sequence[Tool]) -> ToolChoice:
     if not isinstance(choice, NamedTool):
-        return choice or "auto", ""
+        return ToolChoice(choice or "auto")
     name = choice.function.name
     if name not in {each.name for each in tools}:
         raise InvalidParameterError("tool_choice", "`tools` has no function of this name.")
-    return "required", name
+    return ToolChoice("named", name)
 
 
 def _read_messages(bodies: Sequence[MessageBody]) -> list[SentMessage]:

@@ -121,7 +121,7 @@ class ChatTarget:
 
     Args:
         file_name: The file's name without folder.
-        digest: The keyed digest of the file.
+        digest: The keyed digest of the file. None if no file is to be recognised again.
         members: The chat's characters.
         speakers: Characters by card file name and by name, for the messages of a group.
         personas: Personas by picture file and by name.
@@ -131,7 +131,7 @@ class ChatTarget:
     """
 
     file_name: str
-    digest: bytes
+    digest: bytes | None
     members: Sequence[UUID] = ()
     speakers: Mapping[str, UUID] = field(default_factory=dict[str, UUID])
     personas: Mapping[str, UUID] = field(default_factory=dict[str, UUID])

@@ -316,6 +316,8 @@ class ChatImporter:
         target: ChatTarget,
         last: TreePlace | None,
     ) -> None:
+        if target.digest is None:
+            return
         await record_imported(
             session,
             identity.sealer,

@@ -1,6 +1,7 @@
 """Open chats and change their members. This needs characters, personas and chats together."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -45,6 +46,16 @@ from backend.turns.prompt.macros import estimate_expansion, make_card_macros
 FALLBACK_TITLE = "New chat"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The beginning of a chat that is not stored yet. `names` are those of the characters."""
+
+    title: str
+    user_name: str
+    names: Sequence[str]
+    greetings: Sequence[MessageDraft]
+
+
 class OpeningService:
     def __init__(
         self,
@@ -74,6 +85,19 @@ class OpeningService:
         Raises `CharacterNotFoundError`, `PersonaNotFoundError`, `ValidationError`,
         `MessageTooLongError`, `OpeningTooLongError`, `MacroLimitError`.
         """
+        opening = await self.prepare(identity, new)
+        return await self._chats.open(
+            identity,
+            title=opening.title,
+            character_ids=new.character_ids,
+            persona_id=new.persona_id,
+            greetings=opening.greetings,
+            campaign_id=new.campaign_id,
+            record=record,
+        )
+
+    async def prepare(self, identity: Identity, new: NewChat) -> Opening:
+        """Return the title, the names and the greetings of a new chat. Raises as `open` does."""
         persona_id = new.persona_id or identity.settings.persona_id
         async with self._database.read() as session:
             names = await _check_members(session, identity, new.character_ids, new.persona_id)
@@ -106,15 +130,8 @@ class OpeningService:
                 ),
                 size=estimate_expansion(list_greetings(first, is_group=is_group)),
             )
-        return await self._chats.open(
-            identity,
-            title=(new.title or "").strip() or _make_title(names),
-            character_ids=new.character_ids,
-            persona_id=new.persona_id,
-            greetings=greetings,
-            campaign_id=new.campaign_id,
-            record=record,
-        )
+        title = (new.title or "").strip() or _make_title(names)
+        return Opening(title=title, user_name=user, names=names, greetings=greetings)
 
     async def patch(
         self, identity: Identity, chat_id: UUID, patch: dict[str, Any], *, if_match: str | None

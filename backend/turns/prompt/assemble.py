@@ -16,7 +16,7 @@ from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
-from backend.context.assembly import Counter, LeftOut, PromptItem, assemble
+from backend.context.assembly import Counter, History, LeftOut, PromptItem, assemble
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroBudget
 from backend.core.cpu_pool import CpuPool
@@ -175,8 +175,9 @@ class PromptAssembler:
                 prompt, [item for item in found if not item.rank], count
             )
             fixed, history, unsaid = fit_history(prompt, items, count=count, reserved=reserved)
+            first = _find_first(prompt, history)
             retrieved, repeated = split_by_history(
-                found, prompt.memories, history, chat_id=loaded.chat.id
+                found, prompt.memories, first, chat_id=loaded.chat.id
             )
             assembled = assemble(
                 fixed,
@@ -211,7 +212,7 @@ class PromptAssembler:
             variables=variables,
             prompt_files=files,
             timed=placed.timed,
-            near_misses=list_near_misses(prompt, history, known | set(told)),
+            near_misses=list_near_misses(prompt, first, known | set(told)),
             notes=[
                 *prompt.notes,
                 *([LOST_ROUNDS] if misses_rounds(loaded, assembled) else ()),
@@ -272,6 +273,13 @@ def render_omitted(prompts: PromptLibrary, count: int) -> str:
 
 def render_memory(prompts: PromptLibrary, items: Sequence[PromptItem]) -> str:
     return prompts["sections/memory"].render(**group_memory_texts(items))
+
+
+def _find_first(prompt: RetrievedPrompt, history: History) -> int | None:
+    """Return the position of the first message in the prompt."""
+    if prompt.loaded.client is not None:
+        return prompt.loaded.client.first
+    return history.positions[0] if history.positions else None
 
 
 def _estimate_size(prompt: RetrievedPrompt) -> int | None:

@@ -320,7 +320,7 @@ class PromptBuilder:
         chain = loaded.settings, identity.settings
         most = find_first_set(chain, "reasoning_sent", default=0)
         if loaded.client is not None:
-            most = 0  # the client decides what it sends of its history
+            most = 0  # a client has chosen its history
         return LoadedPrompt(
             loaded=loaded,
             window=window,

@@ -190,14 +190,14 @@ class BuiltPrompt:
         A client that does not send all messages has decided on them.
         """
         window, loaded = self.window, self.loaded
-        if loaded.client is not None and loaded.client.positions and loaded.sent_begin:
+        if loaded.client is not None and 0 < loaded.sent_begin < loaded.path_tokens:
             return loaded.path_tokens - loaded.sent_begin
         return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
 
 
 def misses_rounds(loaded: LoadedChat, assembled: AssembledPrompt) -> bool:
     leaf = loaded.target.leaf
-    # Messages that the viewpoint does not know are not missing. A client decides what it sends.
+    # Messages that the viewpoint does not know are not missing. A client has chosen its history.
     if (
         loaded.client is not None
         or leaf is None
@@ -429,7 +429,7 @@ def _record_history(built: BuiltPrompt) -> RecordedHistory | None:
         tokens=built.assembled.history_tokens,
         without=[place for place in range(first, last + 1) if place not in present],
         cut=len(history.messages[-1].text) if goes_on else None,
-        names=built.window.unit.names,
+        names=built.window.unit.names and history.has_names,
         omitted_first=history.positions[gap.start] if gap else None,
         omitted_last=history.positions[gap.stop - 1] if gap else None,
         thoughts=sorted(present.intersection(history.thoughts)),

@@ -27,7 +27,8 @@ class ClientMessage:
 
     Attributes:
         message: Role, text and images as the client sent them.
-        position: The position of the stored message on the path. None if nothing is stored.
+        position: The position of the stored message on the path, or of the first one if the client
+            has merged several. None if nothing is stored.
     """
 
     message: PromptMessage
@@ -72,7 +73,7 @@ class ClientPrompt:
             wanted = structs.replace(wanted, start_reply_with=self.prefill)
         names = wanted.set_fields()
         values = {name: getattr(wanted, name) for name in names if name in spec.accepts}
-        unsent = [name for name in names if name not in spec.accepts]
+        unsent: list[SamplingField] = [name for name in names if name not in spec.accepts]
         return structs.replace(usual, **values), unsent
 
 
@@ -98,6 +99,8 @@ class ClientParts:
         notes: The other messages among them.
         line: The line that is answered.
         tail: The messages after it, such as a post-history instruction.
+        first: The position of the first stored message that the client sends. None if it sends
+            none.
     """
 
     prompt: ClientPrompt
@@ -107,11 +110,7 @@ class ClientParts:
     notes: Sequence[ClientNote]
     line: PromptMessage | None
     tail: Sequence[PromptMessage]
-
-    @property
-    def first(self) -> int | None:
-        """The position of the first stored message that the client sends."""
-        return self.positions[0] if self.positions else None
+    first: int | None
 
     @property
     def characters(self) -> int:
@@ -141,6 +140,7 @@ def split_prompt(prompt: ClientPrompt) -> ClientParts:
             history.append(each.message)
             positions.append(each.position)
     after = end if prompt.line is None else end + 1
+    sent = [each.position for each in messages if each.position is not None]
     return ClientParts(
         prompt=prompt,
         head=[each.message for each in leading],
@@ -149,6 +149,7 @@ def split_prompt(prompt: ClientPrompt) -> ClientParts:
         notes=notes,
         line=None if prompt.line is None else messages[prompt.line].message,
         tail=[each.message for each in messages[after:]],
+        first=min(sent, default=None),
     )
 
 

@@ -21,21 +21,16 @@ STABLE_KINDS: Final = frozenset({"system_prompt", "block", "persona", "character
 
 
 def make_head(client: ClientParts) -> list[PromptItem]:
-    return [
-        _make_item(CLIENT_SYSTEM, "Client's system message", message, "head")
-        for message in client.head
-    ]
+    return _make_items(CLIENT_SYSTEM, "Client's system message", client.head, "head")
 
 
 def make_notes(client: ClientParts) -> list[PromptItem]:
     """Return the messages among the history, each at its exact place."""
+    messages = [note.message for note in client.notes]
+    items = _make_items(CLIENT_NOTE, "Client's note", messages, "depth")
     return [
-        structs.replace(
-            _make_item(CLIENT_NOTE, "Client's note", note.message, "depth"),
-            depth=note.place,
-            from_start=True,
-        )
-        for note in client.notes
+        structs.replace(item, depth=note.place, from_start=True)
+        for item, note in zip(items, client.notes, strict=True)
     ]
 
 
@@ -44,27 +39,31 @@ def make_end(client: ClientParts, line_id: UUID | None) -> list[PromptItem]:
 
     Empty if the client sends neither, so that Talekeeper's own instruction is needed.
     """
-    items = [
-        _make_item(CLIENT_INSTRUCTION, "Client's instruction", message, "tail")
-        for message in client.tail
+    said = [client.line] if client.line is not None else []
+    line = _make_items("user_line", "User's line", said, "line")
+    return [
+        *(structs.replace(item, source_id=line_id) for item in line),
+        *_make_items(CLIENT_INSTRUCTION, "Client's instruction", client.tail, "tail"),
     ]
-    if client.line is not None:
-        line = _make_item("user_line", "User's line", client.line, "line")
-        items.insert(0, structs.replace(line, source_id=line_id))
-    return items
 
 
-def _make_item(kind: str, title: str, message: PromptMessage, place: Place) -> PromptItem:
-    return PromptItem(
-        kind=kind,
-        title=title,
-        text=message.text,
-        place=place,
-        role=message.role,
-        reasons=[Reason("client")],
-        starts=True,
-        message=message,
-    )
+def _make_items(
+    kind: str, title: str, messages: Sequence[PromptMessage], place: Place
+) -> list[PromptItem]:
+    """Return one item for each message. From the second on, the title has a number."""
+    return [
+        PromptItem(
+            kind=kind,
+            title=f"{title} {number}" if number > 1 else title,
+            text=message.text,
+            place=place,
+            role=message.role,
+            reasons=[Reason("client")],
+            starts=True,
+            message=message,
+        )
+        for number, message in enumerate(messages, 1)
+    ]
 
 
 def place_sections(client: ClientParts, sections: Sequence[PromptItem]) -> list[PromptItem]:
@@ -81,7 +80,7 @@ def place_sections(client: ClientParts, sections: Sequence[PromptItem]) -> list[
         elif item.place == "head" and not client.prompt.replaces_sections and _is_stable(item):
             head.append(structs.replace(item, starts=item.starts or not head))
         else:
-            # An item with a depth is a message of its own, unless it joins another one.
+            # An item with a depth is a separate message, unless it joins another one.
             starts = item.starts or (item.place == "depth" and not item.joins) or not added
             added.append(
                 structs.replace(

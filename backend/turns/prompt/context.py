@@ -310,6 +310,11 @@ class LoadedChat:
     sent_begin: int = 0
 
     @property
+    def adds_memory(self) -> bool:
+        """False if a client wants its own prompt without additions."""
+        return self.client is None or self.client.prompt.uses_memory
+
+    @property
     def sums_rounds(self) -> bool:
         """True if the summary of a campaign replaces all but the last rounds."""
         return self.story.has_summaries

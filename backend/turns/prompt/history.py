@@ -116,8 +116,7 @@ def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Seq
             changed = []
         texts = [format_line(author, text, names=unit.names) for author, text in spoken]
     if client is not None:
-        said = map(PromptMessage, lines.roles, texts)
-        return _match_client(client, unit, lines.positions, list(said), tokens), stored
+        return _match_client(client, unit, lines, tokens, texts=texts, bare=stored), stored
     marks = _mark_lines(texts, lines, prompt.loaded.marks)
     changed = [*changed, *marks]
     # The texts already contain the names, if they are sent.
@@ -144,42 +143,51 @@ def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Seq
 def _match_client(
     client: ClientParts,
     unit: CountUnit,
-    positions: Sequence[int],
-    stored: Sequence[PromptMessage],
+    lines: HistoryColumns,
     tokens: Sequence[int],
+    *,
+    texts: Sequence[str],
+    bare: Sequence[str],
 ) -> History:
-    """Return the messages that a client sends. Only those that are not stored so are counted.
+    """Return the messages that a client sends. Only those that differ from `lines` are counted.
 
-    CPU-bound.
+    CPU-bound. A client may send the names of the authors in another way than Talekeeper, so the
+    stored messages are compared in both forms.
 
     Args:
         client: The client's prompt.
         unit: The unit of `tokens`.
-        positions: The positions of stored messages.
-        stored: The stored messages, in the form in which Talekeeper would send them.
+        lines: The stored messages.
         tokens: Their tokens.
+        texts: Their texts as Talekeeper sends them.
+        bare: Their texts without names.
     """
-    known = {
-        position: (message, count)
-        for position, message, count in zip(positions, stored, tokens, strict=True)
-    }
-    changed = {
-        position: message
-        for position, message in zip(client.positions, client.history, strict=True)
-        if position not in known or known[position][0] != message
-    }
-    # The texts already contain the names, if the client sends them.
+    changed, has_names = _find_changed(client, lines, texts), True
+    if changed and unit.names:
+        others = _find_changed(client, lines, bare)
+        if len(others) < len(changed):
+            changed, has_names = others, False
+    # The texts already contain the names, if they are sent.
     counts = replace(unit, names=False).count_many([("", each.text) for each in changed.values()])
-    counted = dict(zip(changed, counts, strict=True))
+    known = dict(zip(lines.positions, tokens, strict=True))
+    for (position, message), count in zip(changed.items(), counts, strict=True):
+        known[position] = count + count_images(message)
     return History(
         list(client.history),
-        [
-            counted[position] + count_images(message) if position in counted else known[position][1]
-            for position, message in zip(client.positions, client.history, strict=True)
-        ],
+        [known[position] for position in client.positions],
         list(client.positions),
         changed=changed,
+        has_names=has_names,
     )
+
+
+def _find_changed(
+    client: ClientParts, lines: HistoryColumns, texts: Sequence[str]
+) -> dict[int, PromptMessage]:
+    """Return the messages that differ from the stored ones, by position."""
+    stored = dict(zip(lines.positions, map(PromptMessage, lines.roles, texts), strict=True))
+    sent = zip(client.positions, client.history, strict=True)
+    return {position: message for position, message in sent if stored.get(position) != message}
 
 
 def _mark_lines(texts: list[str], lines: HistoryColumns, marks: AudienceMarks) -> dict[int, str]:

@@ -92,6 +92,7 @@ def view_context(record: ContextRecord) -> ContextView:
                 tokens=history.tokens,
                 hidden=history.without,
                 changed=sorted(history.changed),
+                images=sum(each.images for each in history.changed.values()),
                 omitted_first=history.omitted_first,
                 omitted_last=history.omitted_last,
                 reason="history",

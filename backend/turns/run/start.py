@@ -112,7 +112,7 @@ class TurnStarter:
                 turn.user_message_id = line.id
                 moved = await tree.attach_message(session, chat, line, parent=parent)
                 if line_draft.references:
-                    await session.flush([line])
+                    await session.flush()
                     await insert_files(
                         session, identity.user_id, line_draft.files, line_draft.references
                     )

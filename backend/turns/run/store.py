@@ -38,7 +38,7 @@ from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.context.record import move_texts
 from backend.core.events import Participants
-from backend.database.base import Base, new_id, now, upsert
+from backend.database.base import Base, new_id, now, split_chunks, upsert
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
@@ -583,8 +583,10 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
     }
     texts = sealed.texts
     if len(texts) > MAX_UNCHECKED_TEXTS:
-        held = {"chat_id": run.chat_id, "digests": list(texts)}
-        known = set(await session.scalars(_KNOWN, held))
+        known: set[bytes] = set()
+        for part in split_chunks(list(texts)):
+            held = {"chat_id": run.chat_id, "digests": part}
+            known.update(await session.scalars(_KNOWN, held))
         texts = {key: text for key, text in texts.items() if key not in known}
     rows = [
         {

@@ -8,9 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.openai_api.contracts import RequestReason
 from backend.openai_api.decisions import digest_instruction
-from backend.openai_api.models import RequestKind, RuledKind
+from backend.openai_api.models import RequestKind, RequestReason, RuledKind
 from backend.openai_api.requests import MAX_REQUESTS, RequestDetails
 from tests.support.archives import find_identity
 from tests.support.server import Account, Running, problem

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -20,15 +20,14 @@ from backend.openai_api.contracts import (
     Placement,
     Reading,
     SentMessage,
-    StoredLine,
 )
 from backend.openai_api.decisions import build_state, decide, digest_instruction
 from backend.openai_api.models import RuledKind
 from backend.openai_api.quiet_forms import QUIET_FORMS, find_quiet_form
 from backend.openai_api.reading import read_conversation
 from backend.vault.sealing import Sealer
+from tests.unit.openai_api.placing import SEALER, Sent, place
 
-SEALER = Sealer(UUID(int=1), {1: bytes(32)}, user_key=bytes(32))
 NAMES = Names(user=["Alex"], characters=["Marlena"])
 CONTINUE = "[Continue your last message without repeating its original content.]"
 IMPERSONATE = (
@@ -41,7 +40,6 @@ PHI = "[Stay in character. It is 12:05 in the story, and the weather is mild and
 LATER_PHI = PHI.replace("12:05", "13:20")
 OTHER = "List five words that describe the mood of this scene, and nothing else at all, please."
 
-Sent = tuple[Literal["system", "user", "assistant"], str]
 WELCOME: Sent = ("assistant", "Welcome.")
 HELLO: Sent = ("user", "Hello.")
 SIT: Sent = ("assistant", "Sit.")
@@ -63,41 +61,6 @@ def assistant(text: str) -> Sent:
 
 def read(sent: Sequence[Sent]) -> Reading:
     return read_conversation([SentMessage(role=role, text=text) for role, text in sent], NAMES)
-
-
-def place(reading: Reading, stored: Sequence[Sent], cut: str = "") -> Placement:
-    """Align equal lines from the beginning. `cut` is a stored text that its beginning matches."""
-    path = [
-        StoredLine(
-            id=UUID(int=number + 1),
-            parent_id=UUID(int=number) if number else None,
-            position=number,
-            role=role,
-            hidden=False,
-            is_active=True,
-            digest=text.encode(),
-        )
-        for number, (role, text) in enumerate(stored)
-    ]
-    pairs: dict[int, StoredLine] = {}
-    edits: dict[UUID, str] = {}
-    for number, (line, (role, text)) in enumerate(zip(reading.lines, stored, strict=False)):
-        is_cut = text == cut and text.startswith(line.text)
-        same = line.text == text or text in line.pieces
-        if line.role != role or not (same or is_cut):
-            break
-        pairs[number] = path[number]
-        if is_cut and not same:
-            edits[path[number].id] = line.text
-    return Placement(
-        chat_id=UUID(int=99),
-        pairs=pairs,
-        edits=edits,
-        last=path[len(pairs) - 1] if pairs else None,
-        tail=reading.lines[len(pairs) :],
-        rest=path[len(pairs) :],
-        is_begin=True,
-    )
 
 
 def ask(
@@ -193,8 +156,9 @@ DECISIONS: dict[str, tuple[list[Sent], Sequence[Sent] | None, str, str]] = {
         "impersonate",
         "impersonate_nudge",
     ),
-    "the beginning of a reply": ([*CHAT, THANKS, assistant("She")], CHAT, "turn", "prefill"),
-    "the beginning of a swipe": ([*SHORT, assistant("She")], CHAT, "swipe", "prefill"),
+    "the beginning of a reply": ([*CHAT, THANKS, assistant("She")], CHAT, "turn", "new_line"),
+    "the beginning of a swipe": ([*SHORT, assistant("She")], CHAT, "swipe", "reply_missing"),
+    "the beginning of a reply after a reply": ([*CHAT, assistant("And")], CHAT, "turn", "prefill"),
     "a reply after a reply": ([*CHAT, system(PHI)], CHAT, "turn", "post_history"),
     "another member's reply": ([*CHAT, system(NUDGE)], CHAT, "turn", "group_nudge"),
     "another member's reply, with an instruction": (
@@ -277,7 +241,7 @@ def test_the_end_of_a_list_decides_what_the_request_is(name: str) -> None:
     [
         ([*CHAT, THANKS], CHAT, [THANKS], ""),
         ([*CHAT, THANKS, assistant("She")], CHAT, [THANKS], "She"),
-        ([*SHORT, assistant("She")], CHAT, [], "She"),
+        ([*SHORT, assistant("She says: ")], CHAT, [], "She says: "),
         (CHAT, None, SHORT, "Sit."),
         ([*CHAT, system(NUDGE)], None, CHAT, ""),
         ([*CHAT, user("Go on."), system(CONTINUE)], CHAT, [], ""),
@@ -309,7 +273,7 @@ def test_a_swipe_with_the_same_beginning_leaves_the_stored_reply_alone() -> None
     assert (first.kind, first.prefill) == ("turn", "She")
     state = build_state(read([*SHORT, assistant("She")]), first, sealer=SEALER)
     again = ask([*SHORT, assistant("She")], [*SHORT, full], cut="She nods.", state=state)
-    assert (again.kind, again.reason, again.prefill) == ("swipe", "prefill", "She")
+    assert (again.kind, again.reason, again.prefill) == ("swipe", "reply_missing", "She")
     assert again.placement.edits == {}
     assert again.placement.last is not None
     assert again.placement.last.role == "user"
@@ -342,6 +306,14 @@ def test_notes_that_were_merged_with_lines_are_not_stored_once_they_have_moved()
     stored = [*CHAT, THANKS, SIT]
     second = ask([*stored, user(f"I stay.\n\n{LATER_PHI}")], stored, state=state)
     assert (second.kind, list_tail(second)) == ("turn", [user("I stay.")])
+    edited = ask(
+        [*stored[:-2], user(f"Many thanks.\n\n{LATER_PHI}")],
+        stored,
+        state=build_state(
+            read([*stored, user(f"I stay.\n\n{PHI}")]), second, sealer=SEALER, previous=state
+        ),
+    )
+    assert list_tail(edited) == [user("Many thanks.")]
     alone = ask([*stored, user(PHI)], stored, state=state)
     assert (alone.kind, alone.reason, list_tail(alone)) == ("turn", "post_history", [])
 
@@ -366,6 +338,14 @@ def test_the_header_decides_before_everything_else(sent: list[Sent]) -> None:
     never = ask(sent, store="never", rules={digest_instruction(SEALER, OTHER): "turn"})
     assert (never.kind, never.reason) == ("quiet", "header_never")
     assert ask(sent, store="always").kind != "quiet"
+
+
+def test_a_task_is_a_line_if_the_header_wants_everything_stored() -> None:
+    messages = [SentMessage(role="user", text=SUMMARY)]
+    reading = read_conversation(messages, NAMES, finds_tasks=False)
+    decision = decide(reading, Placement(), sealer=SEALER, store="always")
+    assert (decision.kind, decision.reason) == ("turn", "header_always")
+    assert list_tail(decision) == [user(SUMMARY)]
 
 
 def test_a_forced_turn_says_so_only_if_it_would_have_been_quiet() -> None:

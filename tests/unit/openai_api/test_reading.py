@@ -33,40 +33,34 @@ DOCUMENTS = (
     "citations.\n\n### Guidelines:\n- Be brief.\n\n<context>\nThe mill is old.\n</context>\n\n"
 )
 
-Sent = tuple[str, str] | tuple[str, str, str]
+
+def system(text: str, name: str = "") -> SentMessage:
+    return SentMessage(role="system", text=text, name=name)
 
 
-def system(text: str, name: str = "") -> Sent:
-    return ("system", text, name)
+def user(text: str, name: str = "") -> SentMessage:
+    return SentMessage(role="user", text=text, name=name)
 
 
-def user(text: str, name: str = "") -> Sent:
-    return ("user", text, name)
+def assistant(text: str, name: str = "") -> SentMessage:
+    return SentMessage(role="assistant", text=text, name=name)
 
 
-def assistant(text: str, name: str = "") -> Sent:
-    return ("assistant", text, name)
+def read_list(sent: Sequence[SentMessage], names: Names = NAMES) -> Reading:
+    return read_conversation(sent, names)
 
 
-def read(sent: Sequence[Sent], names: Names = NAMES) -> Reading:
-    messages = [
-        SentMessage(role=role, text=text, name=name)
-        for role, text, name in ((*each, "")[:3] for each in sent)
-    ]
-    return read_conversation(messages, names)
-
-
-def said(reading: Reading) -> list[tuple[str, str]]:
+def list_lines(reading: Reading) -> list[tuple[str, str]]:
     return [(line.role, line.text) for line in reading.lines]
 
 
-def told(reading: Reading) -> list[tuple[str, str]]:
+def list_instructions(reading: Reading) -> list[tuple[str, str]]:
     return [(each.kind, each.text) for each in reading.instructions]
 
 
 HELLO = [("assistant", "Welcome."), ("user", "Hello.")]
 
-HISTORIES: dict[str, tuple[list[Sent], list[tuple[str, str]]]] = {
+HISTORIES: dict[str, tuple[list[SentMessage], list[tuple[str, str]]]] = {
     "a plain list": ([assistant("Welcome."), user("Hello.")], HELLO),
     "prompts before it": (
         [system("You are Marlena."), system("Lore"), assistant("Welcome."), user("Hello.")],
@@ -199,11 +193,11 @@ HISTORIES: dict[str, tuple[list[Sent], list[tuple[str, str]]]] = {
 @pytest.mark.parametrize("name", HISTORIES)
 def test_the_lines_of_a_list_are_found_in_every_form(name: str) -> None:
     sent, expected = HISTORIES[name]
-    assert said(read(sent)) == expected
+    assert list_lines(read_list(sent)) == expected
 
 
 PHI = "[Stay in character. Two paragraphs.]"
-ENDINGS: dict[str, tuple[list[Sent], list[tuple[str, str]]]] = {
+ENDINGS: dict[str, tuple[list[SentMessage], list[tuple[str, str]]]] = {
     "nothing": ([user("Hello.")], []),
     "a post-history instruction": ([user("Hello."), system(PHI)], [("other", PHI)]),
     "two instructions": (
@@ -256,7 +250,7 @@ ENDINGS: dict[str, tuple[list[Sent], list[tuple[str, str]]]] = {
 @pytest.mark.parametrize("name", ENDINGS)
 def test_the_instructions_after_the_last_line_are_found_in_every_form(name: str) -> None:
     sent, expected = ENDINGS[name]
-    assert told(read([system("Prompt"), *sent])) == expected
+    assert list_instructions(read_list([system("Prompt"), *sent])) == expected
 
 
 @pytest.mark.parametrize(
@@ -268,12 +262,12 @@ def test_the_instructions_after_the_last_line_are_found_in_every_form(name: str)
         ([user("[Continue the story, please.]")], "[Continue the story, please.]"),
     ],
 )
-def test_the_last_line_is_what_a_person_wrote(sent: list[Sent], last: str) -> None:
-    assert read(sent).lines[-1].text == last
+def test_the_last_line_is_what_a_person_wrote(sent: list[SentMessage], last: str) -> None:
+    assert read_list(sent).lines[-1].text == last
 
 
 def test_the_marker_of_a_group_names_its_members_and_their_lines() -> None:
-    reading = read(
+    reading = read_list(
         [
             system(GROUP),
             assistant("Marlena: Welcome."),
@@ -295,7 +289,7 @@ def test_the_marker_of_a_group_names_its_members_and_their_lines() -> None:
 
 
 def test_a_name_in_the_field_is_the_author_as_the_name_is_spelled() -> None:
-    reading = read([user("Aye.", "Captain_O_Neill"), assistant("Marlena: Hm.", "Marlena")])
+    reading = read_list([user("Aye.", "Captain_O_Neill"), assistant("Marlena: Hm.", "Marlena")])
     assert [(line.author, line.text) for line in reading.lines] == [
         ("Captain O'Neill", "Aye."),
         ("Marlena", "Hm."),
@@ -303,14 +297,14 @@ def test_a_name_in_the_field_is_the_author_as_the_name_is_spelled() -> None:
 
 
 def test_merged_lines_are_one_line_with_its_pieces() -> None:
-    (line,) = read([assistant("Marlena: Welcome.\n\nCome in.\n \nBo: Hey.")]).lines
+    (line,) = read_list([assistant("Marlena: Welcome.\n\nCome in.\n \nBo: Hey.")]).lines
     assert line.text == "Welcome.\n\nCome in.\n \nBo: Hey."
     assert line.pieces == ("Welcome.", "Come in.", "Hey.")
 
 
 def test_the_pieces_of_a_long_line_are_bounded_and_keep_its_end() -> None:
     texts = [f"Line {number}" for number in range(200)]
-    (line,) = read([user("\n\n".join(texts))]).lines
+    (line,) = read_list([user("\n\n".join(texts))]).lines
     assert len(line.pieces) == MAX_PIECES
     assert list(line.pieces[1:]) == texts[-MAX_PIECES + 1 :]
     assert "\n\n".join(line.pieces) == line.text

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from backend.openai_api.contracts import RequestReason
-from backend.openai_api.models import RequestKind, RuledKind
+from backend.openai_api.models import RequestKind, RequestReason, RuledKind
 from backend.openai_api.requests import CorrectionOutcome
 from backend.quotas.limits import QUOTAS
 from backend.web.controller import FOLDER

@@ -1,0 +1,259 @@
+"""How a client's list fits a stored path: equal, changed and missing messages, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
+from typing import Final
+from uuid import UUID
+
+from backend.chats.text_digests import TextDigester
+from backend.openai_api.alignment import (
+    Candidate,
+    Pair,
+    Unit,
+    digest_lines,
+    find_block,
+    pair_digests,
+    settle_gap,
+    split_lines,
+)
+from backend.openai_api.contracts import Line
+from backend.openai_api.stored_paths import Block, StoredPath
+
+MAX_TAIL: Final = 3
+"""New lines of a usual request: a line of the user, an instruction, the beginning of a reply."""
+
+MIN_STORED_SHARE: Final = 3
+"""Of so many lines up to the last match, one must be stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLines:
+    """A client's lines with their digests. `joined` are the digests without separators."""
+
+    lines: Sequence[Line]
+    digests: Sequence[bytes]
+    joined: bytes
+
+    @classmethod
+    def digest(cls, digester: TextDigester, lines: Sequence[Line]) -> ClientLines:
+        """CPU-bound."""
+        digests = digest_lines(digester, lines)
+        return cls(lines, digests, b"".join(digests))
+
+    @property
+    def last_user(self) -> Line | None:
+        return next((line for line in reversed(self.lines) if line.role == "user"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Units between two pairs, and the places of the messages that they may be."""
+
+    units: Sequence[tuple[int, Unit]]
+    places: Sequence[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class PathMatch:
+    """A client's list on a path. Messages are given by their places on the path.
+
+    Attributes:
+        lines: The place of each line that is stored. A merged line has that of its last message.
+        places: The messages of all lines.
+        first: The first message of a line.
+        last: The last message of a line.
+        tail: The lines after the last match, with their indexes in the list.
+        gaps: Parts between two pairs that are not settled yet.
+        edits: New texts.
+        hides: Messages that the client no longer sends.
+        matches: The number of lines that are stored with the same or nearly the same text.
+        replies: The number of replies among them, without a greeting.
+        changes: The number of lines that replace another text.
+    """
+
+    path: StoredPath
+    lines: Mapping[int, int]
+    places: Collection[int]
+    first: int
+    last: int
+    tail: Sequence[tuple[int, Line]]
+    gaps: Sequence[Gap] = ()
+    edits: dict[int, str] = field(default_factory=dict[int, str])
+    hides: list[int] = field(default_factory=list[int])
+    matches: int
+    replies: int
+    changes: int = 0
+
+    def list_text_ids(self, limit: int) -> list[UUID]:
+        """Return the messages whose texts decide about the gaps."""
+        places = [place for gap in self.gaps if gap.units for place in gap.places]
+        return [self.path.get_id(place) for place in places[:limit]]
+
+    def settle(self, texts: Mapping[UUID, str]) -> None:
+        """Decide about all gaps. CPU-bound."""
+        for gap in self.gaps:
+            candidates = [self._make_candidate(place, texts) for place in gap.places]
+            pairs, units = settle_gap(gap.units, candidates), dict(gap.units)
+            for pair in pairs:
+                self._take(pair, units[pair.unit])
+            taken = {pair.stored for pair in pairs}
+            missing = (each for each in candidates if each.stored not in taken)
+            self.hides += [each.stored for each in missing if not each.is_hidden]
+        self.gaps = ()
+
+    def follow(self, path: StoredPath, *, text: str | None) -> None:
+        """Take the first line of the tail as the next message of `path`.
+
+        `text` is the client's text if it is not the stored one.
+        """
+        line, _ = self.tail[0]
+        self.path, self.last, self.tail = path, self.last + 1, self.tail[1:]
+        self.lines = {**self.lines, line: self.last}
+        self.places = {*self.places, self.last}
+        if text is not None:
+            self.edits[self.last] = text
+        self.matches += 1
+        self.replies += path.get_role(self.last) == "assistant"
+
+    def list_shown(self, hidden: Collection[UUID]) -> list[UUID]:
+        """Return the messages of the list among those that the endpoint has hidden."""
+        if not hidden or not self.path.has_hidden:
+            return []
+        found = [self.path.get_id(each) for each in self.places if self.path.is_hidden(each)]
+        return [each for each in found if each in hidden]
+
+    def drop_notes(self, digests: Sequence[bytes], hidden: Collection[UUID]) -> None:
+        """Drop lines of the tail that the client moves along with its last line.
+
+        Such a note was stored once before an earlier line, where the client no longer sends it.
+        `digests` are those of all lines.
+        """
+        path = self.path
+        texts = {path.get_digest(place) for place in self.hides}
+        if hidden and path.has_hidden:
+            places = (place for place in range(len(path)) if path.is_hidden(place))
+            texts |= {path.get_digest(place) for place in places if path.get_id(place) in hidden}
+        users = [at for at, (_, line) in enumerate(self.tail) if line.role == "user"]
+        end = users[-1] if users else 0
+        self.tail = [
+            each for at, each in enumerate(self.tail) if at >= end or digests[each[0]] not in texts
+        ]
+
+    def is_recognised(self, *, is_named: bool) -> bool:
+        """True if enough lines are stored to take the list for this chat.
+
+        A greeting and lines of the user, which may begin many chats, are enough only if the chat
+        went no further. If the chat is named, a greeting and a line are enough.
+        """
+        last_line = max(self.lines)
+        is_sparse = MIN_STORED_SHARE * self.matches < last_line + 1
+        if is_sparse or 2 * self.changes > self.matches:
+            return False
+        if self.replies:
+            return True
+        places = self.lines.values()
+        if not any(self.path.get_role(place) == "user" for place in places):
+            return False
+        is_whole = is_named and self.first == 0 and self.path.get_role(0) == "assistant"
+        return is_whole or "u" not in self.path.flags[self.last + 1 :].lower()
+
+    def _take(self, pair: Pair, unit: Unit) -> None:
+        self.edits[pair.stored] = unit.text
+        self.lines = {**self.lines, unit.line: pair.stored}
+        self.places = {*self.places, pair.stored}
+        if pair.kind == "changed":
+            self.changes += 1
+        else:
+            self.matches += 1
+            self.replies += unit.role == "assistant"
+
+    def _make_candidate(self, place: int, texts: Mapping[UUID, str]) -> Candidate:
+        return Candidate(
+            stored=place,
+            role=self.path.get_role(place),
+            is_hidden=self.path.is_hidden(place),
+            text=texts.get(self.path.get_id(place)),
+        )
+
+
+def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
+    """Match a list that has only grown: all lines but the last few are on the path, in one piece.
+
+    It costs microseconds.
+    """
+    block = find_block(client.joined, path.digests, max_tail=MAX_TAIL)
+    if block is None:
+        return None
+    start, count = block
+    flags = path.flags[max(1, start) : start + count]
+    return PathMatch(
+        path=path,
+        lines=Block(start, count),
+        places=range(start, start + count),
+        first=start,
+        last=start + count - 1,
+        tail=list(enumerate(client.lines[count:], count)),
+        matches=count,
+        replies=flags.lower().count("a"),
+    )
+
+
+def match_digests(
+    digester: TextDigester, client: ClientLines, path: StoredPath, hidden: Collection[UUID]
+) -> PathMatch | None:
+    """Match a list by digests. None if no line is on the path.
+
+    `hidden` are the messages that the endpoint has hidden. Others that are hidden are neither
+    changed nor missing. CPU-bound: some milliseconds for thousands of lines.
+    """
+    digests = path.list_digests()
+    units = split_lines(digester, client.lines, client.digests, set(digests))
+    pairs = pair_digests([unit.digest for unit in units], digests)
+    if not pairs:
+        return None
+    last_unit, last = pairs[-1]
+    return PathMatch(
+        path=path,
+        lines={units[ours].line: theirs for ours, theirs in pairs},
+        places={theirs for _, theirs in pairs},
+        first=pairs[0][1],
+        last=last,
+        tail=_join_units(client.lines, units[last_unit + 1 :]),
+        gaps=_list_gaps(path, units, pairs, hidden),
+        matches=len({units[ours].line for ours, _ in pairs}),
+        replies=sum(theirs > 0 and path.get_role(theirs) == "assistant" for _, theirs in pairs),
+    )
+
+
+def _list_gaps(
+    path: StoredPath,
+    units: Sequence[Unit],
+    pairs: Sequence[tuple[int, int]],
+    hidden: Collection[UUID],
+) -> list[Gap]:
+    gaps: list[Gap] = []
+    for (our, their), (next_our, next_their) in pairwise(pairs):
+        if next_their == their + 1:
+            continue  # lines that were inserted here are ignored
+        places = [
+            place
+            for place in range(their + 1, next_their)
+            if path.get_role(place) != "system"
+            and (not path.is_hidden(place) or path.get_id(place) in hidden)
+        ]
+        if places:
+            gaps.append(Gap([(at, units[at]) for at in range(our + 1, next_our)], places))
+    return gaps
+
+
+def _join_units(lines: Sequence[Line], units: Sequence[Unit]) -> list[tuple[int, Line]]:
+    """Return the lines that units are of. A line that begins before them has only their text."""
+    tail: list[tuple[int, Line]] = []
+    for place, group in groupby(units, key=lambda unit: unit.line):
+        text = "\n\n".join(unit.text for unit in group)
+        line = lines[place]
+        tail.append((place, line if text == line.text else replace(line, text=text, pieces=())))
+    return tail
