@@ -34,6 +34,7 @@ async def record(
     **details: Any,
 ) -> dict[str, Any]:
     """Record a request, and return how the list shows it."""
+    values: dict[str, Any] = {"text": instruction or "Good morning.", **details}
     await server.parts.client_requests.record(
         await find_identity(server, account),
         kind=kind,
@@ -41,7 +42,7 @@ async def record(
         chat_id=UUID(chat_id) if chat_id else None,
         turn_id=UUID(turn_id) if turn_id else None,
         instruction=instruction,
-        details=RequestDetails(**{"text": instruction or "Good morning.", **details}),
+        details=RequestDetails(**values),
     )
     newest: dict[str, Any] = (await listed(account))[0]
     return newest
