@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from backend.errors import BadRequestError
-from backend.generation.json_text import mapping, parse_json
+from backend.generation.json_text import mapping, parse_json, sequence
 from backend.generation.model import JsonForm, Tool, ToolCall, ToolChoice
 from backend.generation.sampling import Sampling
 from backend.openai_api.contracts import SentMessage, SentRole
@@ -374,8 +374,7 @@ def _check_characters(count: int, param: str) -> None:
 
 def _refuse_tokens(members: Mapping[str, Any], name: str) -> None:
     """Raise `InvalidParameterError` for numbers of tokens, because each model has its own."""
-    value = members.get(name)
-    first: Any = value[0] if isinstance(value, list) and value else None
+    first: Any = next(iter(sequence(members.get(name))), None)
     if isinstance(first, int | list):
         raise InvalidParameterError(
             name,
