@@ -65,6 +65,7 @@ class PathMatch:
         places: The messages of all lines.
         first: The first message of a line.
         last: The last message of a line.
+        last_line: The last line that is stored.
         tail: The lines after the last match, with their indexes in the list.
         gaps: Parts between two pairs that are not settled yet.
         edits: New texts.
@@ -79,6 +80,7 @@ class PathMatch:
     places: Collection[int]
     first: int
     last: int
+    last_line: int
     tail: Sequence[tuple[int, Line]]
     gaps: Sequence[Gap] = ()
     edits: dict[int, str] = field(default_factory=dict[int, str])
@@ -110,7 +112,8 @@ class PathMatch:
         `text` is the client's text if it is not the stored one.
         """
         line, _ = self.tail[0]
-        self.path, self.last, self.tail = path, self.last + 1, self.tail[1:]
+        self.path, self.last, self.last_line = path, self.last + 1, line
+        self.tail = self.tail[1:]
         self.lines = {**self.lines, line: self.last}
         self.places = {*self.places, self.last}
         if text is not None:
@@ -148,7 +151,7 @@ class PathMatch:
         A greeting and lines of the user, which may begin many chats, are enough only if the chat
         went no further. If the chat is named, a greeting and a line are enough.
         """
-        last_line = max(self.lines)
+        last_line = self.last_line
         is_sparse = MIN_STORED_SHARE * self.matches < last_line + 1
         if is_sparse or 2 * self.changes > self.matches:
             return False
@@ -195,6 +198,7 @@ def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
         places=range(start, start + count),
         first=start,
         last=start + count - 1,
+        last_line=count - 1,
         tail=list(enumerate(client.lines[count:], count)),
         matches=count,
         replies=flags.lower().count("a"),
@@ -221,6 +225,7 @@ def match_digests(
         places={theirs for _, theirs in pairs},
         first=pairs[0][1],
         last=last,
+        last_line=units[last_unit].line,
         tail=_join_units(client.lines, units[last_unit + 1 :]),
         gaps=_list_gaps(path, units, pairs, hidden),
         matches=len({units[ours].line for ours, _ in pairs}),
