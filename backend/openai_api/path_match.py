@@ -148,8 +148,8 @@ class PathMatch:
     def is_recognised(self, *, is_named: bool) -> bool:
         """True if enough lines are stored to take the list for this chat.
 
-        A greeting and lines of the user, which may begin many chats, are enough only if the chat
-        went no further. If the chat is named, a greeting and a line are enough.
+        A greeting and first lines of the user, which may begin many chats, are enough only if the
+        chat went no further. If the chat is named, a greeting and a line are enough.
         """
         last_line = self.last_line
         is_sparse = MIN_STORED_SHARE * self.matches < last_line + 1
@@ -160,8 +160,10 @@ class PathMatch:
         places = self.lines.values()
         if not any(self.path.get_role(place) == "user" for place in places):
             return False
-        is_whole = is_named and self.first == 0 and self.path.get_role(0) == "assistant"
-        return is_whole or "u" not in self.path.flags[self.last + 1 :].lower()
+        flags = self.path.flags.lower()
+        if is_named and self.first == 0 and flags[0] == "a":
+            return True
+        return "u" not in flags[: self.first] + flags[self.last + 1 :]
 
     def _take(self, pair: Pair, unit: Unit) -> None:
         self.edits[pair.stored] = unit.text
@@ -191,6 +193,9 @@ def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
     if block is None:
         return None
     start, count = block
+    tail = list(enumerate(client.lines[count:], count))
+    if start + count < len(path) and any(line.pieces for _, line in tail):
+        return None  # a part of a merged line may be the next message
     flags = path.flags[max(1, start) : start + count]
     return PathMatch(
         path=path,
@@ -199,7 +204,7 @@ def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
         first=start,
         last=start + count - 1,
         last_line=count - 1,
-        tail=list(enumerate(client.lines[count:], count)),
+        tail=tail,
         matches=count,
         replies=flags.lower().count("a"),
     )
