@@ -513,7 +513,6 @@ BOUNDED_OTHERWISE = {
     "getContext": "the parts of one prompt",
     "previewContext": "as above",
     "listModels": "as many as settings name",
-    "listClientModels": "as `GET /v1/models`, which has no pages",
     "listModelsInUse": "those of the settings and of the latest 50 chats",
     "listProviders": "at most 20 of one owner",
     "listProviderModels": "at most 2,000 of one server",
