@@ -45,7 +45,7 @@ async def test_a_new_line_continues_the_chat_with_most_matching_messages(
     assert placement.chat_id == chat_id
     assert [line.text for line in placement.tail] == ["I follow."]
     assert (placement.rest, placement.edits, placement.hides) == ((), {}, [])
-    assert placement.is_begin
+    assert placement.window_start == 0
     assert [placement.pairs[n].position for n in range(7)] == list(range(7))
     assert (
         await desk.find([*STORY[:3], user("Nothing."), reply("As you like, stranger.")])
