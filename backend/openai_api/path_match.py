@@ -25,6 +25,14 @@ from backend.openai_api.stored_paths import Block, StoredPath
 MAX_TAIL: Final = 3
 """New lines of a usual request: a line of the user, an instruction, the beginning of a reply."""
 
+MAX_KEPT_LINES: Final = 6
+MAX_DELETED: Final = 8
+"""Some clients keep the first lines of a chat, at most `MAX_KEPT_LINES`, and then leave out old ones.
+
+After these first lines, more than `MAX_DELETED` missing messages are outside the client's window.
+Fewer are deleted, because a user deletes messages one by one or a few at once.
+"""
+
 MIN_STORED_SHARE: Final = 3
 """Of so many lines up to the last match, one must be stored."""
 
@@ -55,6 +63,17 @@ class Gap:
     units: Sequence[tuple[int, Unit]]
     places: Sequence[int]
 
+    @property
+    def is_outside_window(self) -> bool:
+        """True if the client keeps the first lines of a chat, and leaves out old ones after them.
+
+        To save tokens, a client can always send the greeting or the first lines, and then only the
+        last ones. The user has not deleted the messages between them. Nothing happens to them, as
+        to those before the first match. Messages that were hidden one by one before stay hidden.
+        """
+        is_after_first = self.places[0] <= MAX_KEPT_LINES
+        return is_after_first and len(self.places) > MAX_DELETED
+
 
 @dataclass(slots=True, kw_only=True)
 class PathMatch:
@@ -64,6 +83,8 @@ class PathMatch:
         lines: The place of each line that is stored. A merged line has that of its last message.
         places: The messages of all lines.
         first: The first message of a line.
+        window_start: The first message in the client's window. If the client keeps the first lines
+            of the chat and leaves out many after them, it is behind these.
         last: The last message of a line.
         last_line: The last line that is stored.
         tail: The lines after the last match, with their indexes in the list.
@@ -79,6 +100,7 @@ class PathMatch:
     lines: Mapping[int, int]
     places: Collection[int]
     first: int
+    window_start: int
     last: int
     last_line: int
     tail: Sequence[tuple[int, Line]]
@@ -202,6 +224,7 @@ def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
         lines=Block(start, count),
         places=range(start, start + count),
         first=start,
+        window_start=start,
         last=start + count - 1,
         last_line=count - 1,
         tail=tail,
@@ -224,15 +247,18 @@ def match_digests(
     if not pairs:
         return None
     last_unit, last = pairs[-1]
+    gaps = _list_gaps(path, units, pairs, hidden)
+    outside = next((gap for gap in gaps if gap.is_outside_window), None)
     return PathMatch(
         path=path,
         lines={units[ours].line: theirs for ours, theirs in pairs},
         places={theirs for _, theirs in pairs},
         first=pairs[0][1],
+        window_start=outside.places[-1] + 1 if outside else pairs[0][1],
         last=last,
         last_line=units[last_unit].line,
         tail=_join_units(client.lines, units[last_unit + 1 :]),
-        gaps=_list_gaps(path, units, pairs, hidden),
+        gaps=[gap for gap in gaps if gap is not outside],
         matches=len({units[ours].line for ours, _ in pairs}),
         replies=sum(theirs > 0 and path.get_role(theirs) == "assistant" for _, theirs in pairs),
     )
