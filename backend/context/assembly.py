@@ -29,9 +29,10 @@ from msgspec.structs import replace
 from backend.context.budget import Budget, ContextOverflowError, Gap, fill, find_middle_gap
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
+from backend.generation.images import count_image_tokens
 from backend.generation.message_shapes import count_shape, limit_shape_tokens
 from backend.generation.model import PromptMessage, Role
-from backend.generation.tokens import IMAGE_TOKENS, MESSAGE_OVERHEAD
+from backend.generation.tokens import MESSAGE_OVERHEAD
 
 SEPARATOR = "\n\n"
 """Separates the sections of the head."""
@@ -309,7 +310,7 @@ def plan(
     fixed = sum(item.tokens for item in counted if item.place not in {"head", "outlet"})
     head = build_messages(counted, "head")
     for message in head:
-        fixed += count(message.text) + MESSAGE_OVERHEAD + count_images(message)
+        fixed += count(message.text) + MESSAGE_OVERHEAD + count_image_tokens(message)
     system = sum(item.role == "system" and item.place not in {"head", "outlet"} for item in counted)
     shape_limit = limit_shape_tokens(system + len(head) + _RENDERED_MESSAGES, shape, count)
     fixed += shape_limit
@@ -414,13 +415,8 @@ def _count_item(item: PromptItem, count: Counter) -> PromptItem:
     # Items of the head share a message. Elsewhere each item is one message.
     overhead = 0 if item.place in {"head", "outlet"} else MESSAGE_OVERHEAD
     if item.message is not None:
-        overhead += count_images(item.message)
+        overhead += count_image_tokens(item.message)
     return replace(item, tokens=(item.tokens or count(item.text)) + overhead)
-
-
-def count_images(message: PromptMessage) -> int:
-    """Return the estimated tokens of a message's images."""
-    return IMAGE_TOKENS * len(message.images)
 
 
 def _overflow(

@@ -40,7 +40,7 @@ def count_images(messages: Iterable[PromptMessage]) -> int:
     return sum(len(message.images) for message in messages)
 
 
-def count_image_tokens(messages: Iterable[PromptMessage]) -> int:
+def count_image_tokens(*messages: PromptMessage) -> int:
     """Return the estimated tokens of all images. See `IMAGE_TOKENS`."""
     return IMAGE_TOKENS * count_images(messages)
 

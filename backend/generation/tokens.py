@@ -27,12 +27,6 @@ Gemma's chat template has `<start_of_turn>`, the role, a newline, `<end_of_turn>
 of which merges with its neighbour. OpenAI's chat format has 3 to 4 tokens.
 """
 
-IMAGE_TOKENS = 1_000
-"""Estimated tokens of an image.
-
-Vendors count between 85 tokens and about 1,600, depending on its size.
-"""
-
 RATIO_BOUNDS = (0.65, 3.0)
 """Limits of learned ratios. Measured against o200k_base, with eleven vocabularies and eight
 languages: 0.68 (Chinese, DeepSeek V3) to 3.06 (Hindi, Mistral 7B); English 1.0 to 1.12."""

@@ -79,7 +79,7 @@ def estimate_tokens(prompt: Prompt) -> int:
         if each.calls:
             arguments = [dict(call.arguments) for call in each.calls]
             characters += len(msgspec.json.encode([arguments, list(each.results)]))
-    return characters // CHARACTERS_PER_TOKEN + 1 + count_image_tokens(prompt.messages)
+    return characters // CHARACTERS_PER_TOKEN + 1 + count_image_tokens(*prompt.messages)
 
 
 def estimate_usage(prompt: Prompt, answer: str) -> TokenUsage:

@@ -493,7 +493,7 @@ def _estimate_usage(prompt: Prompt, completion: int, *, thinking: int = 0) -> To
     """Estimate the tokens by length, because counting would take longer than the reply."""
     characters = sum(len(message.text) for message in prompt.messages)
     return TokenUsage(
-        prompt_tokens=max(1, characters // 4) + count_image_tokens(prompt.messages),
+        prompt_tokens=max(1, characters // 4) + count_image_tokens(*prompt.messages),
         completion_tokens=completion,
         thinking_tokens=thinking,
     )

@@ -31,13 +31,13 @@ from backend.context.assembly import (
     LeftOut,
     Plan,
     PromptItem,
-    count_images,
     plan,
 )
 from backend.context.budget import ContextOverflowError, find_eviction_point, find_joined_start
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind
+from backend.generation.images import count_image_tokens
 from backend.generation.model import PromptMessage
 from backend.turns.prompt.client import ClientParts
 from backend.turns.prompt.context import (
@@ -171,7 +171,7 @@ def _match_client(
     counts = replace(unit, names=False).count_many([("", each.text) for each in changed.values()])
     known = dict(zip(lines.positions, tokens, strict=True))
     for (position, message), count in zip(changed.items(), counts, strict=True):
-        known[position] = count + count_images(message)
+        known[position] = count + count_image_tokens(message)
     return History(
         list(client.history),
         [known[position] for position in client.positions],

@@ -10,8 +10,8 @@ from uuid import UUID
 from sqlalchemy import select
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.cards.model import Card
 from backend.characters.card_rows import make_rows
+from backend.characters.cards.model import Card
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, make_message
 from backend.chats.events import notify_path_moved

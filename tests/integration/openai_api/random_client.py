@@ -8,6 +8,7 @@ from uuid import UUID
 
 from tests.integration.openai_api.clients import Desk, Sent
 
+
 @dataclass
 class RandomClient:
     """Its texts are all different, so that each stored text belongs to one message."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.database.engine import Database
-from tests.integration.openai_api.clients import Desk, Sent, make_lines, make_merged
+from tests.integration.openai_api.clients import Desk, Sent
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

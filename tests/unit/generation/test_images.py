@@ -57,7 +57,7 @@ def test_a_prompt_without_images_is_unchanged() -> None:
 
 
 def test_images_count_as_a_fixed_number_of_tokens() -> None:
-    assert count_image_tokens([said("user", "", PHOTO, LINK), said("user", "a")]) == (
+    assert count_image_tokens(said("user", "", PHOTO, LINK), said("user", "a")) == (
         2 * IMAGE_TOKENS
     )
 

@@ -89,7 +89,7 @@ async def count_usage(
             usage = TokenUsage(
                 prompt_tokens=sent
                 + MESSAGE_OVERHEAD * len(prompt.messages)
-                + count_image_tokens(prompt.messages),
+                + count_image_tokens(*prompt.messages),
                 completion_tokens=text + thinking,
                 thinking_tokens=thinking,
             )
