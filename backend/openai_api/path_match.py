@@ -87,6 +87,11 @@ class PathMatch:
     replies: int
     changes: int = 0
 
+    @property
+    def skipped(self) -> int:
+        """The number of lines before the last match that are not on the path."""
+        return max(self.lines) + 1 - len(self.lines)
+
     def list_text_ids(self, limit: int) -> list[UUID]:
         """Return the messages whose texts decide about the gaps."""
         places = [place for gap in self.gaps if gap.units for place in gap.places]

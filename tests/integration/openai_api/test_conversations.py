@@ -44,9 +44,23 @@ async def test_a_new_line_continues_the_chat_with_most_matching_messages(
     placement = await desk.find([*STORY, user("I follow.")])
     assert placement.chat_id == chat_id
     assert [line.text for line in placement.tail] == ["I follow."]
-    assert (placement.rest, placement.edits, placement.hides) == ((), {}, [])
+    assert (list(placement.rest), placement.edits, placement.hides) == ([], {}, [])
     assert placement.is_begin
     assert [placement.pairs[n].position for n in range(7)] == list(range(7))
     assert (
         await desk.find([*STORY[:3], user("Nothing."), reply("As you like, stranger.")])
     ).chat_id == other
+
+
+async def test_of_equal_matches_the_chat_with_the_first_lines_is_chosen(
+    database: Database,
+) -> None:
+    desk, _ = await tell(database)
+    begun = await desk.store([GREETING, user("I knock."), reply("The door opens slowly.")])
+    await desk.store(
+        [GREETING, user("I wait."), reply("The door opens slowly."), user("I step in."), STORY[2]]
+    )
+    placement = await desk.find(
+        [user("I knock."), reply("The door opens slowly."), user("I step in.")]
+    )
+    assert placement.chat_id == begun
