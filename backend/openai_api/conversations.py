@@ -85,10 +85,11 @@ class _Candidate:
     match: PathMatch
 
     @property
-    def rank(self) -> tuple[int, int, int, int, UUID]:
+    def rank(self) -> tuple[int, int, int, int, int, UUID]:
         match = self.match
         is_active = match.last < match.path.active
-        return match.matches, -match.changes, is_active, len(match.path), self.chat.id
+        length = len(match.path)
+        return match.matches, -match.changes, -match.skipped, is_active, length, self.chat.id
 
 
 class ConversationFinder:

@@ -27,7 +27,7 @@ MAX_TAIL: Final = 3
 
 MAX_KEPT_LINES: Final = 6
 MAX_DELETED: Final = 8
-"""Some clients keep the first lines of a chat, at most `MAX_KEPT_LINES`, and then leave out old ones.
+"""Some clients keep the first lines of a chat, at most `MAX_KEPT_LINES`, and leave out later ones.
 
 After these first lines, more than `MAX_DELETED` missing messages are outside the client's window.
 Fewer are deleted, because a user deletes messages one by one or a few at once.
@@ -110,6 +110,11 @@ class PathMatch:
     matches: int
     replies: int
     changes: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """The number of lines before the last match that are not on the path."""
+        return max(self.lines) + 1 - len(self.lines)
 
     def list_text_ids(self, limit: int) -> list[UUID]:
         """Return the messages whose texts decide about the gaps."""

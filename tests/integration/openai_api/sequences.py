@@ -53,9 +53,7 @@ class Player:
         self.client.receive(spoken)
         return spoken
 
-    async def stop(
-        self, sent: Sequence[Wire], text: str, written: str = "", **headers: str
-    ) -> str:
+    async def stop(self, sent: Sequence[Wire], text: str, written: str = "", **headers: str) -> str:
         """Send a request, and close the connection after a part of the reply. Returns it.
 
         The model writes `written` of the reply, by default all of it.
@@ -170,7 +168,7 @@ def read_reply(response: httpx.Response) -> str:
 def read_delta(line: str) -> str:
     """Return the text in a line of a stream."""
     data = line.removeprefix("data: ")
-    if data == line or data == "[DONE]":
+    if data in {line, "[DONE]"}:
         return ""
     chunk = json.loads(data)
     assert "error" not in chunk, chunk
