@@ -27,7 +27,7 @@ MAX_TAIL: Final = 3
 
 MAX_KEPT_LINES: Final = 6
 MAX_DELETED: Final = 8
-"""Some clients keep the first lines of a chat, at most `MAX_KEPT_LINES`, and leave out later ones.
+"""Some clients keep the first lines of a chat, up to `MAX_KEPT_LINES`, and leave out later ones.
 
 After these first lines, more than `MAX_DELETED` missing messages are outside the client's window.
 Fewer are deleted, because a user deletes messages one by one or a few at once.

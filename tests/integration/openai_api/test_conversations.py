@@ -62,7 +62,6 @@ async def test_a_new_line_continues_the_chat_with_most_matching_messages(
     other_id = await desk.store(other)
     placement = await desk.find([*STORY, NEXT])
     assert placement.chat_id == chat_id
-<<<<<<< HEAD
     assert [line.text for line in placement.tail] == [NEXT[1]]
     assert (list(placement.rest), placement.edits, placement.hides) == ([], {}, [])
     assert placement.window_start == 0
@@ -439,26 +438,3 @@ async def test_the_path_follows_the_list_of_a_random_client(database: Database) 
             await desk.check_sums(client.chat_id)
             texts = [desk.read(row) for row in await desk.list_messages(client.chat_id)]
             assert len(set(texts)) == len(texts)  # nothing is stored twice
-=======
-    assert [line.text for line in placement.tail] == ["I follow."]
-    assert (list(placement.rest), placement.edits, placement.hides) == ([], {}, [])
-    assert placement.is_begin
-    assert [placement.pairs[n].position for n in range(7)] == list(range(7))
-    assert (
-        await desk.find([*STORY[:3], user("Nothing."), reply("As you like, stranger.")])
-    ).chat_id == other
-
-
-async def test_of_equal_matches_the_chat_with_the_first_lines_is_chosen(
-    database: Database,
-) -> None:
-    desk, _ = await tell(database)
-    begun = await desk.store([GREETING, user("I knock."), reply("The door opens slowly.")])
-    await desk.store(
-        [GREETING, user("I wait."), reply("The door opens slowly."), user("I step in."), STORY[2]]
-    )
-    placement = await desk.find(
-        [user("I knock."), reply("The door opens slowly."), user("I step in.")]
-    )
-    assert placement.chat_id == begun
->>>>>>> ce-sdk
