@@ -41,7 +41,13 @@ def build_client_prompt(
         request, places, positions, answered=_find_answered(reading, decision)
     )
     return _make_prompt(
-        request, messages, line, prefill=decision.prefill, options=options, settings=settings
+        request,
+        messages,
+        line,
+        prefill=decision.prefill,
+        window_start=decision.placement.window_start,
+        options=options,
+        settings=settings,
     )
 
 
@@ -51,6 +57,7 @@ def build_rest_prompt(
     positions: Mapping[int, int],
     *,
     continues: bool,
+    window_start: int | None,
     options: ClientOptions,
     settings: ClientSettings,
 ) -> ClientPrompt | None:
@@ -59,7 +66,7 @@ def build_rest_prompt(
     If the turn has ended and another one `continues` its reply, the stored text of the reply
     follows them. None if the client sends nothing of what is before the reply.
 
-    For the other arguments, see `build_client_prompt`.
+    `window_start` is that of the placement. For the other arguments, see `build_client_prompt`.
     """
     before = [at for at, position in positions.items() if position < (turn.position or 0)]
     if not before:
@@ -70,7 +77,9 @@ def build_rest_prompt(
     if continues:
         reply = PromptMessage("assistant", turn.text)
         messages.append(ClientMessage(message=reply, position=turn.position))
-    return _make_prompt(request, messages, line, options=options, settings=settings)
+    return _make_prompt(
+        request, messages, line, window_start=window_start, options=options, settings=settings
+    )
 
 
 def _list_messages(
@@ -100,6 +109,7 @@ def _make_prompt(
     line: int | None,
     *,
     prefill: str = "",
+    window_start: int | None,
     options: ClientOptions,
     settings: ClientSettings,
 ) -> ClientPrompt:
@@ -108,6 +118,7 @@ def _make_prompt(
         line=line,
         prefill=prefill,
         placement=settings.system_messages,
+        window_start=window_start,
         max_context=options.max_context,
         sampling=request.sampling,
         uses_memory=options.uses_memory,

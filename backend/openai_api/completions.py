@@ -37,7 +37,7 @@ from backend.openai_api.contracts import (
 from backend.openai_api.conversation_writer import ConversationWriter
 from backend.openai_api.conversations import ConversationFinder
 from backend.openai_api.decisions import build_state, decide
-from backend.openai_api.model_names import ChatTarget, ModelNames, PlainTarget
+from backend.openai_api.model_names import ModelNames, PlainTarget, StoredChatTarget
 from backend.openai_api.models import RequestKind, RequestReason
 from backend.openai_api.new_characters import CharacterMaker
 from backend.openai_api.new_conversations import ConversationImporter
@@ -195,7 +195,7 @@ class ChatCompletions:
         texts = [message.text for message in request.messages if message.role == "system"]
         target = await self._names.resolve(identity, request.model, texts)
         if options.chat_id is not None and not isinstance(target, PlainTarget):
-            return ChatTarget(options.chat_id)
+            return StoredChatTarget(options.chat_id)
         if target is not None:
             return target
         if identity.settings.client.unknown_characters == "create" and any(texts):
@@ -284,37 +284,45 @@ class ChatCompletions:
         """Join the turn of the first attempt. None if that turn was another one, or is deleted.
 
         The connection of the first attempt has broken, which stops its turn. What is missing of
-        the reply is written then.
+        the reply is written then, by a turn of its own.
         """
         identity, state, placement = case.identity, found.state, found.placement
-        turn = await self._open_turns.get(identity, state.turn_id) if state.turn_id else None
-        if turn is None or placement.chat_id is None or not _is_about(turn, placement):
+        turns = await self._load_attempts(identity, state)
+        chat_id = placement.chat_id
+        if chat_id is None or not any(_is_about(each, placement) for each in turns):
             return None
-        if turn.state == "running":
-            await self._open_turns.wait(identity, turn)
-            turn = await self._open_turns.get(identity, turn.id)
+        if turns[-1].state == "running":
+            await self._open_turns.wait(identity, turns[-1])
+        turn = await self._open_turns.get(identity, turns[-1].id)
         if turn is None or (turn.reply_id is None and turn.state not in {"running", "completed"}):
             return None
-        headers = _make_headers(placement.chat_id, turn, case.request, ())
-        reply: CompletionReply
-        reply = begin = self._follow(
-            case,
-            placement.chat_id,
-            turn,
-            headers=headers,
-            last_id=state.first_event,
-            prefill=found.decision.prefill,
-        )
+        headers = _make_headers(chat_id, turn, case.request, ())
+        parts: list[TurnReply] = []
+        for each in turns:
+            is_first = not parts
+            parts.append(
+                self._follow(
+                    case,
+                    chat_id,
+                    each,
+                    headers=headers,
+                    last_id=state.first_event if is_first else 0,
+                    prefill=found.decision.prefill if is_first else "",
+                )
+            )
         if turn.state in {"stopped", "interrupted", "failed"}:
-            if not turn.text:
-                return None
-            decision = replace(found.decision, kind="continue", prefill="")
-            rest = await self._take(case, replace(found, decision=decision), continued=turn)
-            if rest is None:
-                return None
-            reply = JoinedReply(begin, rest)
-        await self._record(case, found, chat_id=placement.chat_id, turn_id=turn.id, stored=0)
-        return reply
+            rest = await self._take(case, found, continued=turn) if turn.text else None
+            return JoinedReply([*parts, rest]) if rest else None
+        await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
+        return JoinedReply(parts)
+
+    async def _load_attempts(self, identity: Identity, state: ChatState) -> list[TurnStatus]:
+        """Return the turns that have written the last reply. Empty if the last one is deleted."""
+        if state.turn_id is None:
+            return []
+        turns = [await self._open_turns.get(identity, each) for each in state.resumed]
+        last = await self._open_turns.get(identity, state.turn_id)
+        return [each for each in (*turns, last) if each is not None] if last else []
 
     async def _choose(self, case: _Case, found: _Found, turn: TurnStatus) -> CompletionReply | None:
         """Answer a waiting turn with the new line. None if the line does not follow its reply."""
@@ -345,8 +353,7 @@ class ChatCompletions:
         identity, chat_id = case.identity, found.placement.chat_id
         if chat_id is None:
             return None
-        positions = _find_positions(case.reading, found.placement, ())
-        client = self._build_rest_prompt(case, turn, positions, continues=False)
+        client = self._build_rest_prompt(case, found, turn, continues=False)
         try:
             last_id = await self._turns.choose(identity, turn.id, choice, client)
         except TurnNotWaitingError:
@@ -360,8 +367,8 @@ class ChatCompletions:
     ) -> TurnReply | None:
         """Bring the chat in line with the list, and take the turn.
 
-        If the reply of a stopped turn is `continued`, the chat stays as it is. Returns None if the
-        chat has changed since it was read.
+        If the turn writes the rest of a stopped one, which is `continued`, the chat stays as it is.
+        Returns None if the chat has changed since it was read.
         """
         identity, decision = case.identity, found.decision
         placement = decision.placement
@@ -380,15 +387,14 @@ class ChatCompletions:
             if stored is None:
                 return None
         request = await self._choose_speaker(case, decision, request, chat_id)
-        positions = _find_positions(case.reading, placement, lines)
         if continued is not None:
-            client = self._build_rest_prompt(case, continued, positions, continues=True)
+            client = self._build_rest_prompt(case, found, continued, continues=True)
         else:
             client = build_client_prompt(
                 case.request,
                 case.reading,
                 decision,
-                positions,
+                _find_positions(case.reading, placement, lines),
                 options=case.options,
                 settings=identity.settings.client,
             )
@@ -397,7 +403,9 @@ class ChatCompletions:
         if turn is None:
             return None
         state = build_state(case.reading, decision, sealer=identity.sealer, previous=found.state)
-        await self._states.record_turn(identity, chat_id, state, turn_id)
+        await self._states.record_turn(
+            identity, chat_id, state, turn_id, resumes=continued is not None
+        )
         await self._record(
             case,
             found,
@@ -411,17 +419,18 @@ class ChatCompletions:
             chat_id,
             turn,
             headers=_make_headers(chat_id, turn, case.request, unsent),
-            prefill=decision.prefill,
+            prefill="" if continued is not None else decision.prefill,
         )
 
     def _build_rest_prompt(
-        self, case: _Case, turn: TurnStatus, positions: Mapping[int, int], *, continues: bool
+        self, case: _Case, found: _Found, turn: TurnStatus, *, continues: bool
     ) -> ClientPrompt | None:
         return build_rest_prompt(
             case.request,
             turn,
-            positions,
+            _find_positions(case.reading, found.placement, ()),
             continues=continues,
+            window_start=found.placement.window_start,
             options=case.options,
             settings=case.identity.settings.client,
         )
@@ -538,7 +547,7 @@ def _split_tail(decision: Decision) -> tuple[list[Line], str | None]:
 def _make_turn_request(decision: Decision, text: str | None) -> TurnRequest:
     placement = decision.placement
     match decision.kind:
-        case "continue":
+        case "continue" | "repeat":
             return TurnRequest(continue_=True)
         case "impersonate":
             return TurnRequest(impersonate=True)
