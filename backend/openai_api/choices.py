@@ -102,8 +102,9 @@ def fold_choices(
 ) -> list[Line]:
     """Replace the parts and choices of one reply by one line with the reply's stored text.
 
-    If the list ends with a choice that was made, the client wants another rest of the reply: the
-    reply and the choice are left out, so that the list ends before the reply.
+    If the last choice is not followed by its part, the client wants another rest of the reply, or
+    has got it as another reply. The parts and the choice are left out then: the list ends with the
+    line before the reply, or the other reply follows that line.
 
     Args:
         lines: The conversation of a client's list.
@@ -124,9 +125,10 @@ def fold_choices(
             continue
         reply, last = found
         remaining.remove(reply)
-        is_end = last + 2 == len(lines) and lines[-1].role == "user"
-        if is_end and not reply.is_waiting and digests[last] not in reply.digests[-1]:
-            return folded
+        is_cut = not reply.is_waiting and digests[last] not in reply.digests[-1]
+        if is_cut and last + 1 < len(lines) and lines[last + 1].role == "user":
+            at = last + 2
+            continue
         # The last message of the reply is its place, so that what follows it stays behind it.
         folded.append(replace(lines[last], text=reply.text))
         at = last + 1
