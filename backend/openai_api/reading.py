@@ -55,7 +55,10 @@ def read_conversation(
     texts, instructions = _take_instructions(messages, texts, finds_tasks=finds_tasks)
     if len(messages) == 1:
         texts = _split_single(texts, speakers, has_marker=bool(start.place or start.offset))
-    if start.members:
+    replies = [each.text for each in texts if each.role == "assistant"]
+    if start.members or (
+        replies and all(speakers.find_name("assistant", each)[0] for each in replies)
+    ):
         speakers.guess_user(each.text for each in texts if each.role == "user")
     lines = [_make_line(each, messages[each.place], speakers) for each in texts]
     return Reading(
