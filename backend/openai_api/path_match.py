@@ -12,6 +12,7 @@ from backend.chats.text_digests import TextDigester
 from backend.openai_api.alignment import (
     Candidate,
     Pair,
+    PieceDigests,
     Unit,
     digest_lines,
     find_block,
@@ -25,6 +26,10 @@ from backend.openai_api.stored_paths import Block, StoredPath
 MAX_TAIL: Final = 3
 """New lines of a usual request: a line of the user, an instruction, the beginning of a reply."""
 
+MAX_MISSING: Final = 40
+"""Messages that a user can have deleted at one place. If more are missing, the client has left them
+out to save tokens, and they are not hidden."""
+
 MIN_STORED_SHARE: Final = 3
 """Of so many lines up to the last match, one must be stored."""
 
@@ -36,12 +41,13 @@ class ClientLines:
     lines: Sequence[Line]
     digests: Sequence[bytes]
     joined: bytes
+    pieces: PieceDigests
 
     @classmethod
     def digest(cls, digester: TextDigester, lines: Sequence[Line]) -> ClientLines:
         """CPU-bound."""
         digests = digest_lines(digester, lines)
-        return cls(lines, digests, b"".join(digests))
+        return cls(lines, digests, b"".join(digests), PieceDigests(digester))
 
     @property
     def last_user(self) -> Line | None:
@@ -68,6 +74,7 @@ class PathMatch:
         last_line: The last line that is stored.
         tail: The lines after the last match, with their indexes in the list.
         gaps: Parts between two pairs that are not settled yet.
+        is_cut: True if the client has left out a part in the middle.
         edits: New texts.
         hides: Messages that the client no longer sends.
         matches: The number of lines that are stored with the same or nearly the same text.
@@ -83,6 +90,7 @@ class PathMatch:
     last_line: int
     tail: Sequence[tuple[int, Line]]
     gaps: Sequence[Gap] = ()
+    is_cut: bool = False
     edits: dict[int, str] = field(default_factory=dict[int, str])
     hides: list[int] = field(default_factory=list[int])
     matches: int
@@ -96,11 +104,15 @@ class PathMatch:
 
     def settle(self, texts: Mapping[UUID, str]) -> None:
         """Decide about all gaps. CPU-bound."""
+        self.lines, self.places = lines, places = dict(self.lines), set(self.places)
         for gap in self.gaps:
             candidates = [self._make_candidate(place, texts) for place in gap.places]
             pairs, units = settle_gap(gap.units, candidates), dict(gap.units)
             for pair in pairs:
-                self._take(pair, units[pair.unit])
+                unit = units[pair.unit]
+                lines[unit.line] = pair.stored
+                places.add(pair.stored)
+                self._take(pair, unit)
             taken = {pair.stored for pair in pairs}
             missing = (each for each in candidates if each.stored not in taken)
             self.hides += [each.stored for each in missing if not each.is_hidden]
@@ -114,8 +126,7 @@ class PathMatch:
         line, _ = self.tail[0]
         self.path, self.last, self.last_line = path, self.last + 1, line
         self.tail = self.tail[1:]
-        self.lines = {**self.lines, line: self.last}
-        self.places = {*self.places, self.last}
+        self.lines, self.places = {**self.lines, line: self.last}, {*self.places, self.last}
         if text is not None:
             self.edits[self.last] = text
         self.matches += 1
@@ -167,8 +178,6 @@ class PathMatch:
 
     def _take(self, pair: Pair, unit: Unit) -> None:
         self.edits[pair.stored] = unit.text
-        self.lines = {**self.lines, unit.line: pair.stored}
-        self.places = {*self.places, pair.stored}
         if pair.kind == "changed":
             self.changes += 1
         else:
@@ -211,7 +220,7 @@ def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
 
 
 def match_digests(
-    digester: TextDigester, client: ClientLines, path: StoredPath, hidden: Collection[UUID]
+    client: ClientLines, path: StoredPath, hidden: Collection[UUID]
 ) -> PathMatch | None:
     """Match a list by digests. None if no line is on the path.
 
@@ -219,11 +228,13 @@ def match_digests(
     changed nor missing. CPU-bound: some milliseconds for thousands of lines.
     """
     digests = path.list_digests()
-    units = split_lines(digester, client.lines, client.digests, set(digests))
+    units = split_lines(client.pieces, client.lines, client.digests, set(digests))
     pairs = pair_digests([unit.digest for unit in units], digests)
     if not pairs:
         return None
     last_unit, last = pairs[-1]
+    gaps = _list_gaps(path, units, pairs, hidden)
+    settled = [gap for gap in gaps if len(gap.places) - len(gap.units) <= MAX_MISSING]
     return PathMatch(
         path=path,
         lines={units[ours].line: theirs for ours, theirs in pairs},
@@ -232,7 +243,8 @@ def match_digests(
         last=last,
         last_line=units[last_unit].line,
         tail=_join_units(client.lines, units[last_unit + 1 :]),
-        gaps=_list_gaps(path, units, pairs, hidden),
+        gaps=settled,
+        is_cut=len(settled) < len(gaps),
         matches=len({units[ours].line for ours, _ in pairs}),
         replies=sum(theirs > 0 and path.get_role(theirs) == "assistant" for _, theirs in pairs),
     )
