@@ -23,7 +23,12 @@ from backend.accounts.auth.controller import (
     SignInController,
 )
 from backend.accounts.auth.idempotency import IdempotencyMiddleware, delete_old_responses
-from backend.accounts.auth.middleware import IdentityMiddleware, guard, provide_identity
+from backend.accounts.auth.middleware import (
+    NEEDS_KEY,
+    IdentityMiddleware,
+    guard,
+    provide_identity,
+)
 from backend.accounts.auth.second_factor.controller import SecondFactorController
 from backend.accounts.profile.activity import delete_old_activity
 from backend.accounts.profile.administration import AdministrationController
@@ -67,6 +72,17 @@ from backend.lorebooks.controller import (
 from backend.memory.controller import MemoryController
 from backend.memory.embedding.controller import EmbeddingModelController
 from backend.memory.search.features import VOCABULARY
+from backend.openai_api.controller import (
+    CompletionController,
+    EmbeddingController,
+    ModelNameController,
+)
+from backend.openai_api.errors import adapt_handlers
+from backend.openai_api.request_controller import (
+    ClientModelController,
+    ClientRequestController,
+    ClientRuleController,
+)
 from backend.operations.health import HealthController
 from backend.operations.openapi import make_openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
@@ -92,7 +108,7 @@ from backend.web.controller import PageController
 
 log = get_logger(__name__)
 
-API = "/api/v1"
+API, OPENAI_API = "/api/v1", "/v1"
 SWEEP_SECONDS = 15.0
 SWEEPS_PER_LONG_ROUND = 20
 """Every so many sweeps also do the chores that read whole tables."""
@@ -154,9 +170,19 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     EmbeddingModelController,
     ImportController,
     ChatImportController,
+    ClientModelController,
+    ClientRequestController,
+    ClientRuleController,
     JobController,
 )
 """Controllers below `API`. The guard checks the scope of each request."""
+
+OPENAI_CONTROLLERS: Sequence[type[Controller]] = (
+    ModelNameController,
+    CompletionController,
+    EmbeddingController,
+)
+"""Controllers below `OPENAI_API`, which only API keys open."""
 
 PLAIN_CONTROLLERS: Sequence[type[Controller]] = (PageController, HealthController)
 """Controllers without the guard and the prefix `API`."""
@@ -169,15 +195,25 @@ def create_app(services: Services) -> Litestar:
         route_handlers=[_add_dependencies(each, provided) for each in API_CONTROLLERS],
         guards=[guard],
     )
+    openai_api = Router(
+        OPENAI_API,
+        route_handlers=[_add_dependencies(each, provided) for each in OPENAI_CONTROLLERS],
+        guards=[guard],
+        opt={NEEDS_KEY: True},
+    )
     return Litestar(
-        route_handlers=[api, *(_add_dependencies(each, provided) for each in PLAIN_CONTROLLERS)],
+        route_handlers=[
+            api,
+            openai_api,
+            *(_add_dependencies(each, provided) for each in PLAIN_CONTROLLERS),
+        ],
         middleware=[
             PrometheusConfig(
                 app_name="talekeeper", prefix="talekeeper", group_path=True
             ).middleware,
             *make_middleware(services),
         ],
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers=adapt_handlers(EXCEPTION_HANDLERS),
         lifespan=[lambda _: _run_services(services)],
         request_max_body_size=JSON_BODY_BYTES,
         logging_config=None,
@@ -195,6 +231,7 @@ def make_middleware(services: Services) -> list[ASGIMiddleware]:
             public_origin=services.settings.public_origin,
             allowed_hosts=(*services.settings.allowed_hosts, *services.lan.names),
             plain_networks=services.settings.plain_http_networks,
+            cross_origin=services.cross_origin,
         ),
         QuotaMiddleware(services.quotas, upload_above=JSON_BODY_BYTES),
         IdempotencyMiddleware(services.database),
@@ -256,6 +293,7 @@ async def _run_services(services: Services) -> AsyncGenerator[None]:
         services.lore.close()
         await services.memory.aclose()
         await services.turns.close()
+        await services.plain_models.aclose()
         await services.slots.aclose()
         await services.watch.close()
         await services.user_models.aclose()
@@ -291,6 +329,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         "blinders": memory.blinders.sweep,
         "lore": services.lore.sweep,
         "histories": services.histories.sweep,
+        "model_names": services.model_names.sweep,
         "user_models": services.user_models.sweep,
         "turns": services.turns.recover,
         "deletions": partial(finish_deletions, database),

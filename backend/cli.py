@@ -235,7 +235,9 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
             settings.public_origin, settings.trusted_proxies, signs_itself=settings.lan
         )
         config = make_server_config(
-            observe(create_app(services), transport), settings, shutdown_seconds=10
+            observe(create_app(services), transport, services.cross_origin),
+            settings,
+            shutdown_seconds=10,
         )
         tls = (lan, services.lan.open()) if lan else None
         log.info(

@@ -55,6 +55,7 @@ from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.registry import ModelRegistry, build_registry
 from backend.http.connections import Drain
+from backend.http.cross_origin import CrossOriginPolicy
 from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES
@@ -80,6 +81,19 @@ from backend.memory.embedding.controller import ModelFetches
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.search.search import RowReader
+from backend.openai_api.chat_state import ChatStates
+from backend.openai_api.client_cast import CastReader
+from backend.openai_api.completions import ChatCompletions
+from backend.openai_api.conversation_writer import ConversationWriter
+from backend.openai_api.conversations import ConversationFinder
+from backend.openai_api.embeddings import PlainEmbeddings
+from backend.openai_api.model_names import ModelNames
+from backend.openai_api.new_characters import CharacterMaker
+from backend.openai_api.new_conversations import ConversationImporter
+from backend.openai_api.plain import PlainModels
+from backend.openai_api.plain_replies import PlainCompletions
+from backend.openai_api.requests import RequestLog
+from backend.openai_api.stored_paths import PathCache
 from backend.operations.backup.schedule import BackupSchedule
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
@@ -154,6 +168,7 @@ class Services:
         self.registry = registry
         self.user_models = user_models
         self.lan = LocalNetwork(settings)
+        self.cross_origin = CrossOriginPolicy(settings.cors_origins, settings.public_origin)
         self.slots = slots = ModelSlots(database, instance)
         self.index = index = memory.outbox
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
@@ -219,6 +234,8 @@ class Services:
         self.presets = PresetService(database, pool)
         participants.add(self.presets)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
+        self.model_names = ModelNames(database, user_models, pool)
+        participants.add(self.model_names)
         self.lorebook_links = LorebookLinkService(database)
         self.lore = LoreReader(pool, self.regexes)
         self.chronicles = ChronicleService(database, index)
@@ -291,6 +308,7 @@ class Services:
             macros=LineMacroService(database, pool, accounts=self.accounts),
             participants=participants,
         )
+        self.client_requests = RequestLog(database, self.messages, self.chats)
         self.opening = OpeningService(
             database,
             self.chats,
@@ -336,6 +354,49 @@ class Services:
             database, (TURN_LEASES, JOB_LEASES, SLOT_LEASES), on_loss=self.turns.recover
         )
         self.suggestions = SuggestionService(database, builder, self.quotas, slots)
+        self.plain_models = PlainModels(database, user_models, self.quotas, slots)
+        self.text_embedder = PlainEmbeddings(
+            database,
+            user_models,
+            self.quotas,
+            slots,
+            pool,
+            find_shared=lambda: memory.embedder,
+            batch=settings.embedding_batch,
+        )
+        plain_completions = PlainCompletions(self.plain_models, self.model_names)
+        paths = PathCache()
+        participants.add(paths)
+        self.chat_completions = ChatCompletions(
+            database,
+            pool,
+            names=self.model_names,
+            plain=plain_completions,
+            user_models=user_models,
+            cast=CastReader(database, self.accounts, self.model_names),
+            finder=ConversationFinder(database, pool, paths),
+            writer=ConversationWriter(
+                database,
+                index,
+                pool,
+                messages=self.messages,
+                accounts=self.accounts,
+                participants=participants,
+                checks_added=checks_added,
+            ),
+            importer=ConversationImporter(
+                database,
+                chats=self.chats,
+                openings=self.opening,
+                store_chat=self.chat_importer.store,
+            ),
+            characters=CharacterMaker(self.characters),
+            chats=self.chats,
+            states=ChatStates(database),
+            turns=self.turns,
+            requests=self.client_requests,
+        )
+        self.text_completions = plain_completions
         rows = RowReader(database, SOURCES)
         self.contexts = ContextService(database, builder, prompts, pool, rows)
         self.lore_tester = LoreTester(

@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from backend.core.origins import check_origin
 from backend.core.private_networks import Network, parse_private
 
 
@@ -137,6 +138,9 @@ class Settings(BaseSettings):
     allowed_hosts: Names = ()
     """Additional host names of the API, without ports, such as `tales.lan`. `localhost`, IP
     addresses and the name in the public origin are always allowed."""
+    cors_origins: Names = ()
+    """Origins of other sites whose pages may use the API with an API key, such as
+    `https://app.example`; `*` for all. Cookies of such requests are ignored."""
     trusted_proxies: Names = ("127.0.0.1",)
     """Addresses of trusted proxies. Their `X-Forwarded-For` and `X-Forwarded-Proto` headers are
     used."""
@@ -371,6 +375,11 @@ class Settings(BaseSettings):
     @classmethod
     def _blank_is_absent(cls, value: object) -> object:
         return None if value == "" else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(check_origin, value))
 
     @model_validator(mode="after")
     def _complete(self) -> Settings:

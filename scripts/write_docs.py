@@ -28,7 +28,13 @@ from pydantic_core import PydanticUndefined
 
 import backend
 from backend.accounts.auth.middleware import NEEDS, PUBLIC
-from backend.app import API, API_CONTROLLERS, PLAIN_CONTROLLERS
+from backend.app import (
+    API,
+    API_CONTROLLERS,
+    OPENAI_API,
+    OPENAI_CONTROLLERS,
+    PLAIN_CONTROLLERS,
+)
 from backend.errors import AppError
 from backend.settings import Settings
 
@@ -109,7 +115,8 @@ def app_errors() -> Iterator[type[AppError]]:
 def routes_table() -> str:
     """Return one table of routes for each tag."""
     found: dict[str, list[tuple[str, str, str]]] = {}
-    for prefix, controllers in ((API, API_CONTROLLERS), ("", PLAIN_CONTROLLERS)):
+    groups = ((API, API_CONTROLLERS), (OPENAI_API, OPENAI_CONTROLLERS), ("", PLAIN_CONTROLLERS))
+    for prefix, controllers in groups:
         for controller in controllers:
             for handler in vars(controller).values():
                 if isinstance(handler, HTTPRouteHandler):

@@ -19,7 +19,6 @@ from litestar.openapi.spec import (
     RequestBody,
     Schema,
 )
-from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
 # The parser of Litestar itself.
 from multipart import MultipartError, MultipartSegment, PushMultipartParser
@@ -28,7 +27,7 @@ from backend.characters.avatars import Picture
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.model import MAX_FILE_BYTES, MEGABYTE
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
-from backend.http.schemas import AnyRequest
+from backend.http.schemas import AnyRequest, is_current, make_unchanged
 
 FIELD = "file"
 NAME_FIELD = "name"
@@ -164,10 +163,8 @@ def make_picture_response(request: AnyRequest, picture: Picture) -> Response[byt
     """Return a picture that browsers cache and revalidate, or 304 if the client has it."""
     tag = f'"{picture.tag}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache", **_NOSNIFF}
-    known_tags = request.headers.get("if-none-match", "").split(",")
-    known = {part.strip().removeprefix("W/") for part in known_tags}
-    if tag in known or "*" in known:
-        return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
+    if is_current(request.headers.get("if-none-match"), tag):
+        return make_unchanged(headers)
     return Response(picture.data, media_type=picture.media_type, headers=headers)
 
 

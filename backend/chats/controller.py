@@ -39,9 +39,12 @@ from backend.http.schemas import (
     RAISES,
     STORES,
     IfMatch,
+    IfNoneMatch,
     Page,
     PageSize,
     PlaceCursor,
+    is_current,
+    make_unchanged,
     tag_body,
     tag_view,
 )
@@ -127,9 +130,20 @@ class ChatController(Controller):
         messages: Messages,
         limit: PageSize = 50,
         before: PlaceCursor = None,
-    ) -> MessagePage:
-        """Return the end of the active path, newest last, or the messages above `before`."""
-        return await messages.page(identity, chat_id, before=before, limit=limit)
+        if_none_match: IfNoneMatch = None,
+    ) -> Response[MessagePage]:
+        """Return the end of the active path, newest last, or the messages above `before`.
+
+        The `ETag` changes with the messages of the path. Send it as `If-None-Match` to find out if
+        another client has changed them: without a change the response is 304. It does not change
+        while a reply grows, and for changes on other branches.
+        """
+        # Read before the messages, so that a tag is never newer than they are.
+        tag = await messages.find_path_tag(identity, chat_id)
+        if is_current(if_none_match, tag):
+            return make_unchanged({"ETag": tag})
+        page = await messages.page(identity, chat_id, before=before, limit=limit)
+        return Response(page, headers={"ETag": tag})
 
     @post(
         "/{chat_id:uuid}/fork",

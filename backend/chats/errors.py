@@ -35,6 +35,12 @@ class MessageBusyError(ConflictError):
     slug, title = "message-busy", "A reply is being written to this message"
 
 
+class MessagesFollowError(ConflictError):
+    """Messages that the caller does not expect would be deleted as well."""
+
+    slug, title = "messages-follow", "Other messages follow"
+
+
 class NotOnlyThoughtsError(ConflictError):
     """The message already has text, or it has no thoughts."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import hashlib
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -17,6 +18,7 @@ from backend.chats.drafts import MessageDraft, seal_draft
 from backend.chats.errors import (
     EmptyMessageError,
     MessageBusyError,
+    MessagesFollowError,
     MessageTooLongError,
     NotOnlyThoughtsError,
 )
@@ -52,6 +54,8 @@ from backend.vault.sealing import OVERHEAD, Sealer
 
 MAX_ATTEMPTS = 5
 """Limit of attempts to count an edit, if the count unit of its chat changes at the same time."""
+
+TAG_CHARS = 20
 
 
 class MessageScripts(Protocol):
@@ -131,6 +135,13 @@ class MessageService:
         await self._scripts.show(identity, items)
         more = bool(rows) and rows[0].position > 0
         return MessagePage(items=items, previous=rows[0].position if more else None)
+
+    async def find_path_tag(self, identity: Identity, chat_id: UUID) -> str:
+        """Return an ETag that changes with the active path, but not while a reply grows."""
+        async with self._database.read() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
+        state = (chat.leaf_id, chat.hidden_changes, chat.updated_at, chat.count_unit)
+        return f'W/"{hashlib.sha256(repr(state).encode()).hexdigest()[:TAG_CHARS]}"'
 
     async def get(self, identity: Identity, message_id: UUID) -> MessageView:
         async with self._database.read() as session:
@@ -312,8 +323,16 @@ class MessageService:
                 await self._queue_index(session, identity, chat, [message.id, *below])
         return await self.get(identity, message_id)
 
-    async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
+    async def delete(
+        self, identity: Identity, message_id: UUID, *, expected: Collection[UUID] | None = None
+    ) -> Deleted:
+        """Delete a message and all messages below it.
+
+        Raises `MessagesFollowError` if one of them is not `expected`.
+        """
         async with self._lock_message(identity, message_id) as (session, message, chat):
+            if expected is not None and await tree.has_others_below(session, message.id, expected):
+                raise MessagesFollowError
             if await repository.is_streaming_below(session, message):
                 raise MessageBusyError("Stop it first, or wait until it is finished.")
             above = [message.parent_id] if message.parent_id else []

@@ -12,6 +12,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import check_budgets, decode_settings, find_named_models
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, copy_row, reseal, seal_draft
+from backend.chats.errors import MessagesFollowError
 from backend.chats.events import (
     CampaignChosen,
     ChatCopied,
@@ -292,9 +293,19 @@ class ChatService:
             chat.chronicle_since = now()
         chat.chronicle_enabled = settings.chronicle_enabled
 
-    async def delete(self, identity: Identity, chat_id: UUID) -> None:
+    async def delete(
+        self, identity: Identity, chat_id: UUID, *, newest: UUID | None = None
+    ) -> None:
+        """Delete a chat with all its messages.
+
+        Raises `MessagesFollowError` if it has a message that was created after `newest`.
+        """
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
+            if newest is not None:
+                later = select(Message.id).where(Message.chat_id == chat.id, Message.id > newest)
+                if await session.scalar(later.limit(1)) is not None:
+                    raise MessagesFollowError
             for handler in self._participants.find_handlers(ChatDeleted):
                 await handler.chat_deleted(session, identity, chat)
             await session.execute(delete(Message).where(Message.chat_id == chat.id))

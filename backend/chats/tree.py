@@ -14,7 +14,7 @@ choose another leaf, it climbs from there to the first active message.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -228,6 +228,15 @@ def _select_siblings(message: Message) -> Select[Message]:
 
 async def has_children(session: AsyncSession, message_id: UUID) -> bool:
     query = select(Message.id).where(Message.parent_id == message_id).limit(1)
+    return await session.scalar(query) is not None
+
+
+async def has_others_below(
+    session: AsyncSession, message_id: UUID, expected: Collection[UUID]
+) -> bool:
+    """True if a message that is not `expected` is below a message, on any branch."""
+    tree = make_subtree(message_id)
+    query = select(tree.c.id).where(tree.c.id.not_in(expected)).limit(1)
     return await session.scalar(query) is not None
 
 

@@ -4,8 +4,9 @@ Pure functions. Parts that change every turn come last, so that providers' prefi
 hitting. The sections in order:
 
     head        one system message: system prompt, persona, character, examples, summary; with a
-                preset also of other roles, and several
+                preset also of other roles, and several; the system messages of a client
     history     oldest kept message first; items with a depth are inserted between its messages
+    added       sections after the history of a client, so that its prompt keeps its beginning
     memory      retrieved items and activated lore without another position (before the history if
                 the chat's settings say so)
     line        only the user's message, or the request that replaces it
@@ -28,6 +29,7 @@ from msgspec.structs import replace
 from backend.context.budget import Budget, ContextOverflowError, Gap, fill, find_middle_gap
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
+from backend.generation.images import count_image_tokens
 from backend.generation.message_shapes import count_shape, limit_shape_tokens
 from backend.generation.model import PromptMessage, Role
 from backend.generation.tokens import MESSAGE_OVERHEAD
@@ -35,8 +37,13 @@ from backend.generation.tokens import MESSAGE_OVERHEAD
 SEPARATOR = "\n\n"
 """Separates the sections of the head."""
 
-Place = Literal["head", "depth", "memory", "line", "tail", "outlet"]
+Place = Literal["head", "depth", "added", "memory", "line", "tail", "outlet"]
 """Position of an item. An item of an `outlet` is counted with the item that includes it."""
+
+CLIENT_NOTE = "client_note"
+"""The kind of a client's message among those of the history.
+
+Its text or its place may change from turn to turn if it is a system message."""
 
 
 class LeftOut(Struct, kw_only=True, omit_defaults=True):
@@ -63,7 +70,8 @@ class PromptItem(Struct, frozen=True, kw_only=True):
     and tail, neighbours of one role share a message, unless `starts` is set. `block` is the title
     of its preset block. `order` sorts items at one position: lore by insertion order, memories by
     time. `rank` is the search rank from 1, or 0 for a requested item. `tokens` counts the item at
-    its position. Before the layout, it counts only the text, 0 if not counted.
+    its position. Before the layout, it counts only the text, 0 if not counted. `message` is the
+    message of a client, which is sent as it is.
     """
 
     kind: str
@@ -82,6 +90,15 @@ class PromptItem(Struct, frozen=True, kw_only=True):
     rank: int = 0
     outlet: str = ""
     tokens: int = 0
+    message: PromptMessage | None = None
+
+    @property
+    def images(self) -> int:
+        """The number of images in the message."""
+        return len(self.message.images) if self.message else 0
+
+    def make_message(self) -> PromptMessage:
+        return self.message or PromptMessage(self.role, self.text)
 
     def left_out(self, *reasons: Reason) -> LeftOut:
         return LeftOut(
@@ -108,6 +125,10 @@ class History:
     """Tokens of the reasoning before a message, by position. Included in `tokens`."""
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
     """Markers before messages with a limited audience, by position. Included in `tokens`."""
+    changed: Mapping[int, PromptMessage] = field(default_factory=dict[int, PromptMessage])
+    """Messages of a client that differ from the stored ones, by position."""
+    has_names: bool = True
+    """False if a client sends messages without names that Talekeeper would send with them."""
 
 
 def layout(
@@ -155,8 +176,8 @@ def layout(
             )
             if gap and gap.start <= place < gap.stop:
                 place = gap.stop
-            inserted[place].append(PromptMessage(item.role, item.text))
-            if not item.from_start:
+            inserted[place].append(item.make_message())
+            if not item.from_start or (place and _may_change(item)):
                 moving = min(moving, place)
     if gap:
         inserted[gap.stop].insert(0, PromptMessage("system", gap_line))
@@ -166,13 +187,18 @@ def layout(
         kept += inserted.get(begin, [])
         kept += gap.leave_out(messages, begin, end) if gap else messages[begin:end]
     kept += inserted.get(len(messages), [])
-    tail = [PromptMessage(item.role, item.text) for item in (*line, *last)]
+    kept += build_messages(items, "added")
+    tail = [item.make_message() for item in (*line, *last)]
     tail += build_messages(items, "tail")
     between = [*remembered, *kept] if memory_first else [*kept, *remembered]
     stays = moving + sum(len(inserted[place]) for place in inserted if place < moving)
     if memory_first and remembered:
         stays = 0
     return [*head, *between, *tail], len(head) + stays
+
+
+def _may_change(item: PromptItem) -> bool:
+    return item.kind == CLIENT_NOTE and item.role == "system"
 
 
 def _join_items(items: Iterable[PromptItem]) -> list[PromptItem]:
@@ -187,14 +213,19 @@ def _join_items(items: Iterable[PromptItem]) -> list[PromptItem]:
 
 
 def build_messages(items: Iterable[PromptItem], place: Place) -> list[PromptMessage]:
-    """Return items of the head or tail as messages. Neighbours of one role are merged."""
-    found: list[tuple[Role, list[str]]] = []
+    """Return the items of a place as messages. Neighbours of one role are merged."""
+    found: list[list[PromptItem]] = []
     for item in items:
         if item.place == place:
-            if not found or item.starts or found[-1][0] != item.role:
-                found.append((item.role, []))
-            found[-1][1].append(item.text)
-    return [PromptMessage(role, SEPARATOR.join(texts)) for role, texts in found]
+            if not found or item.starts or found[-1][-1].role != item.role:
+                found.append([])
+            found[-1].append(item)
+    return [
+        merged[0].make_message()
+        if len(merged) == 1
+        else PromptMessage(merged[0].role, SEPARATOR.join(item.text for item in merged))
+        for merged in found
+    ]
 
 
 MAX_CHARACTERS_PER_TOKEN = 8
@@ -279,7 +310,7 @@ def plan(
     fixed = sum(item.tokens for item in counted if item.place not in {"head", "outlet"})
     head = build_messages(counted, "head")
     for message in head:
-        fixed += count(message.text) + MESSAGE_OVERHEAD
+        fixed += count(message.text) + MESSAGE_OVERHEAD + count_image_tokens(message)
     system = sum(item.role == "system" and item.place not in {"head", "outlet"} for item in counted)
     shape_limit = limit_shape_tokens(system + len(head) + _RENDERED_MESSAGES, shape, count)
     fixed += shape_limit
@@ -383,6 +414,8 @@ def assemble(
 def _count_item(item: PromptItem, count: Counter) -> PromptItem:
     # Items of the head share a message. Elsewhere each item is one message.
     overhead = 0 if item.place in {"head", "outlet"} else MESSAGE_OVERHEAD
+    if item.message is not None:
+        overhead += count_image_tokens(item.message)
     return replace(item, tokens=(item.tokens or count(item.text)) + overhead)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 import msgspec
@@ -35,8 +35,8 @@ class RecordError(AppError):
 class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One item of the prompt. Its text is stored once per chat under `text_hash`.
 
-    `block` is the title of its preset block. `reason` describes `reasons` in words for users. It is
-    not stored.
+    `block` is the title of its preset block, and `images` the number of images in a client's
+    message. `reason` describes `reasons` in words for users. It is not stored.
     """
 
     kind: str
@@ -54,6 +54,16 @@ class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     block: str = ""
     order: int = 0
     outlet: str = ""
+    images: int = 0
+    text_hash: str = ""
+    text: str | None = None
+
+
+class RecordedMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A message of a client that differs from the stored one. Its text is stored as an item's."""
+
+    role: Role
+    images: int = 0
     text_hash: str = ""
     text: str | None = None
 
@@ -63,7 +73,8 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `leaf_id` is the last message. `cut` is the number of its characters that were sent if it was
     continued. `thoughts` are the positions of replies that were sent with their thoughts. `marks`
-    are the marks of messages with a limited audience, by position.
+    are the marks of messages with a limited audience, by position. `changed` are the messages that
+    a client sent in another form than the stored one, by position.
     """
 
     leaf_id: UUID
@@ -78,6 +89,7 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     omitted_last: int | None = None
     thoughts: list[int] = []
     marks: dict[int, str] = {}
+    changed: dict[int, RecordedMessage] = {}
 
 
 class RecordedBudget(msgspec.Struct, kw_only=True):
@@ -154,6 +166,13 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     shape: MessageShape = "lenient"
     unsent_settings: list[SamplingField] = []
 
+    def find_texts(self) -> Iterator[RecordedItem | RecordedMessage]:
+        """Yield the parts with a text that is stored by its hash."""
+        yield from self.items
+        yield from self.retrieved
+        if self.history is not None:
+            yield from self.history.changed.values()
+
 
 def hash_prompt(messages: Sequence[PromptMessage]) -> str:
     """Return the SHA-256 of roles and texts, each preceded by its length."""
@@ -172,7 +191,7 @@ def record_item(item: PromptItem) -> RecordedItem:
 def move_texts(record: ContextRecord, hash_text: Callable[[str], str]) -> dict[str, str]:
     """Move the texts of items out of a record. Returns them by hash."""
     texts: dict[str, str] = {}
-    for item in (*record.items, *record.retrieved):
+    for item in record.find_texts():
         if item.text is not None:
             item.text_hash = hash_text(item.text)
             texts[item.text_hash] = item.text
@@ -182,7 +201,7 @@ def move_texts(record: ContextRecord, hash_text: Callable[[str], str]) -> dict[s
 
 def restore_texts(record: ContextRecord, texts: Mapping[str, str]) -> None:
     """Restore the texts of items. Raises `RecordError` if one is missing."""
-    for item in (*record.items, *record.retrieved):
+    for item in record.find_texts():
         if item.text is None:
             if item.text_hash not in texts:
                 raise RecordError("One of its texts was deleted.")

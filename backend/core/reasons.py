@@ -29,6 +29,7 @@ ReasonKind = Literal[
     "next",
     "impersonate",
     "suggestions",
+    "client",
     # Reasons to include a memory or a lorebook entry.
     "key",
     "secondary_key",
@@ -66,6 +67,7 @@ ReasonKind = Literal[
     "note_not_due",
     "outlet_unread",
     "block_off",
+    "client_replaces",
     # Limits of the budget.
     "budget",
     "budget_left",
@@ -175,6 +177,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _WORDS: Final[Mapping[ReasonKind, str]] = {
     "chat_settings": "chat settings",
+    "client": "sent by the client",
     "summary": "summary through message {count}",
     "glossary": "glossary, {name} terms",
     "state": "state block: {name}",
@@ -208,6 +211,7 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "no_key": "no key matched",
     "note_not_due": "author's note, not due",
     "block_off": "the preset has no such block, or it is off",
+    "client_replaces": "the client's messages replace it",
     "outlet_unread": 'no field reads the outlet "{name}"',
     "budget_left": "budget, {tokens} left",
     "book_budget": 'budget of the book "{name}"',

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-Ability = Literal["tools", "structured", "thinking"]
+Ability = Literal["tools", "structured", "thinking", "images"]
 FiguresFrom = Literal["user", "learned", "provider", "table", "default"]
 """The source of a model's window, in the order of precedence.
 
@@ -21,6 +21,9 @@ prompt. `provider` is the provider's list, `table` the table of known models. `d
 
 ToolSupport = Literal["native", "structured", "fenced", "none"]
 """A way to call tools: natively, in JSON of a schema, in a fenced block of text, or not at all."""
+
+ImageSupport = Literal["native", "none"]
+"""The way to send images: in the request, or not at all."""
 
 MessageShape = Literal["lenient", "system_first", "alternating", "no_system"]
 """The messages that a model's chat template accepts. Each value is stricter than the one before.
@@ -65,7 +68,8 @@ class ListedModel(
 ):
     """The figures of a model from one source. Sizes are in tokens.
 
-    Only users set `tool_support` and `message_shape`. None uses what the server shows.
+    Only users set `tool_support` and `message_shape`. None uses what the server shows. The ability
+    `images` counts as `image_support`.
     """
 
     name: Name
@@ -76,6 +80,11 @@ class ListedModel(
     abilities: tuple[Ability, ...] | None = None
     tool_support: ToolSupport | None = None
     message_shape: MessageShape | None = None
+    image_support: ImageSupport | None = None
+
+    @property
+    def known_image_support(self) -> ImageSupport | None:
+        return self.image_support or ("native" if "images" in (self.abilities or ()) else None)
 
 
 NOTHING = ListedModel(name="-")
@@ -83,13 +92,17 @@ NOTHING = ListedModel(name="-")
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a model, combined from all sources."""
+    """The figures of a model, combined from all sources.
+
+    `image_support` is None if no source knows it.
+    """
 
     title: str
     context_window: int
     max_output_tokens: int
     price: Price | None
     abilities: frozenset[Ability]
+    image_support: ImageSupport | None
     figures_from: FiguresFrom
 
 
@@ -98,6 +111,7 @@ def combine_figures(
     *,
     chosen: ListedModel = NOTHING,
     learned_window: int | None = None,
+    learned_images: ImageSupport | None = None,
     listed: ListedModel = NOTHING,
     default: ListedModel = NOTHING,
 ) -> Figures:
@@ -109,7 +123,9 @@ def combine_figures(
     """
     sources: Mapping[FiguresFrom, ListedModel] = {
         "user": chosen,
-        "learned": ListedModel(name=name, context_window=learned_window),
+        "learned": ListedModel(
+            name=name, context_window=learned_window, image_support=learned_images
+        ),
         "provider": listed,
         "table": find_known_model(name),
         "default": default,
@@ -119,13 +135,17 @@ def combine_figures(
         found = (getattr(source, figure) for source in sources.values())
         return next((value for value in found if value is not None), None)
 
-    window = first("context_window")
+    window, images = first("context_window"), first("known_image_support")
+    abilities = set[Ability](first("abilities") or ()) - {"images"}
+    if images == "native":
+        abilities.add("images")
     return Figures(
         title=first("title") or _find_title(name),
         context_window=window,
         max_output_tokens=min(first("max_output_tokens"), window),
         price=first("price"),
-        abilities=frozenset(first("abilities") or ()),
+        abilities=frozenset(abilities),
+        image_support=images,
         figures_from=next(
             place for place, source in sources.items() if source.context_window is not None
         ),

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from backend.generation.catalogue import MESSAGE_SHAPES, MessageShape
-from backend.generation.model import Prompt, PromptMessage, Role
+from backend.generation.model import Prompt, PromptImage, PromptMessage, Role
 from backend.generation.tokens import MESSAGE_OVERHEAD
 
 OPENING = "[Start]"
@@ -92,7 +92,7 @@ def shape_prompt(prompt: Prompt, shape: MessageShape) -> Prompt:
     """Convert the messages of a prompt to a shape. Rounds of tools are unchanged.
 
     In strict shapes, later system messages become marked blocks of user messages, and consecutive
-    messages of one role are joined.
+    messages of one role are joined with their images. A message with tool calls stays alone.
     """
     if shape == "lenient":
         return prompt
@@ -143,15 +143,24 @@ class _ShapedMessage:
     """A message of a shaped prompt.
 
     `blocks` is the number of texts that are blocks, and `last` the position of the last message.
+    `first` is the first message.
     """
 
     role: Role
     texts: list[str]
     blocks: int
     last: int
+    first: PromptMessage | None = None
+    images: list[PromptImage] = field(default_factory=list[PromptImage])
+
+    def joins(self, role: Role, message: PromptMessage) -> bool:
+        has_calls = bool(message.calls or (self.first is not None and self.first.calls))
+        return self.role == role and not has_calls
 
     def join_texts(self) -> PromptMessage:
-        return PromptMessage(self.role, SEPARATOR.join(self.texts))
+        if self.first is not None and self.first.calls:
+            return self.first
+        return PromptMessage(self.role, SEPARATOR.join(self.texts), images=tuple(self.images))
 
 
 def _shape(messages: Sequence[PromptMessage], shape: MessageShape) -> list[_ShapedMessage]:
@@ -162,14 +171,17 @@ def _shape(messages: Sequence[PromptMessage], shape: MessageShape) -> list[_Shap
         is_leading = is_leading and role == "system"
         if role == "system" and not (is_leading and shape != "no_system"):
             role, text, is_block = "user", f"{_BLOCK_START}{text}{_BLOCK_END}", True
-        if shaped and shaped[-1].role == role:
-            shaped[-1].texts.append(text)
-            shaped[-1].blocks += is_block
-            shaped[-1].last = place
+        before = shaped[-1] if shaped else None
+        if before is not None and before.joins(role, message):
+            before.texts.append(text)
+            before.images += message.images
+            before.blocks += is_block
+            before.last = place
             continue
         if role == "assistant" and shape != "system_first" and _needs_opening(shaped):
             shaped.append(_ShapedMessage("user", [OPENING], 0, place - 1))
-        shaped.append(_ShapedMessage(role, [text], int(is_block), place))
+        images = list(message.images)
+        shaped.append(_ShapedMessage(role, [text], int(is_block), place, message, images))
     if _needs_opening(shaped):
         shaped.append(_ShapedMessage("user", [OPENING], 0, len(messages) - 1))
     return shaped

@@ -13,7 +13,14 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import msgspec
 
 from backend.errors import AppError
-from backend.generation.catalogue import Ability, FiguresFrom, MessageShape, Price, ToolSupport
+from backend.generation.catalogue import (
+    Ability,
+    FiguresFrom,
+    ImageSupport,
+    MessageShape,
+    Price,
+    ToolSupport,
+)
 from backend.generation.sampling import Sampling, SamplingField, check_taken
 from backend.generation.servers.abilities import ModelAbilities
 
@@ -37,11 +44,22 @@ class PromptImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message of a prompt. A struct, because a prompt has thousands and a dataclass is slow."""
+    """One message of a prompt. A struct, because a prompt has thousands and a dataclass is slow.
+
+    Attributes:
+        images: Images after the text.
+        name: The speaker, for servers that accept it. It is not a part of the text.
+        calls: The tool calls of an assistant's message.
+        results: One JSON value for each call. They belong to the same message, so that no part of
+            the backend can separate them.
+    """
 
     role: Role
     text: str
     images: tuple[PromptImage, ...] = ()
+    name: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +113,42 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """The tools that a model may or must call. `name` is the only tool of the mode `named`."""
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonForm:
+    """The JSON that a client requests as the text of a reply. Without a schema, any object.
+
+    `name` and `strict` are for servers that accept them.
+    """
+
+    schema: Mapping[str, Any] | None = None
+    name: str = "answer"
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Options of a request that only clients of the API set.
+
+    `extra` are further members of the request, for OpenAI-compatible servers. They never replace
+    others.
+    """
+
+    tool_choice: ToolChoice = ToolChoice()
+    form: JsonForm | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+NO_OPTIONS = RequestOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class TextPiece:
     """A piece of the reply. Never empty."""
 
@@ -123,11 +177,12 @@ class SentRequest:
     """The form of a request that was changed: the first piece of a stream.
 
     `left_out` are the user's sampling settings that the model does not support, or not in
-    combination.
+    combination. `images_left_out` is the number of images that it cannot read.
     """
 
     shape: MessageShape = "lenient"
     left_out: tuple[SamplingField, ...] = ()
+    images_left_out: int = 0
 
 
 MAX_REPORTED_TOKENS = 10_000_000
@@ -216,6 +271,7 @@ class ModelSpec:
         excludes: The settings that may be omitted if another one is set.
         fixed: The facts that the user has set, which are not learned.
         provider_name: The provider's name on the page.
+        image_support: The way to send images. None tries it and learns from a refusal.
         learned_window: The window that answers have shown. The user's setting has precedence.
     """
 
@@ -237,6 +293,7 @@ class ModelSpec:
     provider_name: str = ""
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()
+    image_support: ImageSupport | None = None
     figures_from: FiguresFrom = "default"
     learned_window: int | None = None
 
@@ -275,6 +332,7 @@ class ChatModel(Protocol):
         *,
         tools: Sequence[Tool] = (),
         schema: Mapping[str, Any] | None = None,
+        options: RequestOptions = NO_OPTIONS,
     ) -> AsyncGenerator[Piece, None]:
         """Yield the reply piece by piece: text or calls, then usage if known, then `Finish`.
 
@@ -286,6 +344,8 @@ class ChatModel(Protocol):
             tools: The available tools. Each complete call is one piece. An unreadable one has a
                 `problem`. Without tools, there is at least one piece of text or thoughts.
             schema: JSON Schema of the whole text. Not allowed with tools.
+            options: The wishes of a client of the API. Those that the vendor's API does not have
+                are ignored.
         """
         ...
 

@@ -14,7 +14,14 @@ from backend.generation.adapters.anthropic import ANTHROPIC
 from backend.generation.adapters.demo import DemoModel
 from backend.generation.adapters.gemini import GEMINI
 from backend.generation.adapters.openai.model import OPENAI_COMPATIBLE
-from backend.generation.catalogue import NOTHING, Figures, ListedModel, Price, combine_figures
+from backend.generation.catalogue import (
+    NOTHING,
+    Figures,
+    ImageSupport,
+    ListedModel,
+    Price,
+    combine_figures,
+)
 from backend.generation.client.provider import (
     AnyProvider,
     EnvironmentProvider,
@@ -82,6 +89,9 @@ class OfferedProvider:
     embedding_model: str | None = None
     concurrency: int | None = None
     _made: dict[str, ChatModel] = field(default_factory=dict[str, ChatModel])
+    _shown: dict[str, tuple[int | None, ImageSupport | None]] = field(
+        default_factory=dict[str, "tuple[int | None, ImageSupport | None]"]
+    )
 
     @property
     def can_embed(self) -> bool:
@@ -114,12 +124,13 @@ class OfferedProvider:
         return self.chosen or sorted(self.listed, key=_writes_no_text)
 
     def get(self, name: str) -> ChatModel | None:
-        """Return an available model with its current window."""
+        """Return an available model with the facts that its server has shown by now."""
         if name not in self._made and name in (self.chosen or self.listed):
             self._made[name] = KINDS[self.kind].model(self._make_spec(name), self.adapter)
-        model, learned = self._made.get(name), self.adapter.abilities.find(name).window
-        if model is not None and model.spec.learned_window != learned:
-            model.spec = replace(model.spec, **self._find_sizes(name))
+        model, known = self._made.get(name), self.adapter.abilities.find(name)
+        if model is not None and self._shown.get(name) != (known.window, known.images):
+            self._shown[name] = known.window, known.images
+            model.spec = replace(model.spec, **self._find_facts(name))
         return model
 
     def learn_window(self, name: str, window: int) -> None:
@@ -127,22 +138,26 @@ class OfferedProvider:
         self.adapter.learn(name, window=window)
 
     def _find_figures(self, name: str) -> Figures:
+        known = self.adapter.abilities.find(name)
         return combine_figures(
             name,
             chosen=self.chosen.get(name, NOTHING),
-            learned_window=self.adapter.abilities.find(name).window,
+            learned_window=known.window,
+            learned_images=known.images,
             listed=self.listed.get(name, NOTHING),
             default=self.adapter.default_figures,
         )
 
-    def _find_sizes(self, name: str) -> dict[str, Any]:
-        """Return the fields of `ModelSpec` that depend on the window."""
+    def _find_facts(self, name: str) -> dict[str, Any]:
+        """Return the fields of `ModelSpec` that depend on the learned window and images."""
         figures = self._find_figures(name)
         return {
             "context_window": figures.context_window,
             "max_output_tokens": figures.max_output_tokens,
             "figures_from": figures.figures_from,
             "learned_window": self.adapter.abilities.find(name).window,
+            "abilities": figures.abilities,
+            "image_support": figures.image_support,
         }
 
     def _make_spec(self, name: str) -> ModelSpec:
@@ -168,8 +183,7 @@ class OfferedProvider:
             fixed=frozenset(name for name, value in set_by_user.items() if value is not None),
             provider_name=self.name,
             price=figures.price,
-            abilities=figures.abilities,
-            **self._find_sizes(name),
+            **self._find_facts(name),
         )
 
 

@@ -26,6 +26,12 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from backend import errors
 from backend.core.logs import bind_request, get_logger
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX, AppError
+from backend.http.cross_origin import (
+    CrossOriginPolicy,
+    drop_cookies,
+    is_preflight,
+    make_preflight_headers,
+)
 from backend.http.schemas import AnyRequest
 
 log = get_logger(__name__)
@@ -50,6 +56,7 @@ SECURITY_HEADERS: dict[str, str] = {
 _HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 _NO_STORE = (b"cache-control", b"no-store")
+_VARIES = (b"vary", b"Origin")
 IN_BODY = re.compile(r"(?P<message>.*) - at `\$\.data\.(?P<member>[^`]+)`", re.DOTALL)
 """msgspec's message about a member of the body, which is an argument `data` for it."""
 
@@ -135,12 +142,17 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
         return None
 
 
-def observe(app: ASGIApp, transport: SchemeFinder | None = None) -> ASGIApp:
+def observe(
+    app: ASGIApp,
+    transport: SchemeFinder | None = None,
+    cross_origin: CrossOriginPolicy | None = None,
+) -> ASGIApp:
     """Wrap Litestar: add a request id and headers to every response, and log it.
 
-    The application sees the scheme that `transport` found.
+    The application sees the scheme that `transport` found. Requests of other sites' pages, which
+    `cross_origin` allows, have no cookies, and preflight requests do not reach the application.
     """
-    transport = transport or SchemeFinder()
+    transport, cross_origin = transport or SchemeFinder(), cross_origin or CrossOriginPolicy()
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -151,21 +163,29 @@ def observe(app: ASGIApp, transport: SchemeFinder | None = None) -> ASGIApp:
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         started, status = time.perf_counter(), 0
+        is_foreign = cross_origin.is_allowed(scope)
+        if is_foreign:
+            scope["headers"] = drop_cookies(list(scope["headers"]))
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message["headers"],
-                    *_missing(message["headers"], insist=transport.insists_on_https(scope)),
-                    (b"x-request-id", request_id.encode()),
-                ]
+                present = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if is_foreign:
+                    present = drop_cookies(present)
+                    present += cross_origin.find_headers(scope, present)
+                if cross_origin.concerns(scope):
+                    present.append(_VARIES)
+                insist = transport.insists_on_https(scope)
+                message["headers"] = [*present, *_missing(present, insist=insist)]
             await send(message)
 
         with bind_request(request_id):
             try:
-                if _is_readable(scope):
+                if is_foreign and is_preflight(scope):
+                    await _send_preflight(scope, send_with_headers)
+                elif _is_readable(scope):
                     await app(scope, receive, send_with_headers)
                 else:
                     problem = errors.BadRequestError("The host or the query string is malformed.")
@@ -222,6 +242,12 @@ async def _send(problem: AppError, send: Send) -> None:
     ]
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _send_preflight(scope: Scope, send: Send) -> None:
+    headers = make_preflight_headers(scope)
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _missing(present: Any, *, insist: bool) -> list[tuple[bytes, bytes]]:

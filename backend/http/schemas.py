@@ -13,6 +13,7 @@ from litestar import Request, Response
 from litestar.connection import ASGIConnection
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import HeaderParameter, QueryParameter
+from litestar.status_codes import HTTP_304_NOT_MODIFIED
 from litestar.types import Scope
 
 from backend.errors import AppError, PreconditionFailedError, ValidationError
@@ -49,6 +50,11 @@ PlaceCursor = Annotated[int | None, QueryParameter(ge=0, le=MAX_INTEGER)]
 """The `after` or `before` of a list that is paged by position."""
 IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", include_in_schema=False)]
 """The header of a conditional change. `docs/reference/api.md` describes it for all routes."""
+IfNoneMatch = Annotated[str | None, HeaderParameter(name="If-None-Match", include_in_schema=False)]
+"""The header of a request that has a version of the resource already."""
+
+API_PREFIXES = ("/api/", "/v1/")
+"""The beginnings of the paths of Talekeeper's own API, and of the OpenAI-compatible one."""
 
 # Keys of a handler's `opt` for the OpenAPI document.
 RAISES = "raises"
@@ -60,6 +66,10 @@ PATCHES = "patches"
 EXAMPLE = "example"
 STREAMS = "streams"
 """The events of a stream: the members of each event's data, by event name."""
+CHUNKS = "chunks"
+"""The struct of each event of a stream whose events have only `data`."""
+BODY = "body"
+"""The struct of a JSON body that the route parses itself."""
 FILES = "files"
 """The media types of the files that the route returns."""
 
@@ -190,6 +200,17 @@ def make_page(rows: Sequence[RowT], limit: int) -> tuple[list[RowT], str | None]
 
 def make_etag(revision: int) -> str:
     return f'"{revision}"'
+
+
+def is_current(if_none_match: str | None, tag: str) -> bool:
+    """True if `If-None-Match` is `*` or contains the tag. Weak and strong tags are equal."""
+    known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
+    return not known.isdisjoint({"*", tag.removeprefix("W/")})
+
+
+def make_unchanged(headers: dict[str, str]) -> Response[Any]:
+    """Return the response for a client that has the current version."""
+    return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
 
 
 def tag_body(body: T, revision: int) -> Response[T]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
+from backend.generation.images import count_image_tokens
 from backend.generation.model import (
     ChatModel,
     ModelDeclinedError,
@@ -72,11 +73,13 @@ class RunBudget:
 
 def estimate_tokens(prompt: Prompt) -> int:
     characters = sum(len(message.text) for message in prompt.messages)
-    for each in prompt.rounds:
-        arguments = [dict(call.arguments) for call in each.calls]
-        characters += len(each.text)
-        characters += len(msgspec.json.encode([arguments, list(each.results)]))
-    return characters // CHARACTERS_PER_TOKEN + 1
+    characters += sum(len(each.text) for each in prompt.rounds)
+    rounds: Iterable[PromptMessage | ToolRound] = (*prompt.messages, *prompt.rounds)
+    for each in rounds:
+        if each.calls:
+            arguments = [dict(call.arguments) for call in each.calls]
+            characters += len(msgspec.json.encode([arguments, list(each.results)]))
+    return characters // CHARACTERS_PER_TOKEN + 1 + count_image_tokens(*prompt.messages)
 
 
 def estimate_usage(prompt: Prompt, answer: str) -> TokenUsage:

@@ -16,9 +16,10 @@ from enum import IntEnum
 from typing import Literal
 from uuid import UUID
 
-SlotUse = Literal["turn", "suggestions", "chronicle", "summary", "campaign"]
+SlotUse = Literal["turn", "request", "suggestions", "chronicle", "summary", "campaign"]
+"""A `request` is one of a client to a model, without a turn."""
 
-Occupation = Literal["turn", "suggestions", "chronicle", "summary", "campaign", "other"]
+Occupation = Literal["turn", "request", "suggestions", "chronicle", "summary", "campaign", "other"]
 """The work that a claim waits for, as shown to its user. `other` is another user's work."""
 
 
@@ -32,6 +33,8 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotWork:
+    """The work of a claim. `chat_id` is any id if it belongs to no chat."""
+
     use: SlotUse
     rank: Rank
     user_id: UUID

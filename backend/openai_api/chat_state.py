@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.auth.identity import Identity
+from backend.chats import repository
+from backend.chats.errors import ChatNotFoundError
+from backend.chats.models import MESSAGE_CONTENT, Chat, Message
+from backend.chats.text_digests import TextDigester
 from backend.database.base import now, upsert
-from backend.openai_api.contracts import ChatState
+from backend.database.engine import Database
+from backend.openai_api.choices import fold_choices
+from backend.openai_api.contracts import ChatState, Line
 from backend.openai_api.models import CLIENT_CHAT_STATE, ClientChat
 from backend.vault.sealing import Sealer
 
+MAX_PARTS: Final = 400
+"""Parts of replies that a chat remembers. The newest are kept."""
+
+MAX_RESUMED: Final = 10
+"""Turns of one reply that a chat remembers. SDKs send a request three times by default."""
+
+MAX_PLAYED_CHATS: Final = 20
+"""Chats of campaigns whose parts are compared with a list, the last played ones."""
+
 _STATE = select(ClientChat.sealed_state).where(
     ClientChat.chat_id == bindparam("chat_id"), ClientChat.user_id == bindparam("owner_id")
+)
+_PLAYED = (
+    select(ClientChat.chat_id, ClientChat.sealed_state)
+    .join(Chat, Chat.id == ClientChat.chat_id)
+    .where(ClientChat.user_id == bindparam("owner_id"), Chat.campaign_id.is_not(None))
+    .order_by(ClientChat.updated_at.desc())
+    .limit(MAX_PLAYED_CHATS)
 )
 
 
 async def load_state(session: AsyncSession, sealer: Sealer, chat_id: UUID) -> ChatState:
     values = {"chat_id": chat_id, "owner_id": sealer.user_id}
     sealed = await session.scalar(_STATE, values)
-    if sealed is None:
-        return ChatState()
-    data = sealer.open_bytes(CLIENT_CHAT_STATE, chat_id, sealed)
-    return msgspec.json.decode(data, type=ChatState)
+    return _open(sealer, chat_id, sealed) if sealed is not None else ChatState()
 
 
 async def save_state(
@@ -40,3 +62,103 @@ async def save_state(
     await upsert(
         session, ClientChat, values, key=("chat_id",), update=("sealed_state", "updated_at")
     )
+
+
+def _open(sealer: Sealer, chat_id: UUID, sealed: bytes) -> ChatState:
+    data = sealer.open_bytes(CLIENT_CHAT_STATE, chat_id, sealed)
+    return msgspec.json.decode(data, type=ChatState)
+
+
+class ChatStates:
+    """Reads and changes the states of chats, each in a transaction of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def load(self, identity: Identity, chat_id: UUID) -> ChatState:
+        async with self._database.read() as session:
+            return await load_state(session, identity.sealer, chat_id)
+
+    async def record_turn(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        state: ChatState,
+        turn_id: UUID,
+        *,
+        resumes: bool = False,
+    ) -> None:
+        """Store the state after a turn has begun. Keeps what other changes have added.
+
+        With `resumes`, the turn writes the rest of the previous one's reply, for the same request.
+        """
+        resumed = (*state.resumed, state.turn_id) if resumes and state.turn_id else ()
+        await self._change(
+            identity,
+            chat_id,
+            instructions=state.instructions,
+            pieces=state.pieces,
+            prefill=state.prefill,
+            turn_id=turn_id,
+            resumed=resumed[-MAX_RESUMED:],
+            first_event=state.first_event if resumes else 0,
+        )
+
+    async def record_choice(self, identity: Identity, chat_id: UUID, *, first_event: int) -> None:
+        """Store the event after which the reply to the last request begins."""
+        await self._change(identity, chat_id, first_event=first_event, resumed=())
+
+    async def add_part(self, identity: Identity, chat_id: UUID, reply_id: UUID, text: str) -> None:
+        """Store that a client has got a text as a part of a reply."""
+        digest = TextDigester(identity.sealer).compute("assistant", text)
+        await self._change(identity, chat_id, part=(digest, reply_id))
+
+    async def fold_choices(self, identity: Identity, lines: Sequence[Line]) -> Sequence[Line]:
+        """Join the parts of replies that have waited for choices. See `choices.fold_choices`."""
+        if not any(line.role == "assistant" for line in lines):
+            return lines
+        sealer = identity.sealer
+        async with self._database.read() as session:
+            rows = await session.execute(_PLAYED, {"owner_id": identity.user_id})
+            parts = {
+                digest: reply_id
+                for chat_id, sealed in rows
+                for digest, reply_id in _open(sealer, chat_id, sealed).parts
+            }
+            if not parts:
+                return lines
+            digester = TextDigester(sealer)
+            replies = [
+                parts.get(digester.compute("assistant", line.text))
+                if line.role == "assistant"
+                else None
+                for line in lines
+            ]
+            found = {each for each in replies if each is not None}
+            query = select(Message.id, Message.sealed_content).where(
+                Message.id.in_(found), Message.user_id == identity.user_id
+            )
+            texts = {
+                row.id: sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
+                for row in await session.execute(query)
+            }
+        return fold_choices(lines, replies, texts)
+
+    async def _change(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        *,
+        part: tuple[bytes, UUID] | None = None,
+        **members: Any,
+    ) -> None:
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            try:
+                await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
+            except ChatNotFoundError:  # deleted while the reply was written
+                return
+            state = await load_state(session, sealer, chat_id)
+            if part is not None:
+                members["parts"] = (*state.parts, part)[-MAX_PARTS:]
+            await save_state(session, sealer, chat_id, msgspec.structs.replace(state, **members))

@@ -1,4 +1,4 @@
-"""The parts that a request to the endpoint passes through: what was sent, read, found, decided."""
+"""The stages of a request to the endpoint: messages, reading, placement, decision."""
 
 from __future__ import annotations
 
@@ -11,33 +11,16 @@ from uuid import UUID
 import msgspec
 
 from backend.generation.model import PromptImage, ToolCall
-from backend.openai_api.models import RequestKind
+from backend.openai_api.models import RequestKind, RequestReason
 
 SentRole = Literal["system", "user", "assistant", "tool"]
 
-InstructionKind = Literal["continue", "group", "impersonate", "other"]
+InstructionKind = Literal["continue", "group", "impersonate", "quiet", "other"]
+"""The purpose of an instruction. `quiet` is a known form of a request that is not part of the
+conversation, such as a summary. `other` is any other text, such as a post-history instruction."""
 
-RequestReason = Literal[
-    "new_line",
-    "new_chat",
-    "answer_missing",
-    "reply_missing",
-    "ends_with_reply",
-    "prefill",
-    "continue_nudge",
-    "group_nudge",
-    "impersonate_nudge",
-    "post_history",
-    "unknown_instruction",
-    "known_quiet_form",
-    "connection_test",
-    "header_always",
-    "header_never",
-    "rule",
-    "retry",
-    "plain_model",
-]
-"""The reason for a decision. `web/page/texts.json` and docs/reference/clients.md explain each."""
+StoreChoice = Literal["always", "never"]
+"""The header `X-Talekeeper-Store`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +68,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """A message after the last line that tells the model what to write.
+    """A text after the last line that instructs the model.
 
     Attributes:
         name: The member that a nudge of a group names.
@@ -113,7 +96,9 @@ class Reading:
     Attributes:
         messages: The list as it was sent.
         lines: The conversation without system messages, examples and markers.
-        instructions: The messages after the last line, in order.
+        instructions: The texts after the last line, in order. If the list ends with an assistant's
+            message, also those directly before it, because a client puts the beginning of a reply
+            after them.
         members: The members that the marker of a group chat names.
     """
 
@@ -161,8 +146,9 @@ class Placement:
         tail: The lines after it.
         rest: The messages of the active path after `last`, oldest first. Empty if `last` is the
             leaf, or on another branch.
-        is_begin: True if the stored path begins with a line of the client, so that nothing stored
-            is outside its window.
+        window_start: The position of the first message in the client's window. Of the messages
+            before it, a client may keep the first ones. None if no line is stored.
+        is_leaf: False if messages follow `last`, on any branch.
         version: The chat as it was read. `ConversationWriter` refuses a placement whose chat has
             changed.
     """
@@ -175,7 +161,8 @@ class Placement:
     last: StoredLine | None = None
     tail: Sequence[Line] = ()
     rest: Sequence[StoredLine] = ()
-    is_begin: bool = False
+    window_start: int | None = None
+    is_leaf: bool = True
     version: ChatVersion | None = None
 
 
@@ -188,26 +175,49 @@ class StoredConversation:
 
 
 class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the endpoint remembers of the previous request for a chat, to decide about the next.
+    """The memory of the previous turn of a chat, used to decide about the next request.
 
     Attributes:
-        instructions: Digests of the instructions of the last turn.
+        instructions: Digests of the instructions of the last turn, and of notes that the client
+            had merged with its line.
         pieces: Digests of the pieces of its last line, if the line had several. A note that the
             client has merged with the line moves on with the next request, and the line stays.
         prefill: The digest of the beginning of the reply that the client sent.
         hidden: Messages that the endpoint has hidden because the client no longer sends them.
+        turn_id: The last turn.
+        resumed: The turns before it that have written the beginning of the same reply, if its
+            connection broke and the client sent the request again.
+        first_event: The event after which the last answer begins, of the first of these turns.
+        parts: Digests of texts that clients have got as parts of a reply, each with the reply. Such
+            a reply has waited for a choice.
     """
 
     instructions: tuple[bytes, ...] = ()
     pieces: tuple[bytes, ...] = ()
     prefill: bytes | None = None
     hidden: tuple[UUID, ...] = ()
+    turn_id: UUID | None = None
+    resumed: tuple[UUID, ...] = ()
+    first_event: int = 0
+    parts: tuple[tuple[bytes, UUID], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do with a request, and why. `speaker` is the name of the member that replies."""
+    """The kind of a request, its reason, and the placement to apply.
+
+    Attributes:
+        placement: The placement to apply. Its tail has the lines to store, without the beginning of
+            a reply and without notes that the client has merged with a line.
+        prefill: The beginning of the reply.
+        speaker: The name of the member that replies.
+        instruction: The text that the decision is about, cut to what identifies it. A correction
+            applies to requests with the same digest of it. Empty if there is none.
+    """
 
     kind: RequestKind
     reason: RequestReason
+    placement: Placement = Placement()
+    prefill: str = ""
     speaker: str = ""
+    instruction: str = ""

@@ -15,6 +15,7 @@ from backend.accounts.auth.identity import Identity
 from backend.chats import repository
 from backend.chats.models import MESSAGE_CONTENT, Chat, ChatCharacter, Message
 from backend.chats.text_digests import TextDigester
+from backend.chats.tree import has_children
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.engine import Database
@@ -84,10 +85,11 @@ class _Candidate:
     match: PathMatch
 
     @property
-    def rank(self) -> tuple[int, int, int, int, UUID]:
+    def rank(self) -> tuple[int, int, int, int, int, UUID]:
         match = self.match
         is_active = match.last < match.path.active
-        return match.matches, -match.changes, is_active, len(match.path), self.chat.id
+        length = len(match.path)
+        return match.matches, -match.changes, -match.skipped, is_active, length, self.chat.id
 
 
 class ConversationFinder:
@@ -179,7 +181,8 @@ class _Lookup:
             await self._settle(each)
         found = [each for each in candidates if each.match.is_recognised(is_named=self._is_named)]
         if found:
-            return self._make_placement(max(found, key=lambda each: each.rank))
+            best = max(found, key=lambda each: each.rank)
+            return self._make_placement(best, is_leaf=await self._is_leaf(best.match))
         if self._named is None:
             return Placement(tail=self._client.lines)
         line = self._client.last_user
@@ -349,7 +352,16 @@ class _Lookup:
         match.follow(path, text=text)
         return True
 
-    def _make_placement(self, candidate: _Candidate) -> Placement:
+    async def _is_leaf(self, match: PathMatch) -> bool:
+        """True if no message follows the last match. Always true if the tail follows it."""
+        if match.tail:
+            return True
+        if match.last + 1 < len(match.path):
+            return False
+        async with self._database.read() as session:
+            return not await has_children(session, match.path.get_id(match.last))
+
+    def _make_placement(self, candidate: _Candidate, *, is_leaf: bool) -> Placement:
         match, path = candidate.match, candidate.match.path
         is_active = match.last < path.active
         return Placement(
@@ -361,7 +373,8 @@ class _Lookup:
             last=path.get_line(match.last),
             tail=[line for _, line in match.tail],
             rest=PathEnd(candidate.active, match.last + 1) if is_active else (),
-            is_begin=match.first == 0 and not match.is_cut,
+            window_start=match.window_start,
+            is_leaf=is_leaf,
             version=candidate.chat,
         )
 

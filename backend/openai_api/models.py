@@ -15,6 +15,29 @@ RequestKind = Literal["turn", "swipe", "continue", "impersonate", "quiet", "repe
 """What a request was taken for. `repeat` is a retry that joined its turn, `plain` a request to a
 model without a chat."""
 
+RequestReason = Literal[
+    "new_line",
+    "new_chat",
+    "answer_missing",
+    "reply_missing",
+    "ends_with_reply",
+    "prefill",
+    "continue_nudge",
+    "group_nudge",
+    "group_reply",
+    "impersonate_nudge",
+    "post_history",
+    "unknown_instruction",
+    "known_quiet_form",
+    "connection_test",
+    "header_always",
+    "header_never",
+    "rule",
+    "retry",
+    "plain_model",
+]
+"""The reason for a decision. `web/page/texts.json` and docs/reference/clients.md explain each."""
+
 RuledKind = Literal["turn", "quiet"]
 
 
@@ -40,7 +63,7 @@ CLIENT_CHAT_STATE = Column("client_chats", "sealed_state")
 class ClientRequest(Base):
     """One of the last requests of an account's clients, with the decision about it.
 
-    `reason` is a code of `RequestReason`. `sealed_details` is the JSON of a `RequestDetails`.
+    `sealed_details` is the JSON of a `RequestDetails`.
     `instruction_digest` is that of the instruction that the decision is about, if there is one.
     """
 
@@ -50,7 +73,7 @@ class ClientRequest(Base):
     id: Mapped[PrimaryId]
     user_id: Mapped[ListedOwnerId]
     kind: Mapped[RequestKind] = mapped_column(String)
-    reason: Mapped[str]
+    reason: Mapped[RequestReason] = mapped_column(String)
     chat_id: Mapped[UUID | None] = mapped_column(
         ForeignKey("chats.id", ondelete="SET NULL"), index=True
     )

@@ -26,9 +26,16 @@ from backend.openai_api.stored_paths import Block, StoredPath
 MAX_TAIL: Final = 3
 """New lines of a usual request: a line of the user, an instruction, the beginning of a reply."""
 
+MAX_KEPT_LINES: Final = 6
+MAX_DELETED: Final = 8
+"""Some clients keep the first lines of a chat, up to `MAX_KEPT_LINES`, and leave out later ones.
+
+After these first lines, more than `MAX_DELETED` missing messages are outside the client's window.
+Fewer are deleted, because a user deletes messages one by one or a few at once.
+"""
+
 MAX_MISSING: Final = 40
-"""Messages that a user can have deleted at one place. If more are missing, the client has left them
-out to save tokens, and they are not hidden."""
+"""Messages that a user can have deleted at another place. More are outside the window as well."""
 
 MIN_STORED_SHARE: Final = 3
 """Of so many lines up to the last match, one must be stored."""
@@ -61,6 +68,18 @@ class Gap:
     units: Sequence[tuple[int, Unit]]
     places: Sequence[int]
 
+    @property
+    def is_outside_window(self) -> bool:
+        """True if the client has left out these messages to save tokens.
+
+        For example, it can always send the greeting or the first lines, and then only the last
+        ones. The user has not deleted the messages between them. Nothing happens to them, as to
+        those before the first match. Messages that were hidden one by one before stay hidden.
+        """
+        is_after_first = self.places[0] <= MAX_KEPT_LINES
+        missing = len(self.places) - len(self.units)
+        return missing > (MAX_DELETED if is_after_first else MAX_MISSING)
+
 
 @dataclass(slots=True, kw_only=True)
 class PathMatch:
@@ -70,11 +89,12 @@ class PathMatch:
         lines: The place of each line that is stored. A merged line has that of its last message.
         places: The messages of all lines.
         first: The first message of a line.
+        window_start: The first message in the client's window. If the client keeps the first lines
+            of the chat and leaves out many after them, it is behind these.
         last: The last message of a line.
         last_line: The last line that is stored.
         tail: The lines after the last match, with their indexes in the list.
         gaps: Parts between two pairs that are not settled yet.
-        is_cut: True if the client has left out a part in the middle.
         edits: New texts.
         hides: Messages that the client no longer sends.
         matches: The number of lines that are stored with the same or nearly the same text.
@@ -86,16 +106,21 @@ class PathMatch:
     lines: Mapping[int, int]
     places: Collection[int]
     first: int
+    window_start: int
     last: int
     last_line: int
     tail: Sequence[tuple[int, Line]]
     gaps: Sequence[Gap] = ()
-    is_cut: bool = False
     edits: dict[int, str] = field(default_factory=dict[int, str])
     hides: list[int] = field(default_factory=list[int])
     matches: int
     replies: int
     changes: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """The number of lines before the last match that are not on the path."""
+        return self.last_line + 1 - len(self.lines)
 
     def list_text_ids(self, limit: int) -> list[UUID]:
         """Return the messages whose texts decide about the gaps."""
@@ -211,6 +236,7 @@ def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
         lines=Block(start, count),
         places=range(start, start + count),
         first=start,
+        window_start=start,
         last=start + count - 1,
         last_line=count - 1,
         tail=tail,
@@ -234,17 +260,17 @@ def match_digests(
         return None
     last_unit, last = pairs[-1]
     gaps = _list_gaps(path, units, pairs, hidden)
-    settled = [gap for gap in gaps if len(gap.places) - len(gap.units) <= MAX_MISSING]
+    outside = [gap for gap in gaps if gap.is_outside_window]
     return PathMatch(
         path=path,
         lines={units[ours].line: theirs for ours, theirs in pairs},
         places={theirs for _, theirs in pairs},
         first=pairs[0][1],
+        window_start=outside[-1].places[-1] + 1 if outside else pairs[0][1],
         last=last,
         last_line=units[last_unit].line,
         tail=_join_units(client.lines, units[last_unit + 1 :]),
-        gaps=settled,
-        is_cut=len(settled) < len(gaps),
+        gaps=[gap for gap in gaps if not gap.is_outside_window],
         matches=len({units[ours].line for ours, _ in pairs}),
         replies=sum(theirs > 0 and path.get_role(theirs) == "assistant" for _, theirs in pairs),
     )

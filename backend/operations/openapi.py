@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,13 @@ from backend.accounts.auth.idempotency import (
     RequestInProgressError,
     RequestInterruptedError,
 )
-from backend.accounts.auth.middleware import CSRF_HEADER, PLAIN_COOKIE, PUBLIC, SECURE_COOKIE
+from backend.accounts.auth.middleware import (
+    CSRF_HEADER,
+    NEEDS_KEY,
+    PLAIN_COOKIE,
+    PUBLIC,
+    SECURE_COOKIE,
+)
 from backend.accounts.errors import (
     CrossSiteError,
     ScopeError,
@@ -36,8 +42,19 @@ from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.core.cpu_pool import TooMuchWorkError, WorkTimeoutError
 from backend.database.engine import DatabaseUnavailableError, OvertakenError
 from backend.errors import MEDIA_TYPE, AppError
-from backend.http.schemas import COMMON_RAISES, EXAMPLE, FILES, PATCHES, RAISES, STREAMS, AnyRequest
+from backend.http.schemas import (
+    BODY,
+    CHUNKS,
+    COMMON_RAISES,
+    EXAMPLE,
+    FILES,
+    PATCHES,
+    RAISES,
+    STREAMS,
+    AnyRequest,
+)
 from backend.lorebooks.errors import LorebookFullError
+from backend.openai_api.errors import OPENAI_PREFIX
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -56,6 +73,24 @@ PROBLEM = {
     "additionalProperties": True,
 }
 PROBLEM_REFERENCE = {"$ref": REFERENCE.format(name="Problem")}
+OPENAI_ERROR = {
+    "type": "object",
+    "description": "An error in OpenAI's form. `code` is the last part of a problem's `type`.",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string", "examples": ["invalid_request_error"]},
+                "param": {"type": ["string", "null"], "examples": ["messages[0].content"]},
+                "code": {"type": "string", "examples": ["invalid-parameter"]},
+            },
+        }
+    },
+}
+OPENAI_ERROR_REFERENCE = {"$ref": REFERENCE.format(name="OpenAIError")}
 COMMON_ERRORS: tuple[type[AppError], ...] = (
     errors.BadRequestError,
     errors.UnauthenticatedError,
@@ -179,19 +214,25 @@ def complete_document(
     """Complete the document in place with the options, problems and sign-in methods."""
     components: dict[str, Any] = document.setdefault("components", {})
     schemas: dict[str, Any] = components.setdefault("schemas", {})
-    schemas["Problem"] = PROBLEM
+    schemas |= {"Problem": PROBLEM, "OpenAIError": OPENAI_ERROR}
     components["securitySchemes"] = SECURITY
     document["security"] = [{"apiKey": []}, {"session": []}]
-    for path in document.get("paths", {}).values():
-        for operation in path.values():
-            _complete(operation, options.get(operation["operationId"], {}), schemas)
+    for path, item in document.get("paths", {}).items():
+        describe = _describe_openai_error if path.startswith(OPENAI_PREFIX) else _describe_problem
+        for operation in item.values():
+            _complete(operation, options.get(operation["operationId"], {}), schemas, describe)
     _add_links([each for path in document.get("paths", {}).values() for each in path.values()])
     # A struct cannot describe the additional members of a problem.
     schemas["TurnView"]["properties"]["problem"] = _make_nullable(PROBLEM_REFERENCE)
     return document
 
 
-def _complete(operation: dict[str, Any], options: dict[str, Any], schemas: dict[str, Any]) -> None:
+def _complete(
+    operation: dict[str, Any],
+    options: dict[str, Any],
+    schemas: dict[str, Any],
+    describe: Callable[[str], dict[str, Any]],
+) -> None:
     responses: dict[str, Any] = operation["responses"]
     # Litestar describes a 400 in a format that this API does not use.
     responses.pop("400", None)
@@ -200,19 +241,27 @@ def _complete(operation: dict[str, Any], options: dict[str, Any], schemas: dict[
         responses["204"].pop("content", None)
     hooked = HOOK_ERRORS.get(operation["operationId"], ())
     responses |= _make_problems(
-        [*options.get(COMMON_RAISES, ()), *options.get(RAISES, ()), *hooked]
+        [*options.get(COMMON_RAISES, ()), *options.get(RAISES, ()), *hooked], describe
     )
-    responses["default"] = _make_problem(
+    responses["default"] = describe(
         "A problem. Any route may answer with " + _join_slugs(COMMON_ERRORS) + "."
     )
     if options.get(PUBLIC):
         operation["security"] = []
+    if options.get(NEEDS_KEY):
+        operation["security"] = [{"apiKey": []}]
+    if BODY in options:
+        sent: dict[str, Any] = {JSON: {"schema": _add_schema(options[BODY], schemas)}}
+        operation |= {"requestBody": {"required": True, "content": sent}}
+    if CHUNKS in options:
+        responses["200"]["content"][EVENTS] = {"schema": _add_schema(options[CHUNKS], schemas)}
     if options.get(STREAMS):
         content = responses["200"]["content"]
         other = {kind: each for kind, each in content.items() if each.get("schema")}
+        # JSON is first, because generators of typed clients use the first form.
         responses["200"]["content"] = {
-            EVENTS: {"schema": _make_event_schema(options[STREAMS])},
             **other,
+            EVENTS: {"schema": _make_event_schema(options[STREAMS])},
         }
     if FILES in options:
         responses["200"]["content"] = {
@@ -282,19 +331,32 @@ def _make_file_schema(kind: str) -> dict[str, Any]:
     return {"type": "object"} if kind == JSON else {"type": "string", "format": "binary"}
 
 
-def _make_problems(kinds: Iterable[type[AppError]]) -> dict[str, Any]:
+def _add_schema(struct: type[msgspec.Struct], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Add the schemas of a struct and its members to `schemas`. Return a reference to its own."""
+    [reference], components = msgspec.json.schema_components([struct], ref_template=REFERENCE)
+    for name, schema in components.items():
+        schemas.setdefault(name, schema)
+    return reference
+
+
+def _make_problems(
+    kinds: Iterable[type[AppError]], describe: Callable[[str], dict[str, Any]]
+) -> dict[str, Any]:
     """Return the responses of the errors by status."""
     by_status: dict[int, list[type[AppError]]] = defaultdict(list)
     for kind in kinds:
         by_status[kind.status].append(kind)
     return {
-        str(status): _make_problem(_join_slugs(group))
-        for status, group in sorted(by_status.items())
+        str(status): describe(_join_slugs(group)) for status, group in sorted(by_status.items())
     }
 
 
-def _make_problem(description: str) -> dict[str, Any]:
+def _describe_problem(description: str) -> dict[str, Any]:
     return {"description": description, "content": {MEDIA_TYPE: {"schema": PROBLEM_REFERENCE}}}
+
+
+def _describe_openai_error(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {JSON: {"schema": OPENAI_ERROR_REFERENCE}}}
 
 
 def _join_slugs(kinds: Iterable[type[AppError]]) -> str:

@@ -11,9 +11,11 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.auth.middleware import API_PREFIX, NEEDS, SAFE_METHODS
+from backend.accounts.auth.middleware import NEEDS, SAFE_METHODS
 from backend.accounts.auth.throttle import normalise_address
 from backend.http.schemas import (
+    API_PREFIXES,
+    CHUNKS,
     PREVIEWS,
     STORES,
     STREAMS,
@@ -50,7 +52,7 @@ class QuotaMiddleware(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Handle a request. Raises `QuotaExceededError` and `StorageQuotaExceededError`."""
-        if not scope.get("path_template", "").startswith(API_PREFIX):
+        if not scope.get("path_template", "").startswith(API_PREFIXES):
             await next_app(scope, receive, send)
             return
         identity: Identity | None = scope["user"]
@@ -91,7 +93,7 @@ class QuotaMiddleware(ASGIMiddleware):
         size, largest = _body_size(scope), find_max_body_bytes(scope)
         takes_files = largest > self._upload_above
         streams_body = opt.get(STREAMS_BODY, False)
-        if opt.get(STREAMS) or streams_body:
+        if opt.get(STREAMS) or opt.get(CHUNKS) or streams_body:
             held.enter_context(quotas.streams.hold(user_id))
         elif not takes_files:
             waiting = quotas.requests_at_once.wait(

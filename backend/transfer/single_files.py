@@ -300,7 +300,7 @@ class _FileRun:
 
     async def _store_chat(self, reading: ChatReading, target: ChatTarget) -> StepResult:
         """Store a chat unless it is already there."""
-        if (found := await self._find(target.digest)) is not None:
+        if target.digest and (found := await self._find(target.digest)) is not None:
             await self._work(partial(_skip_messages, reading))
             return StepResult(outcome="already_there", kind="chat", item_id=found)
         return await self._services.store_chat(

@@ -13,7 +13,7 @@ from backend.campaigns.models import CampaignItem
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
 from backend.chronicles.models import ChronicleEvent
-from backend.database.base import skip_index
+from backend.database.base import skip_index, split_chunks
 from backend.lorebooks.models import LoreEntryRow
 from backend.turns.errors import TurnNotFoundError
 from backend.turns.models import OPEN_STATES, ContextText, StoredContextRecord, Turn, TurnState
@@ -111,10 +111,14 @@ async def find_record(
 
 async def find_texts(
     session: AsyncSession, chat_id: UUID, digests: Sequence[bytes]
-) -> Iterable[ContextText]:
-    return await session.scalars(
-        select(ContextText).where(ContextText.chat_id == chat_id, ContextText.digest.in_(digests))
-    )
+) -> Sequence[ContextText]:
+    found: list[ContextText] = []
+    for part in split_chunks(digests):
+        query = select(ContextText).where(
+            ContextText.chat_id == chat_id, ContextText.digest.in_(part)
+        )
+        found += await session.scalars(query)
+    return found
 
 
 async def find_last_recorded(

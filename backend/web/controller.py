@@ -12,11 +12,10 @@ from pathlib import Path, PurePosixPath
 
 from litestar import Controller, HttpMethod, Response, route
 from litestar.params import FromPath
-from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
 from backend.accounts.auth.middleware import PUBLIC
 from backend.errors import NotFoundError
-from backend.http.schemas import AnyRequest
+from backend.http.schemas import AnyRequest, is_current, make_unchanged
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
@@ -172,18 +171,11 @@ class PageController(Controller):
 
 def _respond(request: AnyRequest, file: PageFile, caching: str) -> Response[bytes]:
     headers = {"Cache-Control": caching, "ETag": file.tag, "Vary": "Accept-Encoding"}
-    if _is_current(request, file.tag):
-        return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
+    if is_current(request.headers.get("if-none-match"), file.tag):
+        return make_unchanged(headers)
     zipped = ACCEPTS_GZIP.search(request.headers.get("accept-encoding", "")) is not None
     if zipped:
         headers["Content-Encoding"] = "gzip"
     return Response(
         file.zipped if zipped else file.plain, media_type=file.media_type, headers=headers
     )
-
-
-def _is_current(request: AnyRequest, tag: str) -> bool:
-    """True if the browser already has the file, by a weak or strong tag."""
-    given = request.headers.get("if-none-match", "").split(",")
-    known = {each.strip().removeprefix("W/") for each in given}
-    return not known.isdisjoint({"*", tag.removeprefix("W/")})

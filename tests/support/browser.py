@@ -132,10 +132,12 @@ def installing(folder: Path, **settings: str | int) -> Generator[Installation]:
 class Watch:
     """Errors, warnings and requests to other origins in a browser context.
 
-    `expected` are patterns of addresses whose requests may fail.
+    `expected` are patterns of addresses whose requests may fail. `others` are the beginnings of
+    addresses that the page may use as well.
     """
 
     origin: str
+    others: list[str] = field(default_factory=list[str])
     expected: list[str] = field(default_factory=list[str])
     seen: list[str] = field(default_factory=list[str])
 
@@ -167,7 +169,8 @@ class Watch:
         self.seen.append(f"error: {error.error.stack or error.error.message}")
 
     def _request(self, request: Request) -> None:
-        if not request.url.startswith((f"{self.origin}/", "data:", f"blob:{self.origin}/")):
+        own = (f"{self.origin}/", "data:", f"blob:{self.origin}/", *self.others)
+        if not request.url.startswith(own):
             self.seen.append(f"request to another origin: {request.url}")
 
 

@@ -278,6 +278,7 @@ async def running(
                     SchemeFinder(
                         config.public_origin, config.trusted_proxies, signs_itself=config.lan
                     ),
+                    parts.cross_origin,
                 ),
                 config,
                 shutdown_seconds=2,

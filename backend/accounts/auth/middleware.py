@@ -32,10 +32,12 @@ from backend.accounts.errors import (
 )
 from backend.accounts.profile.activity import ActivityKind, ActivityLog
 from backend.accounts.service import UnlockedAccount
+from backend.core.origins import is_same_origin
 from backend.core.private_networks import Network, contains_address
 from backend.errors import UnauthenticatedError
+from backend.http.cross_origin import CrossOriginPolicy, find_own_origin
 from backend.http.responses import requires_https
-from backend.http.schemas import AnyConnection, AnyRequest
+from backend.http.schemas import API_PREFIXES, AnyConnection, AnyRequest
 from backend.settings import Settings
 
 PLAIN_COOKIE = "talekeeper_session"
@@ -43,6 +45,8 @@ SECURE_COOKIE = "__Host-talekeeper_session"
 CSRF_COOKIE = "csrftoken"
 CSRF_HEADER = "x-csrftoken"
 CSRF_ADVICE = f"Send the cookie {CSRF_COOKIE} back in the header {CSRF_HEADER}."
+SIGN_IN_ADVICE = "Sign in, or send an API key as `Authorization: Bearer`."
+KEY_ADVICE = "Send an API key as `Authorization: Bearer`."
 HOST_ADVICE = (
     "Set TALEKEEPER_PUBLIC_ORIGIN to the address that browsers use, or put the host's name into "
     "TALEKEEPER_ALLOWED_HOSTS."
@@ -56,13 +60,15 @@ PLAIN_ADVICE = (
     "the same network start the server with `talekeeper serve --lan`, for the internet put a TLS "
     "proxy in front. On the server's own machine use http://localhost."
 )
-API_PREFIX = "/api/"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PUBLIC = "public"
 """Route option: True if the route needs no sign-in."""
 NEEDS = "needs"
 """Route option: the scope that an API key needs. Default: `read` for GET, `chat` for other
 methods."""
+
+NEEDS_KEY = "needs_key"
+"""Route option: True if only API keys open the route, and cookies are ignored."""
 
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
 
@@ -175,8 +181,9 @@ class IdentityMiddleware(ASGIMiddleware):
     """Identifies the caller: `scope["user"]` is an `Identity` or None.
 
     A bearer key takes precedence over a cookie. Unsafe methods are accepted only from this site's
-    own pages and from clients without a page: `Sec-Fetch-Site` and `Origin` are checked, and a
-    request with a cookie needs the CSRF token. The API responds only under this server's own names.
+    own pages, from clients without a page, and with a key from pages of allowed origins:
+    `Sec-Fetch-Site` and `Origin` are checked, and a request with a cookie needs the CSRF token. The
+    API responds only under this server's own names.
     Otherwise another site could point its own name at this machine's address, and its pages would
     have the same origin.
 
@@ -184,6 +191,7 @@ class IdentityMiddleware(ASGIMiddleware):
         public_origin: Origin that browsers use for this server. Empty for the request's own origin.
         allowed_hosts: Further names of this server, without ports.
         plain_networks: Networks whose clients may have sessions over plain http.
+        cross_origin: The sites whose pages may send requests with an API key.
     """
 
     scopes = (ScopeType.HTTP,)
@@ -196,8 +204,10 @@ class IdentityMiddleware(ASGIMiddleware):
         public_origin: str,
         allowed_hosts: tuple[str, ...] = (),
         plain_networks: tuple[Network, ...] = (),
+        cross_origin: CrossOriginPolicy | None = None,
     ) -> None:
         self._sessions = sessions
+        self._cross_origin = cross_origin or CrossOriginPolicy()
         self._public_origin = public_origin.rstrip("/")
         self._requires_https = requires_https(public_origin)
         self._plain_networks = plain_networks
@@ -210,17 +220,20 @@ class IdentityMiddleware(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         connection: AnyConnection = Request(scope, receive, send)
-        if scope.get("path_template", "").startswith(API_PREFIX):
+        if scope.get("path_template", "").startswith(API_PREFIXES):
             self._check_host(connection)
             self._check_transport(connection)
         unsafe = _get_method(scope) not in SAFE_METHODS
-        if unsafe:
+        key = find_bearer_token(connection)
+        if unsafe and not (key is not None and self._cross_origin.is_allowed(scope)):
             self._check_same_site(connection)
-        if (key := find_bearer_token(connection)) is not None:
+        if key is not None:
             scope["user"] = await self._find_identity(key, "api_key")
             await next_app(scope, receive, send)
             return
-        may_have = may_have_session(connection, self._plain_networks)
+        may_have = not scope["route_handler"].opt.get(NEEDS_KEY, False) and may_have_session(
+            connection, self._plain_networks
+        )
         token = find_session_token(connection) if may_have else None
         scope["user"] = await self._find_identity(token, "session") if token else None
         if unsafe and scope["user"] is not None:
@@ -256,9 +269,9 @@ class IdentityMiddleware(ASGIMiddleware):
     def _check_same_site(self, connection: AnyConnection) -> None:
         site = connection.headers.get("sec-fetch-site")
         origin = connection.headers.get("origin")
-        own = self._public_origin or f"{connection.url.scheme}://{connection.url.netloc}"
+        own = find_own_origin(connection.scope, self._public_origin)
         if site in {"cross-site", "same-site"} or (
-            origin is not None and not _is_same_origin(origin, own)
+            origin is not None and not is_same_origin(origin, own)
         ):
             raise CrossSiteError("Send the request from a page of this server, or with an API key.")
 
@@ -273,7 +286,7 @@ async def guard(connection: AnyConnection, handler: BaseRouteHandler) -> None:
         return
     identity: Identity | None = connection.scope["user"]
     if identity is None:
-        raise UnauthenticatedError("Sign in, or send an API key as `Authorization: Bearer`.")
+        raise UnauthenticatedError(KEY_ADVICE if handler.opt.get(NEEDS_KEY) else SIGN_IN_ADVICE)
     default: KeyScope = "read" if _get_method(connection.scope) in SAFE_METHODS else "chat"
     needed: KeyScope = handler.opt.get(NEEDS, default)
     if not identity.may(needed):
@@ -293,19 +306,6 @@ def parse_address(host: str) -> IPv4Address | IPv6Address | None:
         return ip_address(host)
     except ValueError:
         return None
-
-
-def _is_same_origin(one: str, other: str) -> bool:
-    try:
-        return _parse_origin(one) == _parse_origin(other)
-    except ValueError:  # no URL at all
-        return False
-
-
-def _parse_origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme, parts.hostname, port
 
 
 class SessionOpener:

@@ -164,6 +164,24 @@ class QuickReply(SettingsStruct, frozen=True, kw_only=True):
     text: Annotated[str, msgspec.Meta(max_length=MAX_QUICK_REPLY)] = ""
 
 
+class ClientSettings(SettingsStruct, frozen=True, kw_only=True):
+    """Settings of the OpenAI-compatible endpoint.
+
+    `system_messages` places a client's system messages before Talekeeper's own, or sends them
+    instead of those. With `chronicle`, chats that clients begin keep a chronicle. With `auto`, the
+    model name `auto` recognises the character from the client's system messages. If it recognises
+    none, `unknown_characters` answers with the plain default model, or creates a character.
+    `unknown_parameters` ignores the members of a request that Talekeeper does not know, or passes
+    them on to the provider of a plain model.
+    """
+
+    system_messages: Literal["instead", "before"] = "instead"
+    chronicle: bool = False
+    auto: bool = True
+    unknown_characters: Literal["plain", "create"] = "plain"
+    unknown_parameters: Literal["ignore", "pass_on"] = "ignore"
+
+
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     """The default settings of a user's chats. `sampling` is for the `model` of the same settings.
 
@@ -180,6 +198,7 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     lore: LoreOverrides = msgspec.field(default_factory=LoreOverrides)
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     enrichment: EnrichmentSettings = msgspec.field(default_factory=EnrichmentSettings)
+    client: ClientSettings = msgspec.field(default_factory=ClientSettings)
     persona_id: UUID | None = None
     preset_id: UUID | None = None
     reasoning_sent: ReasoningSent | None = None

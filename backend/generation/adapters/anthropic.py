@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
@@ -19,25 +18,29 @@ from backend.generation.client.provider import (
     ServicePreset,
 )
 from backend.generation.failures.failures import Refusal
+from backend.generation.images import encode_base64
 from backend.generation.json_text import clean_text, mapping, sequence
 from backend.generation.model import (
     FinishReason,
     Prompt,
+    PromptImage,
     PromptMessage,
     TextPiece,
     ThinkingPiece,
     TokenUsage,
     Tool,
     ToolCall,
-    ToolRound,
+    ToolChoice,
 )
 from backend.generation.sampling import Sampling, SamplingField
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
 from backend.generation.servers.replies import Delta
 from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
-    make_ids_distinct,
+    list_messages,
+    pair_results,
     read_calls,
+    render_result,
     serialize_arguments,
 )
 from backend.settings import Settings
@@ -60,6 +63,9 @@ _SCHEMA_MEMBERS = (
 
 _OPENING = "[Start]"
 """The user's message before a greeting, because the API requires that the user begins."""
+
+_ANY_OBJECT = "Answer with one JSON object and nothing else."
+"""The API has no format for objects without a schema."""
 
 _CACHED = {"cache_control": {"type": "ephemeral"}}
 """Marks a block up to which the API caches the prompt for later requests."""
@@ -104,15 +110,15 @@ def build_request_body(
         max_output_tokens: The model's output limit, including thoughts.
         is_adaptive: The model chooses its own thinking budget.
     """
-    messages = [*prompt.messages, *([PromptMessage("assistant", start)] if start else ())]
+    messages = [*list_messages(prompt), *([PromptMessage("assistant", start)] if start else ())]
     spoken = [
         (message, place + 1 == prompt.stable)
         for place, message in enumerate(messages)
-        if message.text.strip()
+        if message.text.strip() or message.images or message.calls
     ]
     leading = list(takewhile(lambda each: each[0].role == "system", spoken))
     members: dict[str, Any] = {
-        "messages": _build_turns(spoken[len(leading) :], prompt.rounds),
+        "messages": _build_turns(spoken[len(leading) :]),
         **_map_settings(sampling, max_output_tokens, is_adaptive=is_adaptive),
     }
     if leading:
@@ -144,52 +150,87 @@ def find_conflicts(sampling: Sampling) -> list[SamplingField]:
     return found
 
 
-def _build_turns(
-    spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRound]
-) -> list[Any]:
+def find_thinking(sampling: Sampling) -> list[SamplingField]:
+    """Return the settings that make the model think."""
+    if (_choose_thinking(sampling) or _NO_THINKING)["type"] == "disabled":
+        return []
+    names: tuple[SamplingField, ...] = ("thinking_budget", "reasoning_effort")
+    return [name for name in names if getattr(sampling, name) is not None]
+
+
+def _forbids_thinking(request: ModelRequest) -> bool:
+    """True if the API refuses thinking for a request.
+
+    It refuses a forced call, and results of calls without the thoughts before them, which clients
+    do not send back.
+    Source: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
+    """
+    last = request.prompt.messages[-1] if request.prompt.messages else None
+    is_unsigned = last is not None and bool(last.calls) and not last.calls[0].vendor_state
+    return is_unsigned or request.options.tool_choice.mode in {"required", "named"}
+
+
+def _build_turns(spoken: Sequence[tuple[PromptMessage, bool]]) -> list[Any]:
     """Build the turns of the conversation. Later system messages become the user's."""
     turns: list[Any] = []
     for message, is_last_stable in spoken:
-        role = "assistant" if message.role == "assistant" else "user"
-        if not turns and role == "assistant":
-            turns.append(_build_turn("user", [_build_text_block(_OPENING)]))
-        block = _build_text_block(message.text) | (_CACHED if is_last_stable else {})
-        if turns and turns[-1]["role"] == role:
-            turns[-1]["content"].append(block)
-        else:
-            turns.append(_build_turn(role, [block]))
+        for role, blocks in _build_parts(message):
+            if not turns and role == "assistant":
+                turns.append(_build_turn("user", [_build_text_block(_OPENING)]))
+            if turns and turns[-1]["role"] == role:
+                turns[-1]["content"] += blocks
+            else:
+                turns.append(_build_turn(role, blocks))
+        if is_last_stable and turns:
+            turns[-1]["content"][-1] |= _CACHED
     if not turns:
         turns.append(_build_turn("user", [_build_text_block(_OPENING)]))
-    if not rounds and turns[-1]["role"] == "assistant":
+    if turns[-1]["role"] == "assistant":
         # The API refuses spaces at the end of the reply's beginning.
         last = turns[-1]["content"][-1]
         last["text"] = last["text"].rstrip()
-    for tool_round in make_ids_distinct(rounds):
-        turns += _build_round_turns(tool_round)
     return turns
 
 
-def _build_round_turns(tool_round: ToolRound) -> Iterator[dict[str, Any]]:
+def _build_parts(message: PromptMessage) -> Iterator[tuple[str, list[Any]]]:
+    """Yield roles and blocks: one, or the model's calls and their results."""
+    if message.calls:
+        yield from _build_call_parts(message)
+        return
+    text = [_build_text_block(message.text)] if message.text.strip() else []
+    role = "assistant" if message.role == "assistant" else "user"
+    yield role, [*map(_build_image_block, message.images), *text]
+
+
+def _build_call_parts(message: PromptMessage) -> Iterator[tuple[str, list[Any]]]:
     """Yield the model's calls with the thoughts before them, and the results."""
-    named = [call for call in tool_round.calls if call.name]
+    named = [call for call in message.calls if call.name]
     thought = [*mapping(named[0].vendor_state).get(_THOUGHTS, ())] if named else []
-    said = [_build_text_block(tool_round.text.rstrip())] if tool_round.text.strip() else []
+    said = [_build_text_block(message.text.rstrip())] if message.text.strip() else []
     asked = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
         for call in named
     ]
     if said or asked:
-        yield _build_turn("assistant", [*thought, *said, *asked])
-    yield _build_turn(
+        yield "assistant", [*thought, *said, *asked]
+    yield (
         "user",
         [
-            {"type": "tool_result", "tool_use_id": call.id, "content": _render_result(result)}
+            {"type": "tool_result", "tool_use_id": call.id, "content": render_result(result)}
             # Calls without a name would be refused, so their results are texts.
             if call.name
-            else _build_text_block(_render_result(result))
-            for call, result in zip(tool_round.calls, tool_round.results, strict=True)
+            else _build_text_block(render_result(result))
+            for call, result in pair_results(message)
         ],
     )
+
+
+def _build_image_block(image: PromptImage) -> dict[str, Any]:
+    if not image.data:
+        return {"type": "image", "source": {"type": "url", "url": image.url}}
+    data = encode_base64(image)
+    source = {"type": "base64", "media_type": image.media_type, "data": data}
+    return {"type": "image", "source": source}
 
 
 def _build_turn(role: str, content: list[Any]) -> dict[str, Any]:
@@ -198,10 +239,6 @@ def _build_turn(role: str, content: list[Any]) -> dict[str, Any]:
 
 def _build_text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
-
-
-def _render_result(result: Any) -> str:
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def _map_settings(
@@ -264,6 +301,12 @@ def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     if schema.get("type") == "object":
         plain["additionalProperties"] = False
     return plain
+
+
+def build_tool_choice(choice: ToolChoice) -> dict[str, Any]:
+    if choice.mode == "named":
+        return {"type": "tool", "name": choice.name}
+    return {"type": "any" if choice.mode == "required" else choice.mode}
 
 
 def declare_tools(tools: Sequence[Tool]) -> list[Any]:
@@ -504,6 +547,10 @@ class AnthropicProvider(ModelProvider[ServerConfig, ModelClient]):
 
 
 class AnthropicModel(ServerModel[AnthropicProvider]):
+    @property
+    def _reads_addresses(self) -> bool:
+        return True
+
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
         return self._provider.base_url + MESSAGES
 
@@ -518,9 +565,13 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
         body["model"] = self.spec.name
         if request.tools:
             body["tools"] = declare_tools(request.tools)
-        if request.schema is not None:
-            wanted = {"type": "json_schema", "schema": simplify_schema(request.schema)}
+            if (choice := request.options.tool_choice).mode != "auto":
+                body["tool_choice"] = build_tool_choice(choice)
+        if (schema := request.schema_of_text) is not None:
+            wanted = {"type": "json_schema", "schema": simplify_schema(schema)}
             body["output_config"] = {**body.get("output_config", {}), "format": wanted}
+        elif request.options.form is not None:
+            body["system"] = [*body.get("system", ()), _build_text_block(_ANY_OBJECT)]
         return {**body, **({"stream": True} if stream else {})}
 
     def _reader(self, request: ModelRequest) -> AnswerReader:  # noqa: ARG002 - the same for all
@@ -534,8 +585,11 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
 
     def _fit_settings(self, request: ModelRequest) -> ModelRequest:
         """See `ServerModel`. The API refuses spaces at the end of the reply's beginning."""
-        conflicts = find_conflicts(request.sampling)
-        fitted = request.without(*conflicts) if conflicts else request
+        fitted = request
+        if _forbids_thinking(request) and (thinking := find_thinking(request.sampling)):
+            fitted = request.without(*thinking)
+        conflicts = find_conflicts(fitted.sampling)
+        fitted = fitted.without(*conflicts) if conflicts else fitted
         return fitted.with_start(fitted.start.rstrip())
 
     def _leave_out(

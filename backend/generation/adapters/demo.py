@@ -7,6 +7,7 @@ tasks get answers by simple rules.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import tomllib
@@ -16,9 +17,12 @@ from importlib import resources
 from itertools import cycle, islice
 from typing import Any
 
+from backend.generation.adapters.demo_values import build_value, choose_client_calls
 from backend.generation.catalogue import Price
+from backend.generation.images import count_image_tokens, count_images
 from backend.generation.json_text import mapping, sequence
 from backend.generation.model import (
+    NO_OPTIONS,
     Finish,
     FinishReason,
     ModelEmptyReplyError,
@@ -29,6 +33,7 @@ from backend.generation.model import (
     ModelUnavailableError,
     Piece,
     Prompt,
+    RequestOptions,
     StructuredAnswer,
     TextPiece,
     ThinkingPiece,
@@ -39,6 +44,7 @@ from backend.generation.model import (
 )
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling
 from backend.generation.servers.abilities import NOTHING_LEARNED, ModelAbilities
+from backend.generation.tools.calls import render_result
 
 MARK = "Talekeeper's demo model"
 SAYINGS: dict[str, Any] = tomllib.loads(
@@ -323,7 +329,10 @@ _FAILURES: Mapping[str, Callable[[], ModelError]] = {
     "rate-limit": partial(ModelRateLimitError, "The demo was told so.", retry_after=30),
 }
 _WORDS_BEFORE_FAILING = 8
-_COMMANDS = {"slow", "think", "long", "silent", *_FAILURES}
+_MAX_SHOWN = 400
+"""Maximum number of characters of tool results in a reply."""
+
+_COMMANDS = {"slow", "think", "long", "silent", "call", *_FAILURES}
 
 
 class DemoModel:
@@ -351,8 +360,13 @@ class DemoModel:
         *,
         tools: Sequence[Tool] = (),
         schema: Mapping[str, Any] | None = None,  # noqa: ARG002 - replies have no form
+        options: RequestOptions = NO_OPTIONS,
     ) -> AsyncGenerator[Piece, None]:
         """See `ChatModel`. Each piece is a word."""
+        if asked := _answer_client(prompt, tools, options):
+            for piece in asked:
+                yield piece
+            return
         kept = choose_compaction_calls(prompt, tools)
         told = write_summary(prompt) if kept is None else "" if kept else "Nothing to keep."
         command, words = ("", told.split()) if told is not None else _choose_reply(prompt)
@@ -414,6 +428,32 @@ class DemoModel:
         return StructuredAnswer(value, _estimate_usage(prompt, 1))
 
 
+def _answer_client(
+    prompt: Prompt, tools: Sequence[Tool], options: RequestOptions
+) -> Sequence[Piece]:
+    """Return the calls or the JSON that a client of the API requests; () for a usual reply."""
+    line = find_last_line(prompt)
+    command = _COMMAND.search(line)
+    is_asked = command is not None and command[1] == "call"
+    is_answered = bool(prompt.messages and prompt.messages[-1].calls)
+    calls = (
+        ()
+        if is_answered
+        else choose_client_calls(tools, options.tool_choice, line, is_asked=is_asked)
+    )
+    if calls:
+        return (*calls, _estimate_usage(prompt, len(calls)), Finish("tool_calls"))
+    if options.form is None:
+        return ()
+    value = build_value(options.form.schema or _ANY_OBJECT, line)
+    text = TextPiece(json.dumps(value, ensure_ascii=False))
+    return (text, _estimate_usage(prompt, 1), Finish("stop"))
+
+
+_ANY_OBJECT = {"type": "object", "properties": {"reply": {"type": "string"}}}
+"""The schema of a client's JSON without a schema."""
+
+
 def _apply_limits(words: Iterable[str], sampling: Sampling) -> tuple[list[str], FinishReason]:
     """Apply stop sequences and the output limit. A word counts as a token."""
     text = " ".join(words)
@@ -442,6 +482,10 @@ def _choose_reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
     name = named[1].strip() if named else "The character"
     opening = SAYINGS["opening"].format(name=name, quote=quote or "...")
     reply = f"{opening} {SAYINGS['explanation']}"
+    if results := [each for message in prompt.messages[-1:] for each in message.results]:
+        reply += f" {SAYINGS['results'].format(results=render_result(results)[:_MAX_SHOWN])}"
+    if images := count_images(prompt.messages):
+        reply += f" {SAYINGS['images'].format(count=images)}"
     return command[1] if command else "", reply.split()
 
 
@@ -449,7 +493,7 @@ def _estimate_usage(prompt: Prompt, completion: int, *, thinking: int = 0) -> To
     """Estimate the tokens by length, because counting would take longer than the reply."""
     characters = sum(len(message.text) for message in prompt.messages)
     return TokenUsage(
-        prompt_tokens=max(1, characters // 4),
+        prompt_tokens=max(1, characters // 4) + count_image_tokens(*prompt.messages),
         completion_tokens=completion,
         thinking_tokens=thinking,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import chain, groupby, takewhile
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import structs
 
 from backend.generation.catalogue import ListedModel
 from backend.generation.client.client import ModelClient, ServerError
@@ -23,6 +24,7 @@ from backend.generation.client.provider import (
     ServicePreset,
     Vector,
 )
+from backend.generation.images import encode_base64
 from backend.generation.json_text import mapping, sequence
 from backend.generation.model import (
     FinishReason,
@@ -35,12 +37,18 @@ from backend.generation.model import (
     TokenUsage,
     Tool,
     ToolCall,
-    ToolRound,
+    ToolChoice,
 )
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling, SamplingField
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
 from backend.generation.servers.replies import Delta
-from backend.generation.tools.calls import make_unreadable_call, read_calls
+from backend.generation.tools.calls import (
+    build_round_message,
+    make_unreadable_call,
+    pair_results,
+    read_calls,
+    render_result,
+)
 from backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -77,6 +85,13 @@ _FINISHES: dict[str, FinishReason] = {
         "safety",
     ),
 }
+_SIGNING_MODELS = "gemini-3"
+_NO_SIGNATURE = "skip_thought_signature_validator"
+"""The signature of a call that another model, or a client, has written.
+Source: https://ai.google.dev/gemini-api/docs/thought-signatures"""
+
+_CALL_MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY", "named": "ANY"}
+
 _MALFORMED_CALLS = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
 """Finish reasons of replies with a malformed call."""
 
@@ -92,11 +107,15 @@ def build_request_body(
         thinks: The model thinks by default.
         show_thoughts: Request the thoughts.
     """
-    messages = [message for message in prompt.messages if message.text.strip()]
+    messages = [
+        message
+        for message in _remove_shared_ids(prompt)
+        if message.text.strip() or message.images or message.calls
+    ]
     leading = list(takewhile(lambda message: message.role == "system", messages))
     conversation = messages[len(leading) :]
     members: dict[str, Any] = {
-        "contents": _build_contents(conversation, prompt.rounds),
+        "contents": _build_contents(conversation),
         "generationConfig": _map_settings(sampling, thinks=thinks, show_thoughts=show_thoughts),
     }
     if leading:
@@ -109,26 +128,56 @@ def build_request_body(
     return members
 
 
-def _build_contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) -> list[Any]:
+def _build_contents(messages: Sequence[PromptMessage]) -> list[Any]:
     """Build the turns of the conversation.
 
     Gemini requires that user and model alternate, the user first. Later system messages become the
     user's, and consecutive messages of one role become one turn.
     """
-    turns: list[Any] = [
-        _build_turn(role, [{"text": _join_texts(neighbours)}])
-        for role, neighbours in groupby(messages, key=_map_role)
-    ]
-    if not turns or turns[0]["role"] == "model":
-        turns.insert(0, _build_turn("user", [{"text": _OPENING}]))
-    for tool_round in _remove_shared_ids(rounds):
-        turns += _build_round_turns(tool_round)
-    return turns
+    turns: list[Any] = []
+    for (role, has_calls), neighbours in groupby(messages, key=_map_role):
+        if has_calls:
+            for message in neighbours:
+                turns += _build_call_turns(message)
+        else:
+            turns.append(_build_turn(role, list(_build_parts(neighbours))))
+    joined = [*_join_call_turns(turns)]
+    if not joined or joined[0]["role"] == "model":
+        joined.insert(0, _build_turn("user", [{"text": _OPENING}]))
+    return joined
 
 
-def _remove_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
-    """Remove ids that several calls share. Results are then matched by their order."""
-    states = [mapping(call.vendor_state) for each in rounds for call in each.calls]
+def _join_call_turns(turns: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Join the model's text with its calls, because a turn of the user must precede the calls."""
+    for role, neighbours in groupby(turns, key=lambda turn: turn["role"]):
+        if role == "model":
+            yield _build_turn(role, [part for turn in neighbours for part in turn["parts"]])
+        else:
+            yield from neighbours
+
+
+def _build_parts(messages: Iterable[PromptMessage]) -> Iterator[dict[str, Any]]:
+    """Yield the texts of consecutive messages as one part, divided only by images."""
+    texts: list[str] = []
+    for message in messages:
+        texts += [message.text] if message.text.strip() else []
+        if message.images:
+            if texts:
+                yield {"text": "\n\n".join(texts)}
+            texts = []
+            for image in message.images:
+                yield {"inlineData": {"mimeType": image.media_type, "data": encode_base64(image)}}
+    if texts:
+        yield {"text": "\n\n".join(texts)}
+
+
+def _remove_shared_ids(prompt: Prompt) -> list[PromptMessage]:
+    """Return the messages and rounds without ids that several calls share.
+
+    Results are then matched by their order.
+    """
+    messages = [*prompt.messages, *map(build_round_message, prompt.rounds)]
+    states = [mapping(call.vendor_state) for each in messages for call in each.calls]
     counts = Counter(state["id"] for state in states if "id" in state)
 
     def alone(call: ToolCall) -> ToolCall:
@@ -137,28 +186,44 @@ def _remove_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
             del state["id"]
         return replace(call, vendor_state=state or None)
 
-    return [replace(each, calls=list(map(alone, each.calls))) for each in rounds]
+    return [
+        structs.replace(each, calls=tuple(map(alone, each.calls))) if each.calls else each
+        for each in messages
+    ]
+
+
+def sign_calls(prompt: Prompt) -> Prompt:
+    """Add the signature of other origin to calls of messages that have none.
+
+    Calls that a client sends back have lost theirs, and models that sign calls refuse them.
+    """
+    state = {"thought_signature": _NO_SIGNATURE}
+    messages = [
+        structs.replace(each, calls=(replace(each.calls[0], vendor_state=state), *each.calls[1:]))
+        if each.calls and not each.calls[0].vendor_state
+        else each
+        for each in prompt.messages
+    ]
+    return replace(prompt, messages=messages)
 
 
 def _join_texts(messages: Iterable[PromptMessage]) -> str:
     return "\n\n".join(message.text for message in messages)
 
 
-def _map_role(message: PromptMessage) -> str:
-    return "model" if message.role == "assistant" else "user"
+def _map_role(message: PromptMessage) -> tuple[str, bool]:
+    """Return the role of a message, and True if it has calls."""
+    return "model" if message.role == "assistant" else "user", bool(message.calls)
 
 
 def _build_turn(role: str, parts: list[Any]) -> dict[str, Any]:
     return {"role": role, "parts": parts}
 
 
-def _build_round_turns(tool_round: ToolRound) -> list[Any]:
-    said = [{"text": tool_round.text}] if tool_round.text else []
-    asked = [_build_call_part(call) for call in tool_round.calls if call.name]
-    answered = [
-        _build_result_part(call, result)
-        for call, result in zip(tool_round.calls, tool_round.results, strict=True)
-    ]
+def _build_call_turns(message: PromptMessage) -> list[Any]:
+    said = [{"text": message.text}] if message.text else []
+    asked = [_build_call_part(call) for call in message.calls if call.name]
+    answered = [_build_result_part(call, result) for call, result in pair_results(message)]
     turns = _build_turn("model", said + asked), _build_turn("user", answered)
     return [turn for turn in turns if turn["parts"]]
 
@@ -175,7 +240,7 @@ def _build_call_part(call: ToolCall) -> dict[str, Any]:
 
 def _build_result_part(call: ToolCall, result: Any) -> dict[str, Any]:
     if not call.name:  # would be refused
-        return {"text": result if isinstance(result, str) else json.dumps(result)}
+        return {"text": render_result(result)}
     response = mapping(result) or {"output": result}
     answer: dict[str, Any] = {"name": call.name, "response": response}
     if identifier := mapping(call.vendor_state).get("id"):
@@ -204,6 +269,13 @@ def _map_settings(sampling: Sampling, *, thinks: bool, show_thoughts: bool) -> d
     return config
 
 
+def build_tool_config(choice: ToolChoice) -> dict[str, Any]:
+    config: dict[str, Any] = {"mode": _CALL_MODES[choice.mode]}
+    if choice.mode == "named":
+        config["allowedFunctionNames"] = [choice.name]
+    return {"functionCallingConfig": config}
+
+
 def declare_tools(tools: Sequence[Tool]) -> list[Any]:
     functions = [
         {
@@ -216,9 +288,10 @@ def declare_tools(tools: Sequence[Tool]) -> list[Any]:
     return [{"functionDeclarations": functions}]
 
 
-def build_response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of `generationConfig` that request JSON of a schema."""
-    return {"responseMimeType": "application/json", "responseJsonSchema": dict(schema)}
+def build_response_format(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the members of `generationConfig` that request JSON, of a schema if there is one."""
+    members: dict[str, Any] = {"responseMimeType": "application/json"}
+    return members if schema is None else {**members, "responseJsonSchema": dict(schema)}
 
 
 class ResponseReader:
@@ -452,13 +525,18 @@ class GeminiModel(ServerModel[GeminiProvider]):
         return f"{self._provider.base_url}/{API_VERSION}/{name}:{method}"
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
+        prompt = request.shaped_prompt
+        if self.spec.name.startswith(_SIGNING_MODELS):
+            prompt = sign_calls(prompt)
         body = build_request_body(
-            request.shaped_prompt, request.sampling, thinks=self._thinks, show_thoughts=stream
+            prompt, request.sampling, thinks=self._thinks, show_thoughts=stream
         )
         if request.tools:
             body["tools"] = declare_tools(request.tools)
-        if request.schema is not None:
-            body["generationConfig"] |= build_response_format(request.schema)
+            if (choice := request.options.tool_choice).mode != "auto":
+                body["toolConfig"] = build_tool_config(choice)
+        if request.schema is not None or request.options.form is not None:
+            body["generationConfig"] |= build_response_format(request.schema_of_text)
         return body
 
     def _reader(self, request: ModelRequest) -> AnswerReader:

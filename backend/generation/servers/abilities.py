@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from backend.generation.catalogue import MessageShape, ToolSupport
+from backend.generation.catalogue import ImageSupport, MessageShape, ToolSupport
 from backend.generation.sampling import SamplingField
 
 JsonWay = Literal["json_schema", "json_object", "tool", "fenced"]
@@ -32,6 +32,7 @@ class ModelAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
         counts: The path at which its server counts tokens; "" if it has none.
         shape: The message shape that its chat template accepts.
         window: Its context window in tokens, from a refusal or a usage report.
+        images: The way to send images, from a refusal or an answer of its server.
         thinks_first: Its replies begin with thoughts that only a closing tag ends.
     """
 
@@ -43,6 +44,7 @@ class ModelAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
     counts: str | None = None
     shape: MessageShape | None = None
     window: int | None = None
+    images: ImageSupport | None = None
     thinks_first: bool = False
 
 

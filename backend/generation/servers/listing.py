@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from backend.generation.adapters.openai.probes import read_listed_window
+from backend.generation.adapters.openai.probes import read_image_support, read_listed_window
 from backend.generation.catalogue import Ability, ListedModel
 from backend.generation.client.client import MAX_RESOURCE_BYTES, AnswerTooLargeError, ServerError
 from backend.generation.client.provider import AnyProvider
@@ -72,6 +72,8 @@ async def list_models(provider: AnyProvider) -> list[ListedModel]:
         # The list is newer than a refusal: the server may have restarted with another window.
         if model.context_window and provider.abilities.find(model.name).window:
             provider.learn(model.name, window=None)
+        if model.image_support and provider.abilities.find(model.name).images:
+            provider.learn(model.name, images=None)
     await provider.learn_windows([each.name for each in models if not each.context_window])
     return models
 
@@ -153,6 +155,7 @@ def _read_model(entry: Mapping[str, Any]) -> ListedModel | None:
             for ours, theirs in _PRICES.items()
             if (price := _convert_price(prices.get(theirs))) is not None
         },
+        "image_support": read_image_support(entry),
         "abilities": [ours for theirs, ours in _ABILITIES.items() if theirs in supported] or None,
     }
     model = _convert({"name": name.removeprefix("models/")})

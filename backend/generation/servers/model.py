@@ -21,17 +21,21 @@ from backend.generation.catalogue import MessageShape
 from backend.generation.client.client import ModelClient, ServerError
 from backend.generation.client.provider import AnyProvider
 from backend.generation.failures.failures import Refusal, read_refusal
+from backend.generation.images import count_images, place_images, refuses_images
 from backend.generation.message_shapes import find_stricter_shape, shape_prompt
 from backend.generation.model import (
+    NO_OPTIONS,
     Finish,
     FinishReason,
     ModelContextOverflowError,
     ModelError,
+    ModelNotFoundError,
     ModelRequestError,
     ModelServerError,
     ModelSpec,
     Piece,
     Prompt,
+    RequestOptions,
     SentRequest,
     StructuredAnswer,
     TextPiece,
@@ -76,6 +80,8 @@ class ModelRequest:
         start: The beginning of the reply, which the server does not repeat.
         shape: The message shape.
         left_out: The user's settings that are not sent.
+        images_left_out: The number of images that are not sent.
+        options: The wishes of a client of the API.
         is_trial: True if the server may refuse this way, and another one is tried next.
     """
 
@@ -87,16 +93,26 @@ class ModelRequest:
     start: str = ""
     shape: MessageShape = "lenient"
     left_out: tuple[SamplingField, ...] = ()
+    images_left_out: int = 0
+    options: RequestOptions = NO_OPTIONS
     is_trial: bool = False
 
     @property
     def is_plain(self) -> bool:
         """True for a reply in words, without tools or a schema."""
-        return not (self.tools or self.schema or self.members or self.prompt.rounds)
+        has_form = self.schema or self.members or self.options.form
+        return not (self.tools or has_form or self.prompt.rounds)
 
     @property
     def is_json(self) -> bool:
-        return bool(self.schema or self.members or self.sampling.json_schema)
+        has_form = self.schema or self.members or self.options.form
+        return bool(has_form or self.sampling.json_schema)
+
+    @property
+    def schema_of_text(self) -> Mapping[str, Any] | None:
+        """The JSON Schema of the whole text, of Talekeeper's own request or of a client's."""
+        form = self.options.form
+        return self.schema if form is None else form.schema
 
     @property
     def shaped_prompt(self) -> Prompt:
@@ -108,6 +124,18 @@ class ModelRequest:
         start = "" if "start_reply_with" in settings else self.start
         sampling = structs.replace(self.sampling, **absent)
         return replace(self, sampling=sampling, left_out=left_out, start=start)
+
+    def describe_changes(self) -> SentRequest | None:
+        """Return the piece that reports changes of the request; None if there are none."""
+        sent = SentRequest(self.shape, self.left_out, self.images_left_out)
+        return None if sent == SentRequest() else sent
+
+    def without_images(self) -> ModelRequest:
+        messages, removed = place_images(
+            self.prompt.messages, reads_images=False, reads_addresses=False
+        )
+        prompt = replace(self.prompt, messages=messages)
+        return replace(self, prompt=prompt, images_left_out=self.images_left_out + removed)
 
     def with_start(self, start: str) -> ModelRequest:
         return replace(self, start=start)
@@ -159,6 +187,11 @@ class ServerModel(ABC, Generic[ProviderT]):
     def _setting_names(self, request: ModelRequest) -> Mapping[str, Sequence[SamplingField]]:
         """Return the settings by the names that refusals use."""
 
+    @property
+    def _reads_addresses(self) -> bool:
+        """True if the server loads images from their addresses."""
+        return False
+
     def _fit_settings(self, request: ModelRequest) -> ModelRequest:
         """Remove settings that the vendor refuses in combination."""
         return request
@@ -182,8 +215,9 @@ class ServerModel(ABC, Generic[ProviderT]):
         *,
         tools: Sequence[Tool] = (),
         schema: Mapping[str, Any] | None = None,
+        options: RequestOptions = NO_OPTIONS,
     ) -> AsyncGenerator[Piece, None]:
-        request = self._request(prompt, sampling, tools=tools, schema=schema)
+        request = self._request(prompt, sampling, tools=tools, schema=schema, options=options)
         silence = self._provider.config.chunk_timeout
         async with aclosing(self._pieces(request, silence=silence)) as pieces:
             async for piece in pieces:
@@ -211,12 +245,22 @@ class ServerModel(ABC, Generic[ProviderT]):
         tools: Sequence[Tool] = (),
         schema: Mapping[str, Any] | None = None,
         members: Mapping[str, Any] | None = None,
+        options: RequestOptions = NO_OPTIONS,
         is_trial: bool = False,
     ) -> ModelRequest:
         """Return a request in the known form of the model. Raises `SettingNotTakenError`."""
         self.spec.check_sampling(sampling)
+        messages, removed = place_images(
+            prompt.messages,
+            reads_images=self.spec.image_support != "none",
+            reads_addresses=self._reads_addresses,
+        )
         request = ModelRequest(
-            prompt=prompt,
+            prompt=replace(prompt, messages=messages)
+            if messages is not prompt.messages
+            else prompt,
+            images_left_out=removed,
+            options=options,
             sampling=sampling,
             tools=tools,
             schema=schema,
@@ -287,8 +331,8 @@ class ServerModel(ABC, Generic[ProviderT]):
                         if not has_begun and (delta.pieces or delta.finish):
                             has_begun = True
                             self._note_acceptance(request)
-                            if request.shape != "lenient" or request.left_out:
-                                yield Delta((SentRequest(request.shape, request.left_out),))
+                            if sent := request.describe_changes():
+                                yield Delta((sent,))
                         yield delta
             except ServerError as error:
                 if has_begun:
@@ -388,6 +432,14 @@ class ServerModel(ABC, Generic[ProviderT]):
             limits = (body.get(name) for name in _LIMIT_MEMBERS)
             failure.reply_limit = next((each for each in limits if isinstance(each, int)), None)
             self._learn_window(request.prompt, failure)
+        if count_images(request.prompt.messages) and _may_refuse_images(failure, error):
+            self._provider.learn(self.spec.name, images="none")
+            self.spec = replace(
+                self.spec,
+                image_support="none",
+                abilities=self.spec.abilities.difference({"images"}),
+            )
+            return request.without_images()
         if not isinstance(failure, _ADAPTABLE_ERRORS):
             raise failure
         if request.start and any(words in error.text for words in _REFUSES_START):
@@ -450,3 +502,9 @@ class ServerModel(ABC, Generic[ProviderT]):
     ) -> ModelError:
         """Convert the error of a request that is not repeated."""
         return self._provider.failure(error)
+
+
+def _may_refuse_images(failure: ModelError, error: ServerError) -> bool:
+    """True if a request with images was refused because of them."""
+    is_refusal = isinstance(failure, (*_ADAPTABLE_ERRORS, ModelNotFoundError))
+    return is_refusal and refuses_images(error.text)

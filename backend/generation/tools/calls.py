@@ -10,9 +10,10 @@ from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 import msgspec
+from msgspec import structs
 
 from backend.generation.json_text import clean, clean_text, find_values, mapping, sequence
-from backend.generation.model import Tool, ToolCall, ToolRound
+from backend.generation.model import Prompt, PromptMessage, Tool, ToolCall, ToolRound
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -275,13 +276,36 @@ def assign_distinct_ids(calls: Iterable[ToolCall]) -> Iterator[ToolCall]:
         yield call if call_id == call.id else replace(call, id=call_id)
 
 
-def make_ids_distinct(rounds: Sequence[ToolRound]) -> list[ToolRound]:
-    """Give each call of a prompt its own id, because servers refuse duplicates, even their own.
+def list_messages(prompt: Prompt) -> list[PromptMessage]:
+    """Return the messages of a prompt, and then its rounds as messages.
 
-    The ids are stable if rounds are appended, so that providers can cache the prompt.
+    Each call has its own id, because servers refuse duplicates, even their own. The ids are stable
+    if rounds are appended, so that providers can cache the prompt.
     """
-    calls = assign_distinct_ids(call for each in rounds for call in each.calls)
-    return [replace(each, calls=[next(calls) for _ in each.calls]) for each in rounds]
+    messages = [*prompt.messages, *map(build_round_message, prompt.rounds)]
+    calls = assign_distinct_ids(call for each in messages for call in each.calls)
+    return [
+        structs.replace(each, calls=tuple(next(calls) for _ in each.calls)) if each.calls else each
+        for each in messages
+    ]
+
+
+def build_round_message(tool_round: ToolRound) -> PromptMessage:
+    return PromptMessage(
+        "assistant",
+        tool_round.text,
+        calls=tuple(tool_round.calls),
+        results=tuple(tool_round.results),
+    )
+
+
+def pair_results(message: PromptMessage) -> Iterator[tuple[ToolCall, Any]]:
+    """Yield each call of a message with its result."""
+    return zip(message.calls, message.results, strict=True)
+
+
+def render_result(result: Any) -> str:
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def _make_id() -> str:

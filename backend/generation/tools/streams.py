@@ -17,6 +17,7 @@ import msgspec
 
 from backend.generation.catalogue import ToolSupport
 from backend.generation.model import (
+    NO_OPTIONS,
     ChatModel,
     Finish,
     FinishReason,
@@ -24,6 +25,7 @@ from backend.generation.model import (
     ModelRequestError,
     Piece,
     Prompt,
+    RequestOptions,
     TextPiece,
     TextReset,
     ThinkingPiece,
@@ -192,7 +194,7 @@ async def _stream_in_ways(
     for way in ways:
         has_begun = False
         try:
-            async with aclosing(_ask(model, prompt, tools, sampling, way)) as pieces:
+            async with aclosing(stream_in_way(model, prompt, tools, sampling, way)) as pieces:
                 async for piece in pieces:
                     _remember_piece(model, piece, way, is_new=bool(refusal) and not has_begun)
                     has_begun = True
@@ -227,11 +229,18 @@ def _remember(model: ChatModel, way: ToolSupport, *, calls_tools: bool) -> None:
         model.learn(tools=way, calls_tools=calls_tools)
 
 
-def _ask(
-    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling, way: ToolSupport
+def stream_in_way(
+    model: ChatModel,
+    prompt: Prompt,
+    tools: Sequence[Tool],
+    sampling: Sampling,
+    way: ToolSupport,
+    *,
+    options: RequestOptions = NO_OPTIONS,
 ) -> AsyncGenerator[Piece, None]:
+    """Return a reply in one way, which is not remembered. Only the native way has options."""
     if way == "native":
-        return model.stream(prompt, sampling, tools=tools)
+        return model.stream(prompt, sampling, tools=tools, options=options)
     if way == "none":
         return model.stream(build_prompt_without_tools(prompt), sampling)
     if not (tools or prompt.rounds):

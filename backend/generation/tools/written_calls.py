@@ -9,14 +9,16 @@ from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from backend.generation.json_text import find_values, mapping, parse_json, sequence
-from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, ToolCall, ToolRound
+from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, ToolCall
 from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
     MAX_CALLS,
     TOO_LONG_PROBLEM,
+    build_round_message,
     describe_tools,
     find_name_and_arguments,
     make_unreadable_call,
+    pair_results,
     read_calls,
     to_json,
 )
@@ -93,27 +95,34 @@ def write_calls(calls: Sequence[ToolCall]) -> str:
     return to_json([{"tool": call.name, "arguments": dict(call.arguments)} for call in known])
 
 
-def render_rounds(prompt: Prompt, instructions: str, reply: Callable[[ToolRound], str]) -> Prompt:
-    """Render the rounds as messages, and insert instructions before the user's last message.
+def render_rounds(
+    prompt: Prompt, instructions: str, reply: Callable[[PromptMessage], str]
+) -> Prompt:
+    """Render calls and results as texts, and insert instructions before the user's last message.
 
     Args:
         prompt: The messages and the rounds of calls so far.
         instructions: Explain how to call tools.
-        reply: Renders a round's text and calls as the model wrote them.
+        reply: Renders the text and calls of a message as the model wrote them.
     """
-    messages = list(prompt.messages)
+    messages: list[PromptMessage] = []
+    for message in prompt.messages:
+        messages += _render_results(message, reply) if message.calls else [message]
     spoken = [at for at, message in enumerate(messages) if message.role == "user"]
     messages.insert(spoken[-1] if spoken else len(messages), PromptMessage("system", instructions))
     for tool_round in prompt.rounds:
-        results = [
-            {"tool": call.name, "result": result}
-            for call, result in zip(tool_round.calls, tool_round.results, strict=True)
-        ]
-        messages += [
-            PromptMessage("assistant", reply(tool_round)),
-            PromptMessage("user", f"Results of the calls: {to_json(results)}"),
-        ]
+        messages += _render_results(build_round_message(tool_round), reply)
     return replace(prompt, messages=messages, rounds=())
+
+
+def _render_results(
+    message: PromptMessage, reply: Callable[[PromptMessage], str]
+) -> list[PromptMessage]:
+    results = [{"tool": call.name, "result": result} for call, result in pair_results(message)]
+    return [
+        PromptMessage("assistant", reply(message)),
+        PromptMessage("user", f"Results of the calls: {to_json(results)}"),
+    ]
 
 
 OPENING = "```tools"
@@ -155,9 +164,9 @@ def build_prompt_without_tools(prompt: Prompt) -> Prompt:
     return render_rounds(prompt, _NO_TOOLS, _render_round)
 
 
-def _render_round(tool_round: ToolRound) -> str:
-    block = f"{OPENING}\n{write_calls(tool_round.calls)}{CLOSING}" if tool_round.calls else ""
-    return "\n\n".join(filter(None, (tool_round.text.rstrip(), block)))
+def _render_round(message: PromptMessage) -> str:
+    block = f"{OPENING}\n{write_calls(message.calls)}{CLOSING}" if message.calls else ""
+    return "\n\n".join(filter(None, (message.text.rstrip(), block)))
 
 
 class FencedReader:
@@ -436,8 +445,8 @@ def _build_object(**properties: Any) -> dict[str, Any]:
     }
 
 
-def _render_json_round(tool_round: ToolRound) -> str:
-    return f'{{"narration": {to_json(tool_round.text)}, "calls": {write_calls(tool_round.calls)}}}'
+def _render_json_round(message: PromptMessage) -> str:
+    return f'{{"narration": {to_json(message.text)}, "calls": {write_calls(message.calls)}}}'
 
 
 class StructuredReader:

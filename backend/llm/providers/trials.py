@@ -21,6 +21,7 @@ from backend.errors import AppError
 from backend.generation.catalogue import (
     Ability,
     FiguresFrom,
+    ImageSupport,
     ListedModel,
     MessageShape,
     Price,
@@ -116,8 +117,9 @@ class ProviderTested(msgspec.Struct, kw_only=True):
 class ListedModelView(msgspec.Struct, kw_only=True):
     """A model that a provider's server lists, or that its user named.
 
-    `enabled` is true if it is available, as `id`. Figures as in `GET /models`. `tool_support` and
-    `message_shape` are the user's values, or else learned ones, or else the usual ones.
+    `enabled` is true if it is available, as `id`. Figures as in `GET /models`. `tool_support`,
+    `message_shape` and `image_support` are the user's values, or else learned ones, or else the
+    usual ones.
     """
 
     name: str
@@ -130,6 +132,7 @@ class ListedModelView(msgspec.Struct, kw_only=True):
     figures_from: FiguresFrom
     tool_support: ToolSupport
     message_shape: MessageShape
+    image_support: ImageSupport | Literal["unknown"]
     enabled: bool
 
 
@@ -183,6 +186,7 @@ class ProviderTests:
                     figures_from=spec.figures_from,
                     tool_support=spec.tool_support,
                     message_shape=spec.shape,
+                    image_support=spec.image_support or "unknown",
                     enabled=spec.name in (chosen or listed),
                 )
                 for spec in specs

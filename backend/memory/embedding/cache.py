@@ -282,6 +282,11 @@ class CachedEmbedder:
         return self._embedder.spec
 
     @property
+    def uncached(self) -> Embedder:
+        """The model itself, for texts that must not be stored."""
+        return self._embedder
+
+    @property
     def is_failing(self) -> bool:
         """True if the last query failed in this process."""
         return self._breaker.is_failing

@@ -111,6 +111,13 @@ class EmbedderError(UnavailableError):
         self.retryable = retryable
 
 
+class EmbedderRequestError(EmbedderError):
+    """The embedding model rejects the form of the request, or returns vectors of another length.
+
+    Its slug is that of `EmbedderError`, because memory treats both alike.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedderSpec:
     """The identity of an embedding model. Vectors of different models can't be compared.

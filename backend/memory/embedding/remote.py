@@ -9,16 +9,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backend.core.cpu_pool import INLINE_CHARACTERS
 from backend.generation.client.provider import (
+    AnyProvider,
     EmbeddingProvider,
     EmbeddingRequest,
     ServerConfig,
     Vector,
 )
-from backend.generation.model import ModelError, ModelRateLimitError
+from backend.generation.model import ModelError, ModelRateLimitError, ModelRequestError
 from backend.generation.registry import KINDS, KindName
 from backend.generation.tokens import choose_tokenizer, find_starting_ratio, get_tokenizer
-from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
+from backend.memory.embedding.protocol import (
+    EmbedderError,
+    EmbedderRequestError,
+    EmbedderSpec,
+    Floats,
+    Task,
+)
 
 DEFAULT_BATCH = 100
 MAX_TEXT_TOKENS = 2048
@@ -91,7 +99,7 @@ def normalize_rows(
         raise EmbedderError(f"{label} returned {len(rows)} vectors for {count} texts.")
     length = rows.shape[1]
     if length == 0 or (dimension is not None and length != dimension):
-        raise EmbedderError(
+        raise EmbedderRequestError(
             f"{label} returns vectors of {length} numbers; {dimension} are expected. If the model "
             "was changed, rebuild the index; if TALEKEEPER_EMBEDDING_DIMENSION is set, it must "
             "match the model."
@@ -113,6 +121,7 @@ class RemoteEmbedder:
         dimension: The dimension to request. None uses the kind's default. Many servers refuse one.
         length: The known dimension of the vectors. If neither is known, the first response decides.
         batch: Texts per request.
+        provider: An open connection to use. It is not closed with this object.
 
     Attributes:
         server: Identifies the server.
@@ -127,8 +136,10 @@ class RemoteEmbedder:
         dimension: int | None = None,
         length: int | None = None,
         batch: int = DEFAULT_BATCH,
+        provider: AnyProvider | None = None,
     ) -> None:
-        provider, embeddings = KINDS[kind].provider(config), KINDS[kind].embeddings
+        provider = provider or KINDS[kind].provider(config)
+        embeddings = KINDS[kind].embeddings
         if embeddings is None or not isinstance(provider, EmbeddingProvider):
             raise TypeError(f"{KINDS[kind].title} has no embeddings.")
         self.kind = kind
@@ -155,9 +166,13 @@ class RemoteEmbedder:
         return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
+        if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            prepared = [*map(prepare_text, texts)]
+        else:
+            prepared = await asyncio.to_thread(lambda: [*map(prepare_text, texts)])
         parts = [
             await self._embed_batch(batch, task)
-            for batch in split_into_batches([*map(prepare_text, texts)], most=self._batch)
+            for batch in split_into_batches(prepared, most=self._batch)
         ]
         return np.concatenate([np.empty((0, self._dimension or 0), np.float32), *parts])
 
@@ -196,6 +211,8 @@ class RemoteEmbedder:
         except Exception as error:  # noqa: BLE001  # an SDK raises anything
             failure = error if isinstance(error, ModelError) else provider.failure(error)
             retry_after = failure.retry_after if isinstance(failure, ModelRateLimitError) else None
-            raise EmbedderError(
+            is_refusal = isinstance(failure, ModelRequestError)
+            kind = EmbedderRequestError if is_refusal else EmbedderError
+            raise kind(
                 failure.detail, retry_after=retry_after, retryable=failure.retryable
             ) from None

@@ -140,13 +140,19 @@ class ShownMessage(msgspec.Struct, kw_only=True):
 
 
 class HistoryView(msgspec.Struct, kw_only=True):
-    """The part of the path that the prompt contains."""
+    """The part of the path that the prompt contains.
+
+    `changed` are the positions of messages that a client sent in another form than the stored one,
+    and `images` is the number of images that it sent with them.
+    """
 
     first: int
     last: int
     count: int
     tokens: int
     hidden: list[int]
+    changed: list[int]
+    images: int
     omitted_first: int | None
     omitted_last: int | None
     reason: str

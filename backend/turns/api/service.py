@@ -26,6 +26,7 @@ from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
 from backend.database.base import new_id
 from backend.database.engine import Database, OvertakenError
+from backend.generation.sampling import SamplingField
 from backend.llm.server_slots import ModelSlots
 from backend.prompts import PromptLibrary
 from backend.quotas.limits import TOKENS_PER_DAY, QuotaExceededError
@@ -41,6 +42,7 @@ from backend.turns.errors import (
 )
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn, TurnState
 from backend.turns.prompt.builder import PromptBuilder
+from backend.turns.prompt.client import ClientPrompt
 from backend.turns.run.events import (
     EventCursor,
     Progress,
@@ -116,8 +118,17 @@ class TurnService:
             store=self._store.store_progress, conclude=self._store.conclude, slots=slots
         )
 
-    async def take(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> UUID:
+    async def take(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        request: TurnRequest,
+        client: ClientPrompt | None = None,
+    ) -> UUID:
         """Build the prompt, store the user's line with a row for the reply, and ask the model.
+
+        With the prompt of a `client`, its messages are the history. `text` is stored as it is, with
+        the images of the client's line.
 
         Returns the id of the turn, which runs with or without a listener. If the turn id was used
         for the same request, nothing is started.
@@ -132,7 +143,7 @@ class TurnService:
         try:
             await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
             with self._quotas.turns.hold(identity.user_id) as permit:
-                run = await self._prepare(identity, chat_id, request, turn_id, fingerprint)
+                run = await self._prepare(identity, chat_id, request, turn_id, fingerprint, client)
                 permit.extend(run.finished)
         except _ReplayError:
             return turn_id
@@ -149,8 +160,22 @@ class TurnService:
             await asyncio.sleep(0)
         return turn_id
 
-    async def choose(self, identity: Identity, turn_id: UUID, choice: ChoiceRequest) -> int:
+    def list_unsent_settings(self, turn_id: UUID) -> list[SamplingField]:
+        """Return the settings of a running turn that the model does not support."""
+        run = self.runs.get(turn_id)
+        return run.unsent_settings if run is not None else []
+
+    async def choose(
+        self,
+        identity: Identity,
+        turn_id: UUID,
+        choice: ChoiceRequest,
+        client: ClientPrompt | None = None,
+    ) -> int:
         """Resume a waiting turn with the player's choice. A repeated choice has no further effect.
+
+        With the prompt of a `client`, which ends with the line that the turn answers, the rest of
+        the turn has this prompt.
 
         Returns the id of the event before that of the choice. Raises the errors of
         `TurnResumer.choose` and `QuotaExceededError`.
@@ -159,7 +184,7 @@ class TurnService:
         if event_id is None:
             await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
             with self._quotas.turns.hold(identity.user_id) as permit:
-                run, event_id = await self._waiting.choose(identity, turn_id, choice)
+                run, event_id = await self._waiting.choose(identity, turn_id, choice, client)
                 if run is not None:
                     permit.extend(run.finished)
                     self.runs.start(run)
@@ -172,6 +197,7 @@ class TurnService:
         request: TurnRequest,
         turn_id: UUID,
         fingerprint: bytes,
+        client: ClientPrompt | None,
     ) -> TurnRun:
         """Store the turn. Raises `_ReplayError` if the same request has started it before."""
 
@@ -191,7 +217,7 @@ class TurnService:
             # second one. Other requests depend on the last message and must know that no turn is
             # running.
             look = check if attempt or request.turn_id or request.text is None else None
-            built = await self._builder.build(identity, chat_id, request, check=look)
+            built = await self._builder.build(identity, chat_id, request, check=look, client=client)
             try:
                 run = await self._starter.start(
                     identity,

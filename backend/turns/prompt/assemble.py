@@ -16,7 +16,7 @@ from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
-from backend.context.assembly import Counter, LeftOut, PromptItem, assemble
+from backend.context.assembly import Counter, History, LeftOut, PromptItem, assemble
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroBudget
 from backend.core.cpu_pool import CpuPool
@@ -134,7 +134,10 @@ class PromptAssembler:
     ) -> BuiltPrompt:
         loaded, window = prompt.loaded, prompt.window
         order = PromptOrder(
-            loaded.preset, loaded.settings, list_triggers(request, is_quiet=bool(suggestions))
+            loaded.preset,
+            loaded.settings,
+            list_triggers(request, is_quiet=bool(suggestions)),
+            follows_client=loaded.client is not None,
         )
         count = partial(self._counts.count, identity.user_id, window.unit.tokenizer)
         macros, macro_budget = make_macros(loaded, window), MacroBudget()
@@ -172,8 +175,9 @@ class PromptAssembler:
                 prompt, [item for item in found if not item.rank], count
             )
             fixed, history, unsaid = fit_history(prompt, items, count=count, reserved=reserved)
+            first = _find_first(prompt, history)
             retrieved, repeated = split_by_history(
-                found, prompt.memories, history, chat_id=loaded.chat.id
+                found, prompt.memories, first, chat_id=loaded.chat.id
             )
             assembled = assemble(
                 fixed,
@@ -208,7 +212,7 @@ class PromptAssembler:
             variables=variables,
             prompt_files=files,
             timed=placed.timed,
-            near_misses=list_near_misses(prompt, history, known | set(told)),
+            near_misses=list_near_misses(prompt, first, known | set(told)),
             notes=[
                 *prompt.notes,
                 *([LOST_ROUNDS] if misses_rounds(loaded, assembled) else ()),
@@ -271,6 +275,13 @@ def render_memory(prompts: PromptLibrary, items: Sequence[PromptItem]) -> str:
     return prompts["sections/memory"].render(**group_memory_texts(items))
 
 
+def _find_first(prompt: RetrievedPrompt, history: History) -> int | None:
+    """Return the position of the first message in the prompt."""
+    if prompt.loaded.client is not None:
+        return prompt.loaded.client.first
+    return history.positions[0] if history.positions else None
+
+
 def _estimate_size(prompt: RetrievedPrompt) -> int | None:
     """Return the work for `CpuPool.run`. None if lorebooks are scanned, which may take long."""
     if prompt.loaded.lore.books:
@@ -279,6 +290,7 @@ def _estimate_size(prompt: RetrievedPrompt) -> int | None:
     texts = [*loaded.macro_texts, loaded.summary.text if loaded.summary else "", loaded.said or ""]
     found = sum(len(memory.recalled.text) for memory in prompt.memories)
     lines = _LINE_CHARACTERS * len(prompt.lines.ids)
+    lines += loaded.client.characters if loaded.client else 0
     return lines + (estimate_expansion(texts) + found) // _CACHED_COUNT_FACTOR
 
 

@@ -36,6 +36,7 @@ from backend.database.engine import Database
 from backend.enrichment.outbox import SUMMARY_SECONDS, EnrichmentOutbox
 from backend.enrichment.reader import choose_model, safe_sampling
 from backend.generation.model import ModelSpec
+from backend.generation.sampling import SamplingField
 from backend.generation.tokens import choose_tokenizer
 from backend.llm.server_slots import ModelBusyError, ModelSlots
 from backend.llm.slot_rules import Rank, SlotWork
@@ -53,6 +54,7 @@ from backend.turns.api.schemas import ContextRequest, TurnRequest
 from backend.turns.errors import ChatChangedError
 from backend.turns.prompt.assemble import CountCache, PromptAssembler
 from backend.turns.prompt.built_prompt import BuiltPrompt
+from backend.turns.prompt.client import ClientPrompt
 from backend.turns.prompt.context import (
     Constraint,
     LoadedChat,
@@ -128,6 +130,7 @@ class PromptBuilder:
         tried: ContextRequest | None = None,
         suggestions: int = 0,
         constraint: Constraint | None = None,
+        client: ClientPrompt | None = None,
     ) -> BuiltPrompt:
         """Load the data of the turn and build its prompt. Stores nothing.
 
@@ -139,6 +142,7 @@ class PromptBuilder:
             tried: Makes it a preview. Its budgets and its preset replace the stored settings.
             suggestions: The number of lines to suggest. 0 for a reply.
             constraint: Limits the prompt further after the model refused one.
+            client: The prompt of a client, to which lore, memory and campaign are added.
 
         If the history would drop rounds that no summary covers, the summary is written first,
         except in a preview.
@@ -164,6 +168,7 @@ class PromptBuilder:
                     tried=tried,
                     is_quiet=bool(suggestions),
                     constraint=constraint,
+                    client=client,
                 )
                 retrieved = await self._retrieve(
                     identity, prompt, search, rank=rank if tried is None else None
@@ -233,7 +238,7 @@ class PromptBuilder:
         except ModelBusyError:
             return False
 
-    async def _load(
+    async def _load(  # noqa: PLR0913  # the arguments of `build`
         self,
         identity: Identity,
         chat_id: UUID,
@@ -244,6 +249,7 @@ class PromptBuilder:
         tried: ContextRequest | None,
         is_quiet: bool,
         constraint: Constraint | None,
+        client: ClientPrompt | None,
     ) -> LoadedPrompt:
         """Load the chat and its last messages in one transaction, and start the memory search."""
         async with self._database.read() as session:
@@ -257,6 +263,7 @@ class PromptBuilder:
                 situations=self._situations,
                 is_preview=tried is not None,
                 tried=tried.preset if tried else None,
+                client=client,
             )
             loaded = await loader.load(chat_id, request)
             scripts = await load_scripts(session, identity, self._scripts, loaded)
@@ -277,7 +284,8 @@ class PromptBuilder:
                 before=await _estimate_search_end(session, loaded, window),
                 budget=window.budget.retrieval,
             )
-            is_rewritten = scripts is None
+            # A client has applied its own scripts to its texts.
+            is_rewritten = scripts is None or client is not None
             if is_rewritten:
                 quick = MacroBudget(characters=QUICK_CHARACTERS, macros=QUICK_MACROS)
                 try:
@@ -311,6 +319,8 @@ class PromptBuilder:
         """Load the sealed messages that the history may take, with the thoughts to send."""
         chain = loaded.settings, identity.settings
         most = find_first_set(chain, "reasoning_sent", default=0)
+        if loaded.client is not None:
+            most = 0  # a client has chosen its history
         return LoadedPrompt(
             loaded=loaded,
             window=window,
@@ -336,10 +346,11 @@ class PromptBuilder:
         opened = sum(map(len, prompt.lines.opened))
         # Messages that were counted in another unit are counted again.
         is_counted = window.is_estimated or loaded.scripts is not None
+        size = sealed + opened if is_counted else sealed // SEALED_FACTOR
+        if loaded.client is not None:
+            size += loaded.client.characters
         history, texts = await self._pool.run(
-            identity.user_id,
-            partial(open_history, identity, prompt),
-            size=sealed + opened if is_counted else sealed // SEALED_FACTOR,
+            identity.user_id, partial(open_history, identity, prompt), size=size
         )
         self._histories.keep(prompt, texts)
         # A remote embedding model may be slow, so no connection is held while waiting.
@@ -416,10 +427,14 @@ class PromptBuilder:
                 spec = models.spec(chosen)
                 sampling = safe_sampling(spec, sampling.safety)
         tokenizer = choose_tokenizer(spec.tokenizer)
+        client = loaded.client.prompt if loaded and loaded.client else None
+        unsent: Sequence[SamplingField] = ()
+        if client is not None:
+            sampling, unsent = client.choose_sampling(spec, sampling)
         has_names = loaded is not None and loaded.cast.member_count > 1
         unit = CountUnit(tokenizer, names=has_names if settings.names is None else settings.names)
         ratio = await self._ratios.get(session, identity.user_id, spec, tokenizer)
-        limits, extra = self._budget(identity, settings, spec, tried), 0
+        limits, extra = self._budget(identity, settings, spec, tried, client), 0
         if constraint is not None:
             ratio, extra = max(ratio, constraint.ratio), constraint.extra
             limits = limits.within(max(1, spec.usable_window - extra))
@@ -433,6 +448,7 @@ class PromptBuilder:
             limits=limits,
             budget=limits.convert(ratio),
             extra=extra,
+            unsent=unsent,
         )
 
     def _budget(
@@ -441,6 +457,7 @@ class PromptBuilder:
         chat: ChatSettings,
         spec: ModelSpec,
         tried: BudgetSettings | None,
+        client: ClientPrompt | None,
     ) -> Budget:
         """Return the budgets in the model's tokens, from the first settings that have them."""
         chain = [chat.budgets, identity.settings.budgets]
@@ -449,7 +466,13 @@ class PromptBuilder:
             check_budgets(chain, self._settings, before=BudgetSettings())
         budget = compute_budgets(chain, self._settings)
         reply = min(budget.reply_reserve, spec.max_output_tokens)
-        return replace(budget, reply_reserve=reply).within(spec.context_window)
+        most = spec.context_window
+        if client is not None:
+            # A client fills the context up to the length of the reply that it asks for.
+            asked = client.sampling.max_output_tokens or reply
+            reply = min(asked, spec.max_output_tokens, max(reply, budget.total // 4))
+            most = min(most, client.max_context or most)
+        return replace(budget, reply_reserve=reply).within(most)
 
 
 async def _estimate_search_end(

@@ -20,6 +20,7 @@ from backend.context.record import (
     ContextRecord,
     RecordedBudget,
     RecordedHistory,
+    RecordedMessage,
     RecordedPreset,
     RecordedWindow,
     Totals,
@@ -116,6 +117,10 @@ class BuiltPrompt:
         return min(REPLY_RESERVES * expected * CHARACTERS_PER_TOKEN, MAX_REPLY_CHARACTERS)
 
     @property
+    def has_images(self) -> bool:
+        return any(message.images for message in self.assembled.messages)
+
+    @property
     def totals(self) -> Totals:
         assembled, limits, model = self.assembled, self.window.limits, self.window.to_model_tokens
         prompt = model(assembled.tokens)
@@ -180,15 +185,25 @@ class BuiltPrompt:
 
     @property
     def history_budget(self) -> int:
-        """Stored tokens that the history may take next to the fixed sections."""
-        window = self.window
+        """Stored tokens that the history may take next to the fixed sections.
+
+        A client that does not send all messages has decided on them.
+        """
+        window, loaded = self.window, self.loaded
+        if loaded.client is not None and 0 < loaded.sent_begin < loaded.path_tokens:
+            return loaded.path_tokens - loaded.sent_begin
         return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
 
 
 def misses_rounds(loaded: LoadedChat, assembled: AssembledPrompt) -> bool:
     leaf = loaded.target.leaf
-    # Messages that the viewpoint does not know are not missing.
-    if leaf is None or not loaded.sums_rounds or loaded.viewpoint != GM:
+    # Messages that the viewpoint does not know are not missing. A client has chosen its history.
+    if (
+        loaded.client is not None
+        or leaf is None
+        or not loaded.sums_rounds
+        or loaded.viewpoint != GM
+    ):
         return False
     kept = assembled.history.positions
     first = kept[0] if kept else leaf.position + 1
@@ -361,6 +376,7 @@ def make_record(built: BuiltPrompt) -> ContextRecord:
             tokens=built.window.spec.context_window, source=built.window.spec.figures_from
         ),
         shape=assembled.shape,
+        unsent_settings=list(built.window.unsent),
     )
     record.notes += built.notes
     if built.window.is_estimated:
@@ -413,11 +429,15 @@ def _record_history(built: BuiltPrompt) -> RecordedHistory | None:
         tokens=built.assembled.history_tokens,
         without=[place for place in range(first, last + 1) if place not in present],
         cut=len(history.messages[-1].text) if goes_on else None,
-        names=built.window.unit.names,
+        names=built.window.unit.names and history.has_names,
         omitted_first=history.positions[gap.start] if gap else None,
         omitted_last=history.positions[gap.stop - 1] if gap else None,
         thoughts=sorted(present.intersection(history.thoughts)),
         marks={place: words for place, words in history.marks.items() if place in present},
+        changed={
+            place: RecordedMessage(role=message.role, images=len(message.images), text=message.text)
+            for place, message in history.changed.items()
+        },
     )
 
 

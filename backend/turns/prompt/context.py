@@ -37,7 +37,7 @@ from backend.core.reasons import ReasonKind
 from backend.enrichment.summaries.store import HOT_ROUNDS, StoredSummary
 from backend.generation.model import ChatModel, ModelSpec, Role
 from backend.generation.registry import ModelRegistry
-from backend.generation.sampling import Sampling
+from backend.generation.sampling import Sampling, SamplingField
 from backend.generation.tokens import find_starting_ratio
 from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.timed import TimedState
@@ -47,6 +47,7 @@ from backend.memory.search.request import Memory
 from backend.memory.search.search import NearMiss
 from backend.regex.scripts import Scripts
 from backend.turns.models import TurnKind
+from backend.turns.prompt.client import ClientParts
 
 LineKind = Literal["user_line", "continue", "impersonate", "opening", "next"]
 
@@ -276,6 +277,8 @@ class LoadedChat:
         variables: The variables of macros: `stored_variables`, changed by the line's macros.
         keeps_other_speakers: True if a reply may contain lines of other speakers.
         preset: The nearest preset that is chosen. None for the default order.
+        client: The prompt of a client, to which the turn adds. None if Talekeeper builds it alone.
+        sent_begin: Stored tokens from the root before the first message that the client sends.
     """
 
     chat: Chat
@@ -303,6 +306,13 @@ class LoadedChat:
     audience: str = PUBLIC
     keeps_other_speakers: bool = False
     preset: LoadedPreset | None = None
+    client: ClientParts | None = None
+    sent_begin: int = 0
+
+    @property
+    def adds_memory(self) -> bool:
+        """False if a client wants its own prompt without additions."""
+        return self.client is None or self.client.prompt.uses_memory
 
     @property
     def sums_rounds(self) -> bool:
@@ -395,6 +405,7 @@ class PromptWindow:
         limits: The budgets in the model's tokens.
         budget: The budgets in counted tokens.
         extra: The model's tokens that the request takes in addition to the prompt, if known.
+        unsent: The client's sampling settings that the model does not accept.
     """
 
     models: ModelRegistry
@@ -406,6 +417,7 @@ class PromptWindow:
     limits: Budget
     budget: Budget
     extra: int = 0
+    unsent: Sequence[SamplingField] = ()
 
     @property
     def model(self) -> ChatModel:

@@ -8,6 +8,7 @@ counts, and changes of visibility or audience.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter as Counts
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +24,22 @@ from backend.accounts.events import UserSignedOut
 from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.chats.repository import HistoryColumns
-from backend.chats.token_counting import format_line
-from backend.context.assembly import Counter, History, LeftOut, Plan, PromptItem, plan
+from backend.chats.token_counting import CountUnit, format_line
+from backend.context.assembly import (
+    Counter,
+    History,
+    LeftOut,
+    Plan,
+    PromptItem,
+    plan,
+)
 from backend.context.budget import ContextOverflowError, find_eviction_point, find_joined_start
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind
+from backend.generation.images import count_image_tokens
 from backend.generation.model import PromptMessage
+from backend.turns.prompt.client import ClientParts
 from backend.turns.prompt.context import (
     LoadedChat,
     LoadedPrompt,
@@ -70,8 +80,11 @@ def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
     """Return the stored tokens from the root after which messages are read. Counts known messages.
 
     The history may take these messages if there are no fixed sections. Messages that connect it to
-    a summary are added. They are cut once the fixed sections are known.
+    a summary are added. They are cut once the fixed sections are known. For a client, the messages
+    are read that it may have sent.
     """
+    if loaded.client is not None:
+        return loaded.sent_begin
     begin = max(find_eviction_point(loaded.path_tokens, window.widest), loaded.summed_up)
     if loaded.summary is None or loaded.sums_rounds:
         return begin
@@ -86,7 +99,8 @@ def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
 
 def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Sequence[str]]:
     """Return the unsealed history as it is sent, and the stored texts. CPU-bound."""
-    lines, unit, scripts = prompt.lines, prompt.window.unit, prompt.loaded.scripts
+    lines, unit, client = prompt.lines, prompt.window.unit, prompt.loaded.client
+    scripts = prompt.loaded.scripts if client is None else None
     sealed = zip(lines.ids[len(lines.opened) :], lines.sealed_contents, strict=True)
     stored = [*lines.opened, *identity.sealer.open_many(MESSAGE_CONTENT, sealed)]
     tokens = list(lines.tokens)
@@ -101,6 +115,8 @@ def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Seq
             tokens = unit.count_many(spoken)
             changed = []
         texts = [format_line(author, text, names=unit.names) for author, text in spoken]
+    if client is not None:
+        return _match_client(client, unit, lines, tokens, texts=texts, bare=stored), stored
     marks = _mark_lines(texts, lines, prompt.loaded.marks)
     changed = [*changed, *marks]
     # The texts already contain the names, if they are sent.
@@ -124,6 +140,56 @@ def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Seq
     return History(messages, tokens, positions, thoughts, words), stored
 
 
+def _match_client(
+    client: ClientParts,
+    unit: CountUnit,
+    lines: HistoryColumns,
+    tokens: Sequence[int],
+    *,
+    texts: Sequence[str],
+    bare: Sequence[str],
+) -> History:
+    """Return the messages that a client sends. Only those that differ from `lines` are counted.
+
+    CPU-bound. A client may send the names of the authors in another way than Talekeeper, so the
+    stored messages are compared in both forms.
+
+    Args:
+        client: The client's prompt.
+        unit: The unit of `tokens`.
+        lines: The stored messages.
+        tokens: Their tokens.
+        texts: Their texts as Talekeeper sends them.
+        bare: Their texts without names.
+    """
+    changed, has_names = _find_changed(client, lines, texts), True
+    if changed and unit.names:
+        others = _find_changed(client, lines, bare)
+        if len(others) < len(changed):
+            changed, has_names = others, False
+    # The texts already contain the names, if they are sent.
+    counts = replace(unit, names=False).count_many([("", each.text) for each in changed.values()])
+    known = dict(zip(lines.positions, tokens, strict=True))
+    for (position, message), count in zip(changed.items(), counts, strict=True):
+        known[position] = count + count_image_tokens(message)
+    return History(
+        list(client.history),
+        [known[position] for position in client.positions],
+        list(client.positions),
+        changed=changed,
+        has_names=has_names,
+    )
+
+
+def _find_changed(
+    client: ClientParts, lines: HistoryColumns, texts: Sequence[str]
+) -> dict[int, PromptMessage]:
+    """Return the messages that differ from the stored ones, by position."""
+    stored = dict(zip(lines.positions, map(PromptMessage, lines.roles, texts), strict=True))
+    sent = zip(client.positions, client.history, strict=True)
+    return {position: message for position, message in sent if stored.get(position) != message}
+
+
 def _mark_lines(texts: list[str], lines: HistoryColumns, marks: AudienceMarks) -> dict[int, str]:
     """Mark messages that not everyone knows. Returns the marks by place in `texts`."""
     found: dict[int, str] = {}
@@ -140,13 +206,16 @@ def fit_history(
 
     The history leaves `reserved` tokens to other items, unless it has to reach back to a summary. A
     summary is left out if the history does not connect to it, or if it leaves no room for the fixed
-    sections. The summary of a campaign always stays.
+    sections. The summary of a campaign always stays. A client's history is kept whole; see
+    `_fit_client`.
 
     Raises:
         ContextOverflowError: The fixed sections alone exceed the budget.
     """
     budget, summarised = prompt.window.budget, prompt.loaded.summary
     shape = prompt.window.spec.shape
+    if prompt.loaded.client is not None:
+        return _fit_client(prompt, items, count=count)
     summary = next((item for item in items if item.kind == SUMMARY_KIND), None)
     if summary is None or summarised is None or prompt.loaded.sums_rounds:
         fixed = plan(items, budget=budget, count=count, shape=shape)
@@ -164,9 +233,38 @@ def fit_history(
         kind = "summary_too_old"
     rest = [item for item in items if item is not summary]
     fixed = plan(rest, budget=budget, count=count, shape=shape)
-    reasons = [Reason(kind, count=each.count) for each in summary.reasons]
-    left_out = structs.replace(summary, tokens=count(summary.text)).left_out(*reasons)
+    left_out = _leave_out_summary(summary, kind, count)
     return fixed, _drop_before(prompt, _find_begin(prompt, fixed, reserved, count)), [left_out]
+
+
+def _fit_client(
+    prompt: RetrievedPrompt, items: Sequence[PromptItem], *, count: Counter
+) -> tuple[Plan, History, list[LeftOut]]:
+    """Return the counted fixed sections and the whole history of a client.
+
+    The summary is left out if the client sends all messages, or if its history leaves no room for
+    the summary. It may end before the first sent message, because memory is searched for the
+    messages between them.
+    """
+    budget, history = prompt.window.budget, prompt.history
+    plan_items = partial(plan, budget=budget, count=count, shape=prompt.window.spec.shape)
+    summary = next((item for item in items if item.kind == SUMMARY_KIND), None)
+    if summary is None:
+        return plan_items(items), history, []
+    kind: ReasonKind = "in_history"
+    if prompt.loaded.sent_begin > 0:
+        kind = "summary_no_room"
+        with contextlib.suppress(ContextOverflowError):
+            fixed = plan_items(items)
+            if fixed.fixed + sum(history.tokens) <= budget.prompt:
+                return fixed, history, []
+    rest = [item for item in items if item is not summary]
+    return plan_items(rest), history, [_leave_out_summary(summary, kind, count)]
+
+
+def _leave_out_summary(summary: PromptItem, kind: ReasonKind, count: Counter) -> LeftOut:
+    reasons = [Reason(kind, count=each.count) for each in summary.reasons]
+    return structs.replace(summary, tokens=count(summary.text)).left_out(*reasons)
 
 
 def _find_begin(prompt: RetrievedPrompt, fixed: Plan, reserved: int, count: Counter) -> int:

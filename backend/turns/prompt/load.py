@@ -7,7 +7,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from msgspec import structs
-from sqlalchemy import and_, bindparam, select
+from sqlalchemy import and_, bindparam, case, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -47,6 +47,7 @@ from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
+from backend.turns.prompt.client import ClientParts, ClientPrompt, split_prompt
 from backend.turns.prompt.context import (
     NARRATOR,
     Cast,
@@ -96,7 +97,8 @@ class ChatLoader:
     """Loads the data of a turn for one user, through the caller's session.
 
     A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
-    is left out. `with_campaign` loads its state later, while memory is searched.
+    is left out. `with_campaign` loads its state later, while memory is searched. With the prompt of
+    a `client`, its own messages are the history, and it may exclude everything that is added.
     """
 
     def __init__(
@@ -109,9 +111,12 @@ class ChatLoader:
         situations: SituationService | None = None,
         is_preview: bool = False,
         tried: PresetFields | None = None,
+        client: ClientPrompt | None = None,
     ) -> None:
+        self._client = client
+        self._remembers = client is None or client.uses_memory
         self._lore = lore
-        self._situations = situations
+        self._situations = situations if self._remembers else None
         self._session = session
         self._identity = identity
         self._user_name = user_name
@@ -133,6 +138,7 @@ class ChatLoader:
             raise ChatNotFoundError
         chat, leaf, campaign, sealed_globals, has_scripts = row
         self._campaign = campaign if self._situations else None
+        client = split_prompt(self._client) if self._client else None
         settings = read_settings(sealer, chat)
         target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
         audience = await find_audience(session, chat, request, target)
@@ -146,7 +152,7 @@ class ChatLoader:
         is_due = await self._is_note_due(fields, target, request)
         variables = read_variables(sealer, chat, sealed_globals)
         pinned: Sequence[StoryEvent] = ()
-        if chat.chronicle_id:
+        if chat.chronicle_id and self._remembers:
             pinned = await current_events(
                 session,
                 sealer,
@@ -156,7 +162,7 @@ class ChatLoader:
                 viewpoint=viewpoint,
             )
         summary = None
-        if target.leaf and (settings.summary.enabled or chat.campaign_id):
+        if self._remembers and target.leaf and (settings.summary.enabled or chat.campaign_id):
             summary = await find_current_summary(
                 session, sealer, chat, up_to_position=target.leaf.position, viewpoint=viewpoint
             )
@@ -186,16 +192,37 @@ class ChatLoader:
             keeps_other_speakers=find_first_set(
                 (settings, account), "keep_other_speakers", default=False
             ),
-            expands_macros=find_first_set((settings, account), "expand_macros", default=True),
+            expands_macros=(
+                # A client has expanded the macros of its user's line.
+                client is None
+                and find_first_set((settings, account), "expand_macros", default=True)
+            ),
             has_scripts=has_scripts,
             preset=preset,
+            client=client,
         )
         texts = [*loaded.macro_texts, loaded.line or ""]
         quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
         limit = max(quoted, lore.depth, RECENT_LINES)
         recent = await self._load_recent(target, limit, viewpoint)
+        if client is not None:
+            recent = _take_sent_lines(recent, client)
+            loaded = replace(loaded, sent_begin=await self._find_sent_begin(target, client))
         loaded = await self._add_rounds(replace(loaded, recent=recent))
         return await self._add_known_path(loaded)
+
+    async def _find_sent_begin(self, target: TurnTarget, client: ClientParts) -> int:
+        """Return the stored tokens from the root before the first message that a client sends."""
+        if target.leaf is None:
+            return 0
+        if client.first is None:
+            return target.leaf.path_tokens
+        query = select(Message.path_tokens - case((Message.hidden, 0), else_=Message.tokens)).where(
+            Message.chat_id == target.leaf.chat_id,
+            Message.is_active,
+            Message.position == client.first,
+        )
+        return await self._session.scalar(query) or 0
 
     async def _load_cast(
         self,
@@ -242,6 +269,8 @@ class ChatLoader:
         cast: Cast,
         member_ids: Sequence[UUID],
     ) -> LoadedLore:
+        if not self._remembers:
+            return LoadedLore()
         account = self._identity.settings
         member_books = find_first_set(
             (settings.lore, account.lore), "member_books", default="speaker"
@@ -307,13 +336,14 @@ class ChatLoader:
             return loaded
         lines = await chats.list_unknown_messages(self._session, leaf, loaded.viewpoint)
         path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.story.unread
+        sent_begin = path.to_known(loaded.sent_begin)
         if summary is not None:
             summary = structs.replace(summary, path_tokens=path.to_known(summary.path_tokens))
         if unread is not None:
             unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
         rounds = list(map(path.to_known, loaded.story.rounds))
         story = replace(loaded.story, unread=unread, rounds=rounds)
-        return replace(loaded, known_path=path, summary=summary, story=story)
+        return replace(loaded, known_path=path, summary=summary, story=story, sent_begin=sent_begin)
 
     async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
         if self._situations is None or self._campaign is None:
@@ -386,14 +416,26 @@ class ChatLoader:
         ]
 
 
+def _take_sent_lines(recent: Sequence[RecentLine], client: ClientParts) -> list[RecentLine]:
+    """Return the last messages that a client sends, with its texts."""
+    sent = dict(zip(client.positions, client.history, strict=True))
+    return [
+        replace(each, text=sent[each.position].text) for each in recent if each.position in sent
+    ]
+
+
 async def find_history_begin(
     session: AsyncSession, loaded: LoadedChat, *, budget: int
 ) -> int | None:
     """Return the position of the first message of a history that fits `budget` stored tokens.
 
-    Returns None if the whole path fits.
+    Returns None if the whole path fits. The history of a client begins with the first message that
+    it sends.
     """
     leaf = loaded.target.leaf
+    if loaded.client is not None:
+        after = leaf.position + 1 if leaf else None
+        return after if loaded.client.first is None else loaded.client.first
     begin = max(find_eviction_point(loaded.path_tokens, budget), loaded.summed_up)
     if leaf is None or begin == 0:
         return None

@@ -91,6 +91,8 @@ def view_context(record: ContextRecord) -> ContextView:
                 count=history.count,
                 tokens=history.tokens,
                 hidden=history.without,
+                changed=sorted(history.changed),
+                images=sum(each.images for each in history.changed.values()),
                 omitted_first=history.omitted_first,
                 omitted_last=history.omitted_last,
                 reason="history",
@@ -286,7 +288,7 @@ class ContextService:
             raise ContextNotFoundError("Only replies of a model have a context record.")
         data = identity.sealer.open_bytes(CONTEXT_RECORD, row.id, row.sealed_record)
         record = msgspec.json.decode(data, type=ContextRecord)
-        digests = [bytes.fromhex(item.text_hash) for item in (*record.items, *record.retrieved)]
+        digests = [bytes.fromhex(each.text_hash) for each in record.find_texts()]
         texts = {
             text.digest.hex(): identity.sealer.open(CONTEXT_TEXT, text.id, text.sealed_text)
             for text in await repository.find_texts(session, message.chat_id, digests)
@@ -415,8 +417,15 @@ def _open_lines(
         if row.position in recorded.thoughts and row.sealed_thinking is not None:
             thoughts = sealer.open(MESSAGE_THINKING, row.id, row.sealed_thinking)
             lines[at] = prefix_thoughts(lines[at], thoughts)
+    changed = {
+        position: PromptMessage(message.role, message.text or "")
+        for position, message in recorded.changed.items()
+    }
     return History(
-        [PromptMessage(row.role, line) for row, line in zip(rows, lines, strict=True)],
+        [
+            changed.get(row.position) or PromptMessage(row.role, line)
+            for row, line in zip(rows, lines, strict=True)
+        ],
         [row.tokens for row in rows],
         [row.position for row in rows],
     )

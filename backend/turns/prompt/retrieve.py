@@ -17,7 +17,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import MemorySettings, SourceWeights, find_first_set
 from backend.chronicles.events import render_event
 from backend.chronicles.repository import StoryEvent
-from backend.context.assembly import History, LeftOut, PromptItem
+from backend.context.assembly import LeftOut, PromptItem
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason
@@ -101,7 +101,8 @@ def make_request(
     """
     chain: Sequence[MemorySettings] = (loaded.settings.memory, identity.settings.memory)
     limit = find_first_set(chain, "max_items", MAX_ITEMS)
-    if not find_first_set(chain, "enabled", default=True) or limit == 0:
+    is_enabled = loaded.adds_memory and find_first_set(chain, "enabled", default=True)
+    if not is_enabled or limit == 0:
         return None
     min_relevance: float | None = find_first_set(chain, "min_relevance", None)
     weights: SourceWeights = find_first_set(chain, "weights", SourceWeights())
@@ -276,13 +277,13 @@ def sort_by_rank(
 
 
 def split_by_history(
-    items: Sequence[PromptItem], memories: Sequence[Memory], history: History, *, chat_id: UUID
+    items: Sequence[PromptItem], memories: Sequence[Memory], first: int | None, *, chat_id: UUID
 ) -> tuple[list[PromptItem], list[LeftOut]]:
     """Split items into those outside the history, and those that it already contains.
 
-    If all messages of an event belong to this chat, it has the position of its first message.
+    `first` is the position of the first message in the prompt. If all messages of an event belong
+    to this chat, it has the position of its first message.
     """
-    first = history.positions[0] if history.positions else None
     in_history = {
         memory.recalled.source_id
         for memory in memories
@@ -301,14 +302,13 @@ def split_by_history(
 
 
 def list_near_misses(
-    prompt: RetrievedPrompt, history: History, known: Collection[UUID | None]
+    prompt: RetrievedPrompt, first: int | None, known: Collection[UUID | None]
 ) -> list[LeftOut]:
     """Return the search results that the prompt does not contain.
 
-    `known` are rows in the prompt.
+    `known` are rows in the prompt, and `first` is the position of its first message.
     """
     chat_id = prompt.loaded.chat.id
-    first = history.positions[0] if history.positions else None
     return [
         LeftOut(
             kind="memory" if found.kind == "message" else found.kind,

@@ -27,6 +27,7 @@ from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.core.reasons import Reason, ReasonKind
 from backend.lorebooks.entries import Position, Trigger
 from backend.prompts import PromptLibrary, UsedPrompts
+from backend.turns.prompt.client_items import make_end, place_sections
 from backend.turns.prompt.context import LoadedChat, LoadedPreset, RetrievedPrompt
 from backend.turns.prompt.load import read_author
 from backend.turns.prompt.lore import PlacedLore, get_note_place, split_examples
@@ -47,12 +48,14 @@ LORE_BLOCKS: dict[Position, Marker] = {
 class PromptOrder:
     """The blocks that are sent with a turn, and their order.
 
-    `triggers` are the kinds of this turn. A block may be limited to some of them.
+    `triggers` are the kinds of this turn. A block may be limited to some of them. With
+    `follows_client`, everything that changes comes after the history of a client.
     """
 
     preset: LoadedPreset | None
     settings: ChatSettings
     triggers: Sequence[Trigger]
+    follows_client: bool = False
 
     @cached_property
     def blocks(self) -> Sequence[Block]:
@@ -78,6 +81,8 @@ class PromptOrder:
 
     @property
     def memory_first(self) -> bool:
+        if self.follows_client:
+            return False
         memory = self._place("memory")
         is_before = memory is not None and memory < (self._place("history") or 0)
         return is_before or self.settings.memory_placement == "before_history"
@@ -220,7 +225,8 @@ class SectionBuilder:
         self._macros = macros
         self._macro_budget = macro_budget
         self.variables = variables
-        self.off: Sequence[LeftOut] = ()
+        self.off: list[LeftOut] = []
+        self._client = prompt.loaded.client
         campaign = prompt.loaded.story.campaign
         self._campaign = (
             CampaignSections(prompts, self.used, prompt.loaded, campaign) if campaign else None
@@ -230,8 +236,8 @@ class SectionBuilder:
         """Return the items in order, without empty ones.
 
         Sets `variables` to the values that macros wrote, `used` to the prompt files, `chapter_ids`
-        to the chapters in the prompt, and `off` to lore without a sent block. `count` counts the
-        tokens of a text. Raises `MacroLimitError`.
+        to the chapters in the prompt, and `off` to lore without a sent block and to sections that a
+        client's messages replace. `count` counts the tokens of a text. Raises `MacroLimitError`.
         """
         campaign, order = self._campaign, self._order
         sections: dict[Marker | None, Callable[[Block], Sequence[PromptItem]]] = {
@@ -263,7 +269,19 @@ class SectionBuilder:
                 items += self._place_items(block, sections[block.marker](block), place)
         self._leave_out_unplaced()
         items += self._slot("outlet")
-        return [item for item in items if item.text.strip()]
+        if self._client is not None:
+            items = place_sections(self._client, items)
+        # A client's message may consist of images.
+        return [item for item in items if item.text.strip() or item.message]
+
+    def _replaces(self, kind: str, title: str, *texts: str) -> bool:
+        """True if a client's messages replace a section. It is left out if it has a text."""
+        if self._client is None or not self._client.prompt.replaces_sections:
+            return False
+        if any(text.strip() for text in texts):
+            reason = Reason("client_replaces")
+            self.off.append(LeftOut(kind=kind, title=title, tokens=0, reasons=[reason]))
+        return True
 
     def _place_items(
         self, block: Block, made: Sequence[PromptItem], place: Place
@@ -312,7 +330,7 @@ class SectionBuilder:
             *(self._note() if note == "at_depth" and not self._order.places_note else ()),
             *self._slot("at_depth"),
             *place_blocks(late),
-            self._line(suggestions),
+            *self._end(suggestions),
         ]
 
     @property
@@ -327,7 +345,7 @@ class SectionBuilder:
         note = "" if self._order.places_note else self._loaded.note.fields.position
         return [
             *(self._note() if note == "before_prompt" else ()),
-            self._prompt(block),
+            *self._prompt(block),
             *(self._note() if note == "after_prompt" else ()),
         ]
 
@@ -338,8 +356,11 @@ class SectionBuilder:
             return False
         return all(block.marker != "system_prompt" for block in self._order.sent)
 
-    def _prompt(self, block: Block) -> PromptItem:
+    def _prompt(self, block: Block) -> list[PromptItem]:
         loaded, card = self._loaded, self._loaded.cast.speaker.card
+        title = "System prompt"
+        if self._replaces("system_prompt", title, block.content, loaded.system_prompt):
+            return []
         names = {"char": loaded.cast.speaker.name, "user": loaded.cast.user_name}
         default = ""
         if loaded.cast.others and block.content:
@@ -352,14 +373,18 @@ class SectionBuilder:
             (loaded.system_prompt, "systemPrompt", "settings"),
             ("" if block.forbid_overrides else card.system_prompt, "charPrompt", "card"),
         )
-        return make_section("system_prompt", "System prompt", text, Reason(reason))
+        return [make_section("system_prompt", title, text, Reason(reason))]
 
     def _own_text(self, block: Block) -> list[PromptItem]:
+        if self._replaces("block", block.title, block.content):
+            return []
         text = self._expand(block.content, "block")
         return [make_section("block", block.title, text, Reason("preset"))]
 
     def _persona(self, _: Block) -> list[PromptItem]:
         loaded, text = self._loaded, ""
+        if self._replaces("persona", loaded.cast.user_name, loaded.cast.persona):
+            return []
         if loaded.cast.persona:
             persona = self._expand(loaded.cast.persona, "persona")
             text = self.used.render("sections/persona", user=loaded.cast.user_name, persona=persona)
@@ -377,6 +402,8 @@ class SectionBuilder:
     def _card_text(self, *fields: str) -> list[PromptItem]:
         speaker, text = self._loaded.cast.speaker, ""
         texts = {field: getattr(speaker.card, field) for field in fields}
+        if self._replaces("character", speaker.name, *texts.values()):
+            return []
         if any(texts.values()):
             expanded = {field: self._expand(text, field) for field, text in texts.items()}
             empty = {"description": "", "personality": "", "scenario": ""}
@@ -386,9 +413,12 @@ class SectionBuilder:
     def _examples(self, _: Block) -> list[PromptItem]:
         speaker, text = self._loaded.cast.speaker, ""
         top, bottom = self._slot("examples_top"), self._slot("examples_bottom")
+        title = "Example dialogue"
+        if self._replaces("examples", title, speaker.card.mes_example):
+            return [*top, *bottom]
         if examples := split_examples(self._expand(speaker.card.mes_example, "mesExamples")):
             text = self.used.render("sections/examples", char=speaker.name, examples=examples)
-        own = make_section("examples", "Example dialogue", text, Reason("card"), speaker.id)
+        own = make_section("examples", title, text, Reason("card"), speaker.id)
         return [*top, own, *bottom]
 
     def _leave_out_unplaced(self) -> None:
@@ -399,7 +429,7 @@ class SectionBuilder:
         ]
         if self._order.places_note and "authors_note" not in sent:
             lost += ("note_top", "note_bottom")
-        self.off = [
+        self.off += [
             item.left_out(Reason("block_off")) for each in lost for item in self._slot(each)
         ]
 
@@ -415,7 +445,7 @@ class SectionBuilder:
 
     def _depth_prompt(self) -> list[PromptItem]:
         speaker, prompt = self._loaded.cast.speaker, self._loaded.cast.speaker.card.depth_prompt
-        if prompt is None:
+        if prompt is None or self._replaces("depth_prompt", speaker.name, prompt.prompt):
             return []
         return [
             PromptItem(
@@ -432,11 +462,12 @@ class SectionBuilder:
 
     def _note(self) -> list[PromptItem]:
         """Return the author's note and the lore around it, as one message."""
-        loaded, note = self._loaded, self._loaded.note.fields
+        loaded, note, title = self._loaded, self._loaded.note.fields, "Author's note"
+        is_sent = loaded.note.is_due and not self._replaces("authors_note", title, note.text)
         own = PromptItem(
             kind="authors_note",
-            title="Author's note",
-            text=self._expand(note.text, "authorsNote") if loaded.note.is_due else "",
+            title=title,
+            text=self._expand(note.text, "authorsNote") if is_sent else "",
             place=get_note_place(note),
             depth=note.depth,
             role=note.role,
@@ -445,6 +476,14 @@ class SectionBuilder:
         around = [*self._slot("note_top"), own, *self._slot("note_bottom")]
         items = [item for item in around if item.text.strip()]
         return [structs.replace(item, joins=number > 0) for number, item in enumerate(items)]
+
+    def _end(self, suggestions: int) -> Sequence[PromptItem]:
+        """Return the user's line or its replacement, and the instructions of a client after it."""
+        target = self._loaded.target
+        line_id = target.line.id if target.line else None
+        return (make_end(self._client, line_id) if self._client else ()) or [
+            self._line(suggestions)
+        ]
 
     def _line(self, suggestions: int) -> PromptItem:
         """Return the user's line or its replacement. Quoted macros are not expanded."""
@@ -478,6 +517,9 @@ class SectionBuilder:
     def _post_history(self, block: Block) -> list[PromptItem]:
         loaded, speaker = self._loaded, self._loaded.cast.speaker
         card = "" if block.forbid_overrides else speaker.card.post_history_instructions
+        title = "Post-history instructions"
+        if self._replaces("post_history", title, block.content, loaded.post_history, card):
+            return []
         text, reason = self._choose_text(
             "",
             (block.content, "postHistory", "preset"),
@@ -485,7 +527,6 @@ class SectionBuilder:
             (card, "charInstruction", "card"),
         )
         source_id = speaker.id if reason == "card" else None
-        title = "Post-history instructions"
         return [make_section("post_history", title, text, Reason(reason), source_id)]
 
     def _choose_text(
@@ -506,6 +547,8 @@ class SectionBuilder:
     def reply_start(self) -> str | None:
         """Return the text that the reply begins with. Raises `MacroLimitError`."""
         start = self._window.sampling.start_reply_with
+        if self._client is not None and start == self._client.prompt.prefill:
+            return start or None
         return (self._expand(start, "startReplyWith") or None) if start else None
 
     def _expand(self, text: str, place: str, *, original: str | None = None) -> str:

@@ -25,6 +25,7 @@ from backend.turns.models import LEASE_DURATION, TURN_PLAY, Turn
 from backend.turns.play.state import SuspendedPlay, TurnPlay
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.built_prompt import BuiltPrompt
+from backend.turns.prompt.client import ClientPrompt
 from backend.turns.prompt.context import get_version
 from backend.turns.run.events import (
     AWAITING_CHOICE,
@@ -137,9 +138,15 @@ class TurnResumer:
         self._prompts = prompts
 
     async def choose(
-        self, identity: Identity, turn_id: UUID, choice: ChoiceRequest
+        self,
+        identity: Identity,
+        turn_id: UUID,
+        choice: ChoiceRequest,
+        client: ClientPrompt | None,
     ) -> tuple[TurnRun | None, int]:
         """Claim a turn with a choice. The choice and its costs are stored in the same transaction.
+
+        The rest of the turn has the prompt of a `client`, if there is one.
 
         Returns the turn to run, or None if this choice was made before; and the id of the event
         before that of the choice.
@@ -156,7 +163,7 @@ class TurnResumer:
                 raise TurnNotWaitingError("The turn is running or has ended.")
             if not reply.is_active:
                 raise ChatChangedError("The turn is on another branch. Activate its reply first.")
-            run, play = await self._resume(identity, turn, reply, progress, choice)
+            run, play = await self._resume(identity, turn, reply, progress, choice, client)
             made_id = find_choice_id(progress.transcript, choice)
             if made_id is not None and await claim_turn(
                 self._database, run, play, before=turn.segments
@@ -192,11 +199,12 @@ class TurnResumer:
         reply: Message,
         progress: Progress,
         choice: ChoiceRequest,
+        client: ClientPrompt | None,
     ) -> tuple[TurnRun, TurnPlay]:
         """Return the resumed turn. Its prompt is built again from the messages before its reply."""
         suspended = read_suspended(identity.sealer, turn)
         request = TurnRequest(regenerate_of=reply.id, viewpoint=suspended.viewpoint)
-        built = await self._builder.build(identity, turn.chat_id, request)
+        built = await self._builder.build(identity, turn.chat_id, request, client=client)
         play, built = resume_play(suspended, built, self._prompts, choice)
         transcript = progress.transcript
         said = transcript.join("text")

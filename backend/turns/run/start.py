@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -16,6 +18,14 @@ from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.drafts import MessageDraft, make_message, seal_draft
 from backend.chats.events import notify_path_moved
+from backend.chats.files import (
+    FileName,
+    SealedFile,
+    SealedReference,
+    insert_files,
+    seal_file,
+    seal_reference,
+)
 from backend.chats.models import (
     CHAT_VARIABLES,
     MESSAGE_CONTENT,
@@ -26,10 +36,11 @@ from backend.chats.models import (
 )
 from backend.chats.token_counting import CountUnit
 from backend.context.macros import Variables
-from backend.core.cpu_pool import CpuPool
+from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.core.events import Participants
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.generation.model import PromptImage
 from backend.prompts import PromptLibrary
 from backend.turns.errors import NotContinuableError
 from backend.turns.models import LEASE_DURATION, Turn
@@ -97,9 +108,14 @@ class TurnStarter:
             parent = target.parent or target.leaf
             line: Message | None = None
             if line_draft is not None:
-                line = Message(**line_draft, audience=loaded.audience)
+                line = Message(**line_draft.row, audience=loaded.audience)
                 turn.user_message_id = line.id
                 moved = await tree.attach_message(session, chat, line, parent=parent)
+                if line_draft.references:
+                    await session.flush()
+                    await insert_files(
+                        session, identity.user_id, line_draft.files, line_draft.references
+                    )
                 await notify_path_moved(self._participants, session, identity.sealer, chat, moved)
                 await _save_variables(
                     session, identity.sealer, chat, loaded.stored_variables, built.variables
@@ -122,8 +138,8 @@ class TurnStarter:
             session.add(turn)
             return run
 
-    async def _draft_line(self, identity: Identity, built: BuiltPrompt) -> dict[str, Any] | None:
-        """Seal and count the user's line in a thread, before the transaction."""
+    async def _draft_line(self, identity: Identity, built: BuiltPrompt) -> _SealedLine | None:
+        """Seal and count the user's line and its images in a thread, before the transaction."""
         loaded = built.loaded
         if loaded.line is None:
             return None
@@ -135,10 +151,12 @@ class TurnStarter:
             persona_id=loaded.cast.persona_id,
         )
         unit = CountUnit.parse(loaded.chat.count_unit)
+        said = loaded.client.line if loaded.client else None
+        images = [each for each in said.images if each.data] if said else []
         return await self._pool.run(
             identity.user_id,
-            partial(seal_draft, identity.sealer, draft, unit=unit),
-            size=len(loaded.line),
+            partial(_seal_line, identity.sealer, draft, images, unit=unit),
+            size=len(loaded.line) + sum(len(each.data) for each in images) // SEALED_FACTOR,
         )
 
     async def _make_reply_row(
@@ -204,6 +222,29 @@ class TurnStarter:
         if continued is not None:
             run.status_before = continued.status
         return run
+
+
+@dataclass(frozen=True, slots=True)
+class _SealedLine:
+    """The columns of the user's line, and its images."""
+
+    row: dict[str, Any]
+    files: Sequence[SealedFile]
+    references: Sequence[SealedReference]
+
+
+def _seal_line(
+    sealer: Sealer, draft: MessageDraft, images: Sequence[PromptImage], *, unit: CountUnit
+) -> _SealedLine:
+    row = seal_draft(sealer, draft, unit=unit)
+    files = [seal_file(sealer, each.data, media_type=each.media_type) for each in images]
+    references = [
+        seal_reference(
+            sealer, row["id"], FileName(name="", path=""), place=place, digest=file.digest
+        )
+        for place, file in enumerate(files)
+    ]
+    return _SealedLine(row, files, references)
 
 
 def _store_injected_context(sealer: Sealer, reply: Message, built: BuiltPrompt) -> None:

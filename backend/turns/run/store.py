@@ -38,7 +38,7 @@ from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.context.record import move_texts
 from backend.core.events import Participants
-from backend.database.base import Base, new_id, now, upsert
+from backend.database.base import Base, new_id, now, split_chunks, upsert
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
@@ -373,8 +373,9 @@ async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
     """Learn the model's token ratio. A played turn sends more than its prompt, so it is ignored.
 
     The report of a prompt that the server has cut is ignored, because it is about a shorter prompt.
+    The tokens of images are only estimated.
     """
-    if run.play is not None:
+    if run.play is not None or run.built.has_images:
         return
     window = run.built.window
     learn = partial(ratios.learn, session, run.user_id, window.spec, window.unit.tokenizer)
@@ -553,7 +554,9 @@ def count_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]
 def seal_record(run: TurnRun) -> SealedRecord:
     """Make and seal the context record of a turn. CPU-bound: it hashes the whole prompt."""
     record = make_record(run.built.with_shape(run.sent.shape))
-    record.unsent_settings = list(run.sent.left_out)
+    record.unsent_settings = run.unsent_settings
+    if images := run.sent.images_left_out:
+        record.notes.append(f"{images} images were left out, because the model cannot read them.")
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
     record.notes += [refused.note for refused in run.refused]
@@ -580,8 +583,10 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
     }
     texts = sealed.texts
     if len(texts) > MAX_UNCHECKED_TEXTS:
-        held = {"chat_id": run.chat_id, "digests": list(texts)}
-        known = set(await session.scalars(_KNOWN, held))
+        known: set[bytes] = set()
+        for part in split_chunks(list(texts)):
+            held = {"chat_id": run.chat_id, "digests": part}
+            known.update(await session.scalars(_KNOWN, held))
         texts = {key: text for key, text in texts.items() if key not in known}
     rows = [
         {

@@ -17,6 +17,7 @@ from backend.accounts.models import KeyMode
 from backend.chats.models import MessageStatus
 from backend.core.logs import get_logger
 from backend.errors import AppError, InternalError
+from backend.generation.images import count_images
 from backend.generation.model import (
     MAX_REPLY_CHARACTERS,
     ChatModel,
@@ -32,6 +33,7 @@ from backend.generation.model import (
     ThinkingReset,
     TokenUsage,
 )
+from backend.generation.sampling import SamplingField
 from backend.generation.servers.window_evidence import PromptCut, choose_window_after_cut, find_cut
 from backend.generation.tokens import get_tokenizer
 from backend.turns.models import Turn, TurnKind, TurnState
@@ -143,6 +145,11 @@ class TurnRun:
             progress=progress,
             rebuild=rebuild,
         )
+
+    @property
+    def unsent_settings(self) -> list[SamplingField]:
+        """The sampling settings that are left out, because the model does not support them."""
+        return list(dict.fromkeys((*self.built.window.unsent, *self.sent.left_out)))
 
     @property
     def text(self) -> str:
@@ -395,8 +402,11 @@ class TurnRun:
     def _check_usage(self, usage: TokenUsage) -> None:
         """Learn from the usage of one request whether the server has cut the prompt.
 
-        Tools and rounds of calls are not counted. They only make the prompt longer.
+        Tools and rounds of calls are not counted. They only make the prompt longer. The tokens of
+        images are only estimated, so a prompt with images shows nothing.
         """
+        if count_images(self.built.prompt.messages):
+            return
         window = self.built.window
         cut = find_cut(usage, counted=self.built.assembled.tokens, ratio=window.ratio)
         if cut is not None:
@@ -418,9 +428,9 @@ class TurnRun:
                 self.usage = piece
             case Finish(reason):
                 self.finish = reason
-            case SentRequest(shape, left_out):
+            case SentRequest(shape, left_out, images):
                 left_out = tuple(dict.fromkeys((*self.sent.left_out, *left_out)))
-                self.sent = SentRequest(shape, left_out)
+                self.sent = SentRequest(shape, left_out, images)
             case _:
                 pass
 

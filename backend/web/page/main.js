@@ -34,6 +34,7 @@ const VIEWS = new Map([
   ["scripts", ["account/scripts", "account"]],
   ["imports", ["transfer/imports", "transfer"]],
   ["imports/id", ["transfer/results", "transfer"]],
+  ["clients", ["account/clients", "account"]],
   ["account", ["account/account", "account"]],
 ]);
 

@@ -18,6 +18,7 @@ const RECENT = 12;
 const AREAS = {
   "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats",
   providers: "settings", presets: "settings", scripts: "settings", imports: "settings",
+  clients: "settings",
 };
 
 /** @returns {{element, main, at(path)}} `at` marks the current area. */
@@ -53,6 +54,8 @@ export function shell() {
     mark();
   };
   addEventListener("chats-changed", list);
+  // Other clients may have opened chats.
+  addEventListener("focus", () => chats.changed());
   list();
   watch(activity);
   files.at();

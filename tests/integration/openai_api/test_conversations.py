@@ -65,7 +65,7 @@ async def test_a_new_line_continues_the_chat_with_most_matching_messages(
     assert placement.chat_id == chat_id
     assert [line.text for line in placement.tail] == [NEXT[1]]
     assert (list(placement.rest), placement.edits, placement.hides) == ([], {}, [])
-    assert placement.is_begin
+    assert placement.window_start == 0
     assert [placement.pairs[n].position for n in range(7)] == list(range(7))
     # What follows the common beginning tells them apart, also if it was trimmed.
     assert (await desk.find([*other, NEXT])).chat_id == other_id
@@ -76,7 +76,7 @@ async def test_a_new_line_continues_the_chat_with_most_matching_messages(
 async def test_a_window_changes_nothing_before_its_first_message(database: Database) -> None:
     desk, chat_id = await tell(database)
     placement = await desk.find([user("An older line."), *STORY[4:], NEXT])
-    assert (placement.chat_id, placement.is_begin) == (chat_id, False)
+    assert (placement.chat_id, placement.window_start) == (chat_id, 4)
     assert sorted(placement.pairs) == [1, 2, 3]
     assert await desk.send([*STORY[4:], NEXT], "The yard is white.") == chat_id
     assert await desk.show(chat_id) == [*TEXTS, NEXT[1], "The yard is white."]
@@ -252,11 +252,13 @@ async def test_an_inserted_line_is_ignored(database: Database) -> None:
 
 
 async def test_a_client_that_leaves_out_the_middle_hides_nothing(database: Database) -> None:
-    long = [GREETING, *[(role, f"{text} ({n})") for n in range(8) for role, text in STORY[1:]]]
+    long = [GREETING, *[(role, f"{text} ({n})") for n in range(10) for role, text in STORY[1:]]]
     desk, chat_id = await tell(database, long)
-    placement = await desk.find([*long[:3], *long[-4:], NEXT])
-    assert (placement.chat_id, placement.is_begin, placement.hides) == (chat_id, False, [])
-    assert [placement.pairs[n].position for n in (0, 2, 3, 6)] == [0, 2, 45, 48]
+    for first in (0, 10):
+        placement = await desk.find([*long[first : first + 3], *long[-4:], NEXT])
+        assert (placement.chat_id, placement.hides) == (chat_id, [])
+        assert placement.window_start == 57
+        assert [placement.pairs[n].position for n in (0, 2, 3, 6)] == [first, first + 2, 57, 60]
 
 
 async def test_a_reply_that_was_continued_is_found_with_its_new_text(database: Database) -> None:

@@ -133,6 +133,9 @@ CASES = [
 
 NOT_IN_ARCHIVES = {
     "account_activity",
+    "client_chats",
+    "client_requests",
+    "client_rules",
     "context_records",
     "context_texts",
     "embeddings",

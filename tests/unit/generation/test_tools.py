@@ -22,7 +22,7 @@ from backend.generation.tools.calls import (
     MAX_CALLS,
     TOO_LONG_PROBLEM,
     assign_distinct_ids,
-    make_ids_distinct,
+    list_messages,
     read_calls,
 )
 from backend.generation.tools.written_calls import (
@@ -183,8 +183,8 @@ def test_calls_with_one_id_get_ids_of_their_own() -> None:
 
 def test_the_ids_of_a_prompt_s_rounds_are_distinct_and_stay_the_same() -> None:
     rounds = [ToolRound(calls_with("a", "a"), [1, 2]), ToolRound(calls_with("a", "b"), [3, 4])]
-    first = make_ids_distinct(rounds[:1])
-    both = make_ids_distinct(rounds)
+    first = list_messages(Prompt((), rounds[:1]))
+    both = list_messages(Prompt((), rounds))
     assert [call.id for call in first[0].calls] == [call.id for call in both[0].calls]
     assert len({call.id for each in both for call in each.calls}) == 4
     assert [list(each.results) for each in both] == [[1, 2], [3, 4]]

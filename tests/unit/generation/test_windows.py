@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.adapters.openai.probes import WindowReport, find_window, read_listed_window
+from backend.generation.adapters.openai.probes import ModelReport, find_window, read_listed_window
 from backend.generation.model import TokenUsage
 from backend.generation.servers.window_evidence import (
     PromptCut,
@@ -117,7 +117,7 @@ def told(**answers: Any) -> dict[str, Any]:
 
 async def find(
     server: ServerName, answers: Mapping[str, Any], model: str = MODEL
-) -> tuple[WindowReport, list[tuple[str, Any]]]:
+) -> tuple[ModelReport, list[tuple[str, Any]]]:
     asked: list[tuple[str, Any]] = []
 
     async def ask(path: str, body: Mapping[str, Any] | None) -> Any:
@@ -131,38 +131,38 @@ async def find(
 @pytest.mark.parametrize(
     ("server", "answers", "report"),
     [
-        ("llama-cpp", told(props=PROPS), WindowReport(8_192)),
-        ("llama-cpp", told(props={"default_generation_settings": {"n_ctx": 0}}), WindowReport()),
-        ("llama-cpp", told(props={"role": "router"}), WindowReport()),
+        ("llama-cpp", told(props=PROPS), ModelReport(8_192)),
+        ("llama-cpp", told(props={"default_generation_settings": {"n_ctx": 0}}), ModelReport()),
+        ("llama-cpp", told(props={"role": "router"}), ModelReport()),
         (
             "koboldcpp",
             told(api__extra__true_max_context_length={"value": 12_288}),
-            WindowReport(12_288),
+            ModelReport(12_288),
         ),
-        ("lm-studio", told(api__v0__models=LM_STUDIO), WindowReport(4_096, 131_072)),
+        ("lm-studio", told(api__v0__models=LM_STUDIO), ModelReport(4_096, 131_072)),
         (
             "lm-studio",
             told(api__v0__models={"data": [{"id": MODEL, "max_context_length": 2_048}]}),
-            WindowReport(None, 2_048),
+            ModelReport(None, 2_048),
         ),
-        ("ollama", told(api__ps=PS, api__show=SHOW), WindowReport(4_096)),
-        ("ollama", told(api__ps={"models": []}, api__show=SHOW), WindowReport(None, 131_072)),
+        ("ollama", told(api__ps=PS, api__show=SHOW), ModelReport(4_096)),
+        ("ollama", told(api__ps={"models": []}, api__show=SHOW), ModelReport(None, 131_072)),
         (
             "ollama",
             told(api__show={**SHOW, "parameters": "num_ctx                        16384"}),
-            WindowReport(16_384, 131_072),
+            ModelReport(16_384, 131_072),
         ),
-        ("tabbyapi", told(v1__model=CARD), WindowReport(16_384)),
-        ("tabbyapi", told(v1__model={**CARD, "id": "another"}), WindowReport()),
-        ("other", told(props=PROPS), WindowReport(8_192)),
-        ("other", told(api__ps=PS), WindowReport(4_096)),
-        ("other", told(v1__model=CARD), WindowReport(16_384)),
-        ("other", {}, WindowReport()),
-        ("openrouter", told(props=PROPS), WindowReport()),
+        ("tabbyapi", told(v1__model=CARD), ModelReport(16_384)),
+        ("tabbyapi", told(v1__model={**CARD, "id": "another"}), ModelReport()),
+        ("other", told(props=PROPS), ModelReport(8_192)),
+        ("other", told(api__ps=PS), ModelReport(4_096)),
+        ("other", told(v1__model=CARD), ModelReport(16_384)),
+        ("other", {}, ModelReport()),
+        ("openrouter", told(props=PROPS), ModelReport()),
     ],
 )
 async def test_each_server_reports_its_window_by_its_own_route(
-    server: ServerName, answers: Mapping[str, Any], report: WindowReport
+    server: ServerName, answers: Mapping[str, Any], report: ModelReport
 ) -> None:
     found, _ = await find(server, answers)
     assert found == report
@@ -196,7 +196,7 @@ async def test_answers_of_any_other_shape_tell_nothing(server: ServerName, odd: 
         v1__model=odd,
     )
     found, _ = await find(server, routes)
-    assert found == WindowReport()
+    assert found == ModelReport()
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,11 @@ def read(scene: Scene) -> RetrievedPrompt:
     """Load a scene as `PromptBuilder` does."""
     summary = None if scene.summarised is None else SimpleNamespace(path_tokens=scene.summarised)
     loaded: Any = SimpleNamespace(
-        summary=summary, path_tokens=scene.path_tokens, sums_rounds=False, summed_up=0
+        summary=summary,
+        path_tokens=scene.path_tokens,
+        sums_rounds=False,
+        summed_up=0,
+        client=None,
     )
 
     def to_stored(count: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 from backend.chats.schemas import AuthorsNote
 from backend.chronicles.events import EventFields
 from backend.chronicles.repository import StoryEvent
-from backend.context.assembly import History, PromptItem
+from backend.context.assembly import PromptItem
 from backend.context.macros import MacroBudget, MacroContext, Variables
 from backend.core.reasons import FoundIn, Reason, render_reasons
 from backend.lorebooks.activation.outcome import ActiveEntry, ScanOutcome, SkippedEntry
@@ -210,17 +210,13 @@ def test_memories_are_sorted_by_time() -> None:
 
 
 def test_messages_in_the_history_are_not_repeated_as_memories() -> None:
-    history = History(positions=[5, 6, 7])
     found = [memory(5), memory(2)]
-    kept, left_out = split_by_history(
-        make_memory_items(found, count=count), found, history, chat_id=CHAT
-    )
+    kept, left_out = split_by_history(make_memory_items(found, count=count), found, 5, chat_id=CHAT)
     assert titles(kept) == ["message 3"]
     assert [each.reasons for each in left_out] == [[Reason("in_history")]]
 
 
 def test_events_of_the_history_are_not_repeated_as_memories() -> None:
-    history = History(positions=[5, 6, 7])
     events = [
         memory(1, kind="event", title="", text="From before.", position=4),
         memory(2, kind="event", title="", text="From the kept lines.", position=5),
@@ -228,7 +224,7 @@ def test_events_of_the_history_are_not_repeated_as_memories() -> None:
         memory(4, kind="event", title="", text="Written by hand.", position=0, chat_id=None),
     ]
     kept, left_out = split_by_history(
-        make_memory_items(events, count=count), events, history, chat_id=CHAT
+        make_memory_items(events, count=count), events, 5, chat_id=CHAT
     )
     assert titles(kept) == ["From before.", "From another chat.", "Written by hand."]
     assert titles(left_out) == ["From the kept lines."]

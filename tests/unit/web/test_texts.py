@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from backend.openai_api.models import RequestKind, RequestReason, RuledKind
+from backend.openai_api.requests import CorrectionOutcome
 from backend.quotas.limits import QUOTAS
 from backend.web.controller import FOLDER
 
@@ -96,6 +98,19 @@ def test_every_text_is_asked_for() -> None:
 
 def test_every_quota_has_a_name() -> None:
     assert {f"account.quotas.{quota.name}" for quota in QUOTAS} <= known_paths()
+
+
+def test_every_decision_about_a_request_has_a_text() -> None:
+    decisions = {
+        "kinds": RequestKind,
+        "reasons": RequestReason,
+        "rules": RuledKind,
+        "outcomes": CorrectionOutcome,
+    }
+    named = {
+        f"clients.{name}.{each}" for name, kind in decisions.items() for each in get_args(kind)
+    }
+    assert named <= known_paths()
 
 
 def test_a_text_that_counts_things_has_a_form_for_one() -> None:

@@ -59,6 +59,8 @@ class ServerDialect:
         shape: The message shape of models that are not known better.
         concurrency: Default number of concurrent requests; None if unlimited.
         slots: The route that lists its slots, like llama.cpp's.
+        reads_addresses: It loads images from addresses. False for local servers, which could be
+            asked for addresses inside the operator's network.
     """
 
     accepts: frozenset[SamplingField]
@@ -70,6 +72,7 @@ class ServerDialect:
     shape: MessageShape = "lenient"
     concurrency: int | None = None
     slots: str = ""
+    reads_addresses: bool = False
 
 
 _COMMON: frozenset[SamplingField] = frozenset(
@@ -101,9 +104,10 @@ OPENAI_SERVERS: Mapping[ServerName, ServerDialect] = {
         accepts=_add(
             _COMMON,
             *("top_k", "min_p", "top_a", "repetition_penalty", "logit_bias", "start_reply_with"),
-        )
+        ),
+        reads_addresses=True,
     ),
-    "openai": ServerDialect(accepts=_add(_COMMON, "logit_bias")),
+    "openai": ServerDialect(accepts=_add(_COMMON, "logit_bias"), reads_addresses=True),
     "deepseek": ServerDialect(
         accepts=_add(_COMMON, "start_reply_with") - {"seed"}, prefix={"prefix": True}
     ),
@@ -113,6 +117,7 @@ OPENAI_SERVERS: Mapping[ServerName, ServerDialect] = {
         prefix={"prefix": True},
         # "Unexpected role 'system' after role 'assistant'"
         shape="system_first",
+        reads_addresses=True,
     ),
     "ollama": ServerDialect(accepts=_add(_COMMON, "start_reply_with"), concurrency=1),
     "llama-cpp": ServerDialect(

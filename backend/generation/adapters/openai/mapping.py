@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 from backend.generation.catalogue import MessageShape
 from backend.generation.client.client import ServerError
 from backend.generation.failures.provider_faults import find_code_words
+from backend.generation.images import encode_base64
 from backend.generation.json_text import (
     ValueProgress,
     clean,
@@ -29,12 +30,14 @@ from backend.generation.message_shapes import SEPARATOR
 from backend.generation.model import (
     FinishReason,
     Prompt,
+    PromptImage,
+    PromptMessage,
     TextPiece,
     ThinkingPiece,
     TokenUsage,
     Tool,
     ToolCall,
-    ToolRound,
+    ToolChoice,
 )
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
 from backend.generation.servers.replies import Delta
@@ -45,8 +48,10 @@ from backend.generation.tools.calls import (
     NAMES,
     assign_distinct_ids,
     find_name_and_arguments,
-    make_ids_distinct,
+    list_messages,
+    pair_results,
     read_calls,
+    render_result,
     serialize_arguments,
 )
 
@@ -278,7 +283,7 @@ _SHARED_MEMBER_SETTINGS = frozenset({"start_reply_with", "json_schema"})
 def build_messages(
     prompt: Prompt, start: str | None, prefix: Mapping[str, Any], *, shape: MessageShape
 ) -> list[Any]:
-    """Return the messages, then the rounds of tools, then the beginning of the reply.
+    """Return the messages, the rounds of tools, and the beginning of the reply.
 
     Args:
         prompt: The shaped prompt.
@@ -286,14 +291,27 @@ def build_messages(
         prefix: Members that the server requires in that last message.
         shape: In strict shapes, consecutive messages of one role are joined.
     """
-    said: list[Any] = [
-        {"role": message.role, "content": message.text} for message in prompt.messages
-    ]
-    for tool_round in make_ids_distinct(prompt.rounds):
-        said += _build_round_messages(tool_round)
+    said: list[Any] = []
+    for message in list_messages(prompt):
+        said += _build_call_messages(message) if message.calls else [_build_message(message)]
     if start:
         said.append({"role": "assistant", "content": start, **prefix})
     return said if shape == "lenient" else _join_neighbours(said)
+
+
+def _build_message(message: PromptMessage) -> dict[str, Any]:
+    built: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.images:
+        text = [{"type": "text", "text": message.text}] if message.text.strip() else []
+        built["content"] = [*text, *map(_build_image_part, message.images)]
+    if message.name:
+        built["name"] = message.name
+    return built
+
+
+def _build_image_part(image: PromptImage) -> dict[str, Any]:
+    url = f"data:{image.media_type};base64,{encode_base64(image)}" if image.data else image.url
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _join_neighbours(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -306,29 +324,41 @@ def _join_neighbours(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         before = joined[-1] if joined else {}
         is_same = message["role"] == before.get("role") and message["role"] != "tool"
         if is_same and "tool_calls" not in before:
-            texts = filter(None, (before["content"], message["content"]))
-            joined[-1] = {**message, "content": SEPARATOR.join(texts)}
+            content = _join_contents(before["content"], message["content"])
+            joined[-1] = {**message, "content": content}
         else:
             joined.append(message)
     return joined
 
 
-def _build_round_messages(tool_round: ToolRound) -> list[Any]:
-    asked: dict[str, Any] = {"role": "assistant", "content": tool_round.text or None}
-    named = [_build_call(call) for call in tool_round.calls if call.name]
+def _join_contents(first: Any, second: Any) -> Any:
+    """Join texts, or the parts of messages with images."""
+    if isinstance(first, str) and isinstance(second, str):
+        return SEPARATOR.join(filter(None, (first, second)))
+    return [*_list_parts(first), *_list_parts(second)]
+
+
+def _list_parts(content: Any) -> Sequence[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else sequence(content)
+
+
+def _build_call_messages(message: PromptMessage) -> list[Any]:
+    """Return a message with calls, and the messages with their results."""
+    asked: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+    named = [_build_call(call) for call in message.calls if call.name]
     if named:
         asked["tool_calls"] = named
-        state = mapping(tool_round.calls[0].vendor_state)
+        state = mapping(message.calls[0].vendor_state)
         if REASONING in state:
             asked[REASONING] = state[REASONING]
     answered = [
-        {"role": "tool", "tool_call_id": call.id, "content": _render_result(result)}
+        {"role": "tool", "tool_call_id": call.id, "content": render_result(result)}
         # Calls without a name would be refused, so their results are user messages.
         if call.name
-        else {"role": "user", "content": _render_result(result)}
-        for call, result in zip(tool_round.calls, tool_round.results, strict=True)
+        else {"role": "user", "content": render_result(result)}
+        for call, result in pair_results(message)
     ]
-    return [*([asked] if tool_round.text or named else ()), *answered]
+    return [*([asked] if message.text or named else ()), *answered]
 
 
 def _build_call(call: ToolCall) -> Any:
@@ -340,10 +370,6 @@ def _build_call(call: ToolCall) -> Any:
         "type": "function",
         "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
     }
-
-
-def _render_result(result: Any) -> str:
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def map_settings(sampling: Sampling, names: Mapping[SamplingField, str]) -> dict[str, Any]:
@@ -388,12 +414,22 @@ def declare_tools(tools: Sequence[Tool]) -> list[Any]:
     ]
 
 
-def build_response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+def build_tool_choice(choice: ToolChoice) -> Any:
+    if choice.mode == "named":
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice.mode
+
+
+def build_response_format(
+    schema: Mapping[str, Any], *, name: str = "answer", strict: bool = False
+) -> dict[str, Any]:
     """Return the member that requests JSON of a schema.
 
-    It is not `strict`, because then all properties would have to be required.
+    Talekeeper's own schemas are not `strict`, because then all properties would have to be
+    required.
     """
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
+    wanted: dict[str, Any] = {"name": name, "schema": dict(schema)}
+    return {"type": "json_schema", "json_schema": wanted | ({"strict": True} if strict else {})}
 
 
 class ChunkReader:

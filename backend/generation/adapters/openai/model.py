@@ -39,6 +39,7 @@ from backend.generation.client.provider import (
 from backend.generation.declined_answers import check_declined
 from backend.generation.failures.failures import read_refusal
 from backend.generation.model import (
+    JsonForm,
     ModelError,
     ModelMalformedAnswerError,
     ModelRequestError,
@@ -148,8 +149,10 @@ class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelCl
                 # The window in force is unknown, but it is no larger than that.
                 known = self.abilities.find(name).window or config.context_window
                 window = report.largest if report.largest < known else None
-            if window not in (None, self.abilities.find(name).window):
-                self.learn(name, window=window)
+            learned = self.abilities.find(name)
+            window, images = window or learned.window, report.images or learned.images
+            if (window, images) != (learned.window, learned.images):
+                self.learn(name, window=window, images=images)
 
     def learn_window_later(self, model: str) -> None:
         """Ask for a model's window in the background, once in the lifetime of this object."""
@@ -254,6 +257,12 @@ def build_json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any
             return {}
 
 
+def build_client_format(form: JsonForm) -> dict[str, Any]:
+    if form.schema is None:
+        return {"type": "json_object"}
+    return wire.build_response_format(form.schema, name=form.name, strict=form.strict)
+
+
 def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
     """Return the value in an answer. Raises `ModelMalformedAnswerError`, `ModelDeclinedError`."""
     if way == "tool":
@@ -318,6 +327,10 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
             f"({', '.join(JSON_WAYS)}). Choose another model."
         )
 
+    @property
+    def _reads_addresses(self) -> bool:
+        return self._server.reads_addresses
+
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
         return self._provider.base_url + COMPLETIONS
 
@@ -330,6 +343,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         start = request.start
         known = self._provider.abilities.find(self.spec.name)
         body: dict[str, Any] = {
+            **request.options.extra,
             "model": self.spec.name,
             "messages": wire.build_messages(
                 request.shaped_prompt, start, self._server.prefix, shape=request.shape
@@ -340,7 +354,11 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         }
         if request.tools:
             body["tools"] = wire.declare_tools(request.tools)
-        if schema is not None:
+            if (choice := request.options.tool_choice).mode != "auto":
+                body["tool_choice"] = wire.build_tool_choice(choice)
+        if (form := request.options.form) is not None:
+            body["response_format"] = build_client_format(form)
+        elif schema is not None:
             way: JsonWay = "json_object" if known.json == "json_object" else "json_schema"
             body |= build_json_members(schema, way)
         if stream:

@@ -1,4 +1,4 @@
-"""Requests for token counts and for the context windows of models.
+"""Requests for token counts, and for the context windows and images of models.
 
 Few servers list windows (vLLM, newer versions of llama.cpp), but most local servers have another
 route at their root. The current window differs from the model's maximum, because servers are
@@ -21,7 +21,9 @@ from typing import Any
 from urllib.parse import quote
 
 from backend.generation.adapters.openai.dialects import CountingRoute, build_route_url
+from backend.generation.catalogue import ImageSupport
 from backend.generation.client.client import ModelClient, ServerError
+from backend.generation.images import count_image_tokens
 from backend.generation.json_text import mapping, sequence
 from backend.generation.model import Prompt, TokenUsage
 from backend.generation.servers.window_evidence import is_window
@@ -85,7 +87,9 @@ async def count_usage(
             if not sent:
                 return ServerCounts(None, None)
             usage = TokenUsage(
-                prompt_tokens=sent + MESSAGE_OVERHEAD * len(prompt.messages),
+                prompt_tokens=sent
+                + MESSAGE_OVERHEAD * len(prompt.messages)
+                + count_image_tokens(*prompt.messages),
                 completion_tokens=text + thinking,
                 thinking_tokens=thinking,
             )
@@ -122,53 +126,63 @@ _NUM_CTX = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class WindowReport:
-    """The current window of a model, and the largest one that it can have."""
+class ModelReport:
+    """The current window of a model, the largest one that it can have, and its use of images."""
 
     window: int | None = None
     largest: int | None = None
+    images: ImageSupport | None = None
 
-    def merge(self, other: WindowReport) -> WindowReport:
+    def merge(self, other: ModelReport) -> ModelReport:
         """Fill missing values from another report."""
-        return WindowReport(self.window or other.window, self.largest or other.largest)
+        return ModelReport(
+            self.window or other.window,
+            self.largest or other.largest,
+            self.images or other.images,
+        )
 
 
-Probe = Callable[[Ask, str], Awaitable[WindowReport]]
+Probe = Callable[[Ask, str], Awaitable[ModelReport]]
 """Asks a server for the window of a model."""
 
 
-async def ask_llama_cpp(ask: Ask, model: str) -> WindowReport:
+async def ask_llama_cpp(ask: Ask, model: str) -> ModelReport:
     """`GET /props`. `n_ctx` is the window of one slot. A router has one for each loaded model."""
     props = mapping(await ask(f"/props?model={quote(model, safe='')}&autoload=false", None))
     settings = mapping(props.get("default_generation_settings"))
-    return WindowReport(window=_check_window(settings.get("n_ctx")))
-
-
-async def ask_koboldcpp(ask: Ask, _: str) -> WindowReport:
-    """`GET /api/extra/true_max_context_length`. The server has one model at a time."""
-    answer = mapping(await ask("/api/extra/true_max_context_length", None))
-    return WindowReport(window=_check_window(answer.get("value")))
-
-
-async def ask_lm_studio(ask: Ask, model: str) -> WindowReport:
-    """`GET /api/v0/models`. Only loaded models have a window."""
-    entry = _find_entry(mapping(await ask("/api/v0/models", None)).get("data"), model, "id")
-    return WindowReport(
-        window=_check_window(entry.get("loaded_context_length")),
-        largest=_check_window(entry.get("max_context_length")),
+    return ModelReport(
+        window=_check_window(settings.get("n_ctx")),
+        images=read_image_support({"capabilities": props.get("modalities")}),
     )
 
 
-async def ask_ollama(ask: Ask, model: str) -> WindowReport:
+async def ask_koboldcpp(ask: Ask, _: str) -> ModelReport:
+    """`GET /api/extra/true_max_context_length`. The server has one model at a time."""
+    answer = mapping(await ask("/api/extra/true_max_context_length", None))
+    return ModelReport(window=_check_window(answer.get("value")))
+
+
+async def ask_lm_studio(ask: Ask, model: str) -> ModelReport:
+    """`GET /api/v0/models`. Only loaded models have a window."""
+    entry = _find_entry(mapping(await ask("/api/v0/models", None)).get("data"), model, "id")
+    return ModelReport(
+        window=_check_window(entry.get("loaded_context_length")),
+        largest=_check_window(entry.get("max_context_length")),
+        images=read_image_support(entry),
+    )
+
+
+async def ask_ollama(ask: Ask, model: str) -> ModelReport:
     """`GET /api/ps` for a loaded model, or `POST /api/show` for its `num_ctx`.
 
     Without `num_ctx`, Ollama chooses by the memory of the graphics card: only the limit is known.
     """
     running = mapping(await ask("/api/ps", None)).get("models")
     entry = _find_entry(running, model, "model") or _find_entry(running, f"{model}:latest", "model")
-    if window := _check_window(entry.get("context_length")):
-        return WindowReport(window=window)
     shown = mapping(await ask("/api/show", {"model": model}))
+    images = read_image_support(shown)
+    if window := _check_window(entry.get("context_length")):
+        return ModelReport(window=window, images=images)
     lengths = (
         length
         for name, length in mapping(shown.get("model_info")).items()
@@ -176,17 +190,18 @@ async def ask_ollama(ask: Ask, model: str) -> WindowReport:
     )
     parameters = shown.get("parameters")
     own = _NUM_CTX.search(parameters) if isinstance(parameters, str) else None
-    return WindowReport(
+    return ModelReport(
         window=_check_window(int(own[1])) if own else None,
         largest=_check_window(next(lengths, None)),
+        images=images,
     )
 
 
-async def ask_tabbyapi(ask: Ask, model: str) -> WindowReport:
+async def ask_tabbyapi(ask: Ask, model: str) -> ModelReport:
     """`GET /v1/model` for the loaded model."""
     card = mapping(await ask("/v1/model", None))
     parameters = mapping(card.get("parameters") if card.get("id") == model else None)
-    return WindowReport(window=_check_window(parameters.get("max_seq_len")))
+    return ModelReport(window=_check_window(parameters.get("max_seq_len")))
 
 
 def read_listed_window(entry: Mapping[str, Any]) -> int | None:
@@ -197,6 +212,32 @@ def read_listed_window(entry: Mapping[str, Any]) -> int | None:
     names = ("context_length", "max_model_len", "context_window", "inputTokenLimit")
     found = (_check_window(entry.get(name)) for name in names)
     return next(filter(None, found), None) or _check_window(mapping(entry.get("meta")).get("n_ctx"))
+
+
+_IMAGE_CAPABILITIES = frozenset({"vision", "multimodal"})
+
+
+def read_image_support(entry: Mapping[str, Any]) -> ImageSupport | None:
+    """Return the use of images in a server's description of a model; None if it is unknown.
+
+    OpenRouter has `architecture.input_modalities`, Ollama and llama.cpp a list of `capabilities`
+    with `completion`, Mistral and llama.cpp's `/props` an object with `vision`, and LM Studio the
+    type `vlm`.
+    """
+    architecture, given = mapping(entry.get("architecture")), entry.get("capabilities")
+    modalities = sequence(architecture.get("input_modalities") or entry.get("input_modalities"))
+    if modalities:
+        return "native" if "image" in modalities else "none"
+    if "vision" in mapping(given):
+        return "native" if mapping(given)["vision"] is True else "none"
+    if _IMAGE_CAPABILITIES.intersection(map(str, sequence(given))):
+        return "native"
+    if "completion" in sequence(given):
+        return "none"
+    return _LM_STUDIO_TYPES.get(entry["type"]) if isinstance(entry.get("type"), str) else None
+
+
+_LM_STUDIO_TYPES: Mapping[str, ImageSupport] = {"vlm": "native", "llm": "none"}
 
 
 _PROBES: Mapping[ServerName, tuple[Probe, ...]] = {
@@ -217,7 +258,7 @@ def can_be_asked(server: ServerName) -> bool:
 
 async def ask_windows(
     client: ModelClient, base_url: str, server: ServerName, models: Sequence[str]
-) -> Mapping[str, WindowReport]:
+) -> Mapping[str, ModelReport]:
     """Return the reports about the first `MAX_ASKED_MODELS` models, by name.
 
     Failures are omitted. `base_url` is the address of the API; the routes are at the server's root.
@@ -230,7 +271,7 @@ async def ask_windows(
             answers[key] = await _fetch(client, build_route_url(base_url, path), body)
         return answers[key]
 
-    reports: dict[str, WindowReport] = {}
+    reports: dict[str, ModelReport] = {}
     with suppress(TimeoutError):
         async with asyncio.timeout(ALL_SECONDS):
             for name in models[:MAX_ASKED_MODELS]:
@@ -238,9 +279,9 @@ async def ask_windows(
     return reports
 
 
-async def find_window(ask: Ask, server: ServerName, model: str) -> WindowReport:
+async def find_window(ask: Ask, server: ServerName, model: str) -> ModelReport:
     """Try the server's routes until one reports the current window."""
-    found = WindowReport()
+    found = ModelReport()
     for probe in _PROBES.get(server, ()):
         found = found.merge(await probe(ask, model))
         if found.window:

@@ -7,6 +7,7 @@ import { date, t } from "../core/words.js";
 import { archiveBox } from "../transfer/archive.js";
 import { a, field, NEW, OLD, recovery, secret } from "./forms.js";
 import { factors } from "./factors.js";
+import { makeKey } from "./keys.js";
 import { areas, ask, button, choice, part, used } from "./parts.js";
 import { recent } from "./recent.js";
 import { bars, usage } from "./usage.js";
@@ -80,12 +81,6 @@ const remove = async () => {
   };
   await ask("remove", [field("password", OLD)], send, offer);
   leaving.abort();
-};
-const makeKey = () => {
-  const options = ["chat", "read", "manage"].map((each) => [each, a(each)]);
-  const scope = { ...field("scope"), kind: "select", value: "chat", options };
-  return ask("make_key", [field("label"), scope], async (values) =>
-    [h("p", {}, a("once")), secret((await api.post("/api-keys", values)).token)]);
 };
 const invite = async () => {
   const { code } = await api.post("/admin/invitations", {});

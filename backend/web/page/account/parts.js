@@ -11,7 +11,7 @@ export const part = (name, ...content) =>
   h("section.stack", {}, h("div", {}, h("h2", {}, a(name)), help(name)), content);
 export const used = ({ last_used_at: at }) => (at ? a("used", { when: ago(at) }) : a("unused"));
 
-const AREAS = ["settings", "providers", "presets", "scripts", "imports", "account"];
+const AREAS = ["settings", "providers", "presets", "scripts", "imports", "clients", "account"];
 
 /** Tabs of the settings views. */
 export const areas = (here) =>

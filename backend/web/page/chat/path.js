@@ -2,7 +2,7 @@
  * The active path of a chat. It is loaded in pages, and only messages near the visible ones are
  * kept.
  */
-import { api } from "../core/api.js";
+import { problemOf, send } from "../core/api.js";
 
 const PAGE = 40;
 const AROUND = 200; // messages kept before and after the last requested ones
@@ -13,12 +13,16 @@ export class Path extends EventTarget {
   #held = new Map();
   #reading = new Map();
   #near = [0, 0];
-  #read;
+  #tag = "";
+  #ask;
 
   constructor(chat, signal) {
     super();
-    this.#read = async (before, limit = PAGE) =>
-      (await api.get(`/chats/${chat}/messages`, { query: { limit, before }, signal })).items;
+    this.#ask = async (query, headers) => {
+      const response = await send(`/chats/${chat}/messages`, { query, headers, signal });
+      if (!response.ok && response.status !== 304) throw await problemOf(response);
+      return response;
+    };
   }
 
   /** Return the message at a position, or undefined if it is not loaded. */
@@ -28,6 +32,17 @@ export class Path extends EventTarget {
 
   last() {
     return this.at(this.total - 1);
+  }
+
+  async #read(before, limit = PAGE) {
+    return (await (await this.#ask({ limit, before })).json()).items;
+  }
+
+  /** True if the path has changed since it was last loaded, or this was asked. */
+  async hasChanged() {
+    const response = await this.#ask({ limit: 1 }, { "If-None-Match": this.#tag });
+    this.#tag = response.headers.get("ETag");
+    return response.status !== 304;
   }
 
   /** Load the messages from one position up to another. */
@@ -51,12 +66,20 @@ export class Path extends EventTarget {
   async reload() {
     const reading = (this.#reading = new Map());
     const [first, last] = this.#near;
-    const newest = await this.#read();
+    const response = await this.#ask({ limit: PAGE });
+    const { items: newest } = await response.json();
     const shown = newest[0]?.position > first && last > first ? await this.#read(last, last - first) : [];
     if (reading !== this.#reading) return;
-    this.#held.clear();
+    const before = this.#held;
+    // An unchanged message keeps its object, so that it is not drawn again.
+    const known = (message) => {
+      const held = before.get(message.position);
+      return JSON.stringify(held) === JSON.stringify(message) ? held : message;
+    };
+    this.#held = new Map();
+    this.#tag = response.headers.get("ETag");
     this.total = newest.length && newest.at(-1).position + 1;
-    this.#keep([...shown, ...newest]);
+    this.#keep([...shown, ...newest].map(known));
   }
 
   /** Update a message, or append a new one. */

@@ -15,6 +15,7 @@ import { asked } from "./model.js";
 import { Path } from "./path.js";
 import { scroller } from "./scroller.js";
 import { turns } from "./turn.js";
+import { watch } from "./watch.js";
 
 const PANELS = {
   find: ["search", "chat", () => import("./find.js")],
@@ -43,7 +44,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   };
   const latest = async () =>
     (await api.get(`/chats/${id}/turns`, { query: { limit: 1 }, signal })).items[0];
-  const [turn] = await Promise.all([latest(), room.refresh(), path.reload()]);
+  let [turn] = await Promise.all([latest(), room.refresh(), path.reload()]);
   room.totals = turn?.totals;
 
   const { element: reading, ...scrolling } = scroller(room);
@@ -118,16 +119,12 @@ export default async function view({ params: { id }, query, signal, title }) {
   settle(query);
   takeUp(turn);
 
-  // When the user returns to this window, load what happened elsewhere.
-  const back = async () => {
-    if (document.hidden || room.busy) return;
-    await room.refresh();
-    const { id: leaf = null, status } = path.last() ?? {};
-    if (room.busy || (room.chat.leaf_id === leaf && status !== "streaming")) return;
-    await path.reload();
-    takeUp(await latest());
-  };
-  document.addEventListener("visibilitychange", () => back().catch(() => {}), { signal });
+  watch(room, async () => {
+    const { id, state, kind } = (turn = (await latest()) ?? {});
+    const isOpen = state === "running" || (state === "waiting" && id !== room.waiting?.id);
+    // A draft for the user is shown where it was asked for.
+    if (isOpen && kind !== "impersonate" && !room.busy) takeUp(turn);
+  });
   requestAnimationFrame(() => !open && matchMedia("(hover: hover)").matches && room.composer.focus());
   return element;
 }

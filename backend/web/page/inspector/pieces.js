@@ -5,7 +5,10 @@ import { upper, why } from "./why.js";
 
 /** The groups of a window in the order of a prompt, with their kinds of items. */
 export const GROUPS = {
-  rules: ["system_prompt", "authors_note", "post_history", "instruction", "joints"],
+  rules: [
+    ...["system_prompt", "authors_note", "post_history", "instruction", "joints"],
+    ...["client_system", "client_note", "client_instruction"],
+  ],
   who: ["persona", "character", "examples", "depth_prompt"],
   world: ["campaign", "glossary", "chapters", "scenes", "entity", "state"],
   history: ["history", "user_line"],
@@ -79,7 +82,8 @@ export function piece(item, known) {
   const about = [
     h("span.row", {}, h("strong.grow", {}, title), tokens),
     h("small.soft", {}, item.hidden ? stretch(item) : why(item.reasons ?? []),
-      item.block && ` · ${t("context.block", { name: item.block })}`),
+      item.block && ` · ${t("context.block", { name: item.block })}`,
+      item.images > 0 && ` · ${t("context.images", { count: item.images })}`),
   ];
   const body = item.text ? unfolding(key, opened, h("summary", {}, about), item.text) : h("div", {}, about);
   return h(
@@ -90,11 +94,12 @@ export function piece(item, known) {
   );
 }
 
-/** Describe the history: its length, hidden messages, and the omitted middle. */
-function stretch({ count, hidden, omitted_first: from, omitted_last: to }) {
+/** Describe the history: its length, hidden and changed messages, and the omitted middle. */
+function stretch({ count, hidden, changed, omitted_first: from, omitted_last: to }) {
   return [
     t("context.kept", { count }),
     hidden.length > 0 && t("context.hidden", { count: hidden.length }),
+    changed.length > 0 && t("context.reworded", { count: changed.length }),
     from != null && t("context.omitted", { from: from + 1, to: to + 1 }),
   ].filter(Boolean).join(" ");
 }

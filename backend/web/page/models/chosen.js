@@ -14,6 +14,7 @@ const PRICES = ["input", "output", "cached_input"];
 const SWITCHES = {
   tool_support: ["native", "structured", "fenced", "none"],
   message_shape: ["lenient", "system_first", "alternating", "no_system"],
+  image_support: ["native", "none"],
 };
 
 /**
@@ -70,7 +71,7 @@ export function chosen(provider, model) {
       row.open = () => {
         const form = figures(model, own);
         // Other settings of the model are kept.
-        const { context_window, max_output_tokens, price, tool_support, message_shape, ...rest } = own;
+        const { context_window, max_output_tokens, price, tool_support, message_shape, image_support, ...rest } = own;
         row.read = () => ({ ...rest, ...form.read() });
         fill(place, form.element);
         edit.hidden = true;
