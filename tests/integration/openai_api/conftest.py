@@ -77,9 +77,7 @@ async def make_key(account: Account, scope: str) -> str:
 
 
 @pytest.fixture
-async def player(
-    asking_server: Running, vendor: OpenAIServer
-) -> AsyncGenerator[Player]:
+async def player(asking_server: Running, vendor: OpenAIServer) -> AsyncGenerator[Player]:
     """A user with the character Marlena, who plays in a client."""
     async with asking_server.account(f"ada-{next(_numbers)}") as account:
         await account.new_character(name="Marlena", first_mes=GREETING)

@@ -56,9 +56,7 @@ class Player:
         self.client.receive(spoken)
         return spoken
 
-    async def stop(
-        self, sent: Sequence[Wire], text: str, written: str = "", **headers: str
-    ) -> str:
+    async def stop(self, sent: Sequence[Wire], text: str, written: str = "", **headers: str) -> str:
         """Send a request, and close the connection after a part of the reply. Returns it.
 
         The model writes `written` of the reply, by default all of it.

@@ -120,8 +120,9 @@ async def test_a_trimmed_reply_is_the_new_text_of_the_message(player: Player) ->
     player.client = client = SillyTavernClient(SillyTavernSettings(trims=True))
     await player.ask(client.say("I knock."), "She opens the door. Behind her, the fire is")
     await player.ask(client.say("I enter."), "It is warm inside. Someone is")
-    await player.check("turn", "new_line", shown=[*client.lines[:4], client_reply(
-        "It is warm inside. Someone is")])
+    await player.check(
+        "turn", "new_line", shown=[*client.lines[:4], client_reply("It is warm inside. Someone is")]
+    )
     assert "the fire is" not in player.prompt_text
     await player.ask(client.swipe(), "The room is empty.")
     await player.check("swipe", "reply_missing")
