@@ -37,7 +37,7 @@ from backend.openai_api.contracts import (
 from backend.openai_api.conversation_writer import ConversationWriter
 from backend.openai_api.conversations import ConversationFinder
 from backend.openai_api.decisions import build_state, decide
-from backend.openai_api.model_names import ChatTarget, ModelNames, PlainTarget
+from backend.openai_api.model_names import ModelNames, PlainTarget, StoredChatTarget
 from backend.openai_api.models import RequestKind, RequestReason
 from backend.openai_api.new_characters import CharacterMaker
 from backend.openai_api.new_conversations import ConversationImporter
@@ -194,7 +194,7 @@ class ChatCompletions:
         texts = [message.text for message in request.messages if message.role == "system"]
         target = await self._names.resolve(identity, request.model, texts)
         if options.chat_id is not None and not isinstance(target, PlainTarget):
-            return ChatTarget(options.chat_id)
+            return StoredChatTarget(options.chat_id)
         if target is not None:
             return target
         if identity.settings.client.unknown_characters == "create" and any(texts):

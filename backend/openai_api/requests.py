@@ -310,10 +310,11 @@ class RequestLog:
         """
         if row.kind == "continue":
             return "continued"
-        turn: Turn | None = None
-        if row.turn_id is not None:
-            async with self._database.read() as session:
-                turn = await turns.find_turn(session, row.turn_id, owner_id=identity.user_id)
+        async with self._database.read() as session:
+            turn = await _find_turn(session, row)
+            if turn is not None and await _has_earlier_request(session, row):
+                # The line has chosen an option of a campaign's turn, which then continued.
+                return "continued"
         if turn is None:  # its chat is deleted
             return "removed"
         if turn.state == "running":
@@ -365,6 +366,22 @@ async def _get_request(
     if row is None:
         raise ClientRequestNotFoundError
     return row
+
+
+async def _find_turn(session: AsyncSession, row: ClientRequest) -> Turn | None:
+    if row.turn_id is None:
+        return None
+    return await turns.find_turn(session, row.turn_id, owner_id=row.user_id)
+
+
+async def _has_earlier_request(session: AsyncSession, row: ClientRequest) -> bool:
+    """True if an earlier request has begun the turn."""
+    query = select(ClientRequest.id).where(
+        ClientRequest.user_id == row.user_id,
+        ClientRequest.turn_id == row.turn_id,
+        ClientRequest.id < row.id,
+    )
+    return await session.scalar(query.limit(1)) is not None
 
 
 async def _store_rule(

@@ -215,9 +215,12 @@ async def test_its_examples_are_taken(
         "chronicle_id": ok(made, 201)["id"],
         "lorebook_id": ok(book, 201)["id"],
     }
-    # A choice needs a waiting turn. Other tests cover that.
+    await ada.new_character(name="Marlena")
+    # A choice needs a waiting turn, and vectors an embedding model. Other tests cover these.
     found = [
-        each for each in operations(document) if "example" in each.body and each.id != "choose"
+        each
+        for each in operations(document)
+        if "example" in each.body and each.id not in {"choose", "createEmbeddings"}
     ]
     assert {"signUp", "logIn", "makeApiKey", "openChat", "takeTurn", "patchSettings"} <= {
         each.id for each in found
@@ -317,6 +320,8 @@ async def test_a_member_of_the_wrong_kind_is_named_whatever_it_is_called(
 ) -> None:
     asked = 0
     for each in operations(document):
+        if is_for_keys(each):  # their own tests send members of the wrong kind
+            continue
         for name, schema in find_members(document, each).items():
             odd: Any = 1 if '"array"' in json.dumps(schema) else [[[]]]
             answer = await administrator.client.request(
@@ -508,7 +513,6 @@ BOUNDED_OTHERWISE = {
     "getContext": "the parts of one prompt",
     "previewContext": "as above",
     "listModels": "as many as settings name",
-    "listClientModels": "as `GET /v1/models`, which has no pages",
     "listModelsInUse": "those of the settings and of the latest 50 chats",
     "listProviders": "at most 20 of one owner",
     "listProviderModels": "at most 2,000 of one server",
@@ -518,6 +522,7 @@ BOUNDED_OTHERWISE = {
     "search": "has a limit of its own, and no second page",
     "listChatLorebooks": "links, limited when they are made",
     "listCharacterLorebooks": "as above",
+    "listClientModels": "characters, campaigns, models and the newest chats, for one menu",
     "listPersonaLorebooks": "as above",
 }
 

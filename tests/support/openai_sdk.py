@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-import httpx
 import openai
 import pytest
-from openai import AsyncOpenAI, AsyncStream
+from openai import AsyncOpenAI
 
 from tests.support.waiting import PATIENCE
 
@@ -66,7 +65,7 @@ class PythonSdk:
     """The package `openai` of PyPI."""
 
     async def run(self, url: str, key: str, calls: Sequence[SdkCall]) -> list[SdkResult]:
-        transport = httpx.AsyncClient(trust_env=False, timeout=PATIENCE)
+        transport = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=PATIENCE)
         async with AsyncOpenAI(
             base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=transport
         ) as client:
@@ -84,8 +83,8 @@ async def _call(client: AsyncOpenAI, call: SdkCall) -> SdkResult:
     parts: list[dict[str, Any]] = []
     try:
         raw = await method(*positional, **members, extra_headers=dict(call.headers))
-        found = raw.parse()
-        if not isinstance(found, AsyncStream):
+        found: Any = raw.parse()
+        if not hasattr(found, "__aiter__") or call.method == "list":
             return SdkResult(value=found.to_dict(), headers=dict(raw.headers))
         async for part in found:
             parts.append(part.to_dict())  # noqa: PERF401  # an error leaves those before it

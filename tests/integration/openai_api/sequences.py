@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -16,9 +15,7 @@ from backend.chats.models import Message
 from tests.fakes.openai_server import OpenAIServer, chunk, error, reply, stream
 from tests.fakes.scripted_server import Silence
 from tests.support.clients import (
-    AssistantClient,
     SillyTavernClient,
-    SillyTavernSettings,
     Wire,
 )
 from tests.support.server import Account, Running, ok
@@ -171,7 +168,7 @@ def read_reply(response: httpx.Response) -> str:
 def read_delta(line: str) -> str:
     """Return the text in a line of a stream."""
     data = line.removeprefix("data: ")
-    if data == line or data == "[DONE]":
+    if data in {line, "[DONE]"}:
         return ""
     chunk = json.loads(data)
     assert "error" not in chunk, chunk

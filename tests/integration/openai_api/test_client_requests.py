@@ -119,6 +119,18 @@ async def test_messages_that_others_follow_stay(server: Running, ada: Account, c
     assert await texts(ada, chat) == before
 
 
+async def test_a_choice_in_a_turn_of_an_earlier_request_does_not_remove_the_turn(
+    server: Running, ada: Account, chat: str
+) -> None:
+    turn_id = await take(ada, chat, "I open the door.")
+    known: dict[str, Any] = {"chat_id": chat, "turn_id": turn_id, "instruction": None}
+    await record(server, ada, "turn", "new_line", stored=1, **known)
+    choice = await record(server, ada, "turn", "new_line", **known)
+    before = await texts(ada, chat)
+    assert (await correct(ada, choice, "quiet"))["outcome"] == "continued"
+    assert await texts(ada, chat) == before
+
+
 async def test_a_swipe_is_removed_without_the_line_that_it_answers(
     server: Running, ada: Account, chat: str
 ) -> None:
