@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from backend.accounts.profile.settings import ClientSettings
 from backend.generation.model import PromptMessage
-from backend.openai_api.contracts import Decision, Reading
+from backend.openai_api.contracts import Decision, Placement, Reading
 from backend.openai_api.options import ClientOptions
 from backend.openai_api.wire import ChatCompletionRequest
 from backend.turns.prompt.client import ClientMessage, ClientPrompt
@@ -20,6 +20,7 @@ def build_client_prompt(
     *,
     options: ClientOptions,
     settings: ClientSettings,
+    cut: str = "",
 ) -> ClientPrompt:
     """Return the client's messages with the positions of the stored ones.
 
@@ -30,6 +31,8 @@ def build_client_prompt(
         positions: The positions on the stored path, by the place of the message in the list.
         options: The headers of the request.
         settings: The account's settings of the endpoint.
+        cut: The stored text of the reply that a repeated request continues. The client does not
+            have it, or less of it.
 
     Tool messages are left out, because a character has no tools of a client.
     """
@@ -38,19 +41,25 @@ def build_client_prompt(
         (at for at, message in enumerate(request.messages) if message.role == "assistant"),
         default=None,
     )
+    cut_position = _find_reply_position(decision.placement) if cut else None
     messages: list[ClientMessage] = []
     line: int | None = None
     for at, sent in enumerate(request.messages):
         if sent.role == "tool" or (decision.prefill and at == last_reply):
             continue
+        if cut_position is not None and positions.get(at) == cut_position:
+            continue
         if at == answered:
             line = len(messages)
         message = PromptMessage(sent.role, sent.text, images=sent.images, name=sent.name)
         messages.append(ClientMessage(message=message, position=positions.get(at)))
+    if cut_position is not None:
+        message = PromptMessage("assistant", cut)
+        messages.append(ClientMessage(message=message, position=cut_position))
     return ClientPrompt(
         messages=messages,
         line=line,
-        prefill=decision.prefill,
+        prefill="" if cut else decision.prefill,
         placement=settings.system_messages,
         window_start=decision.placement.window_start,
         max_context=options.max_context,
@@ -70,3 +79,11 @@ def _find_answered(reading: Reading, decision: Decision) -> int | None:
     if decision.prefill and lines and lines[-1].role == "assistant":
         lines.pop()
     return lines[-1].place if lines and lines[-1].role == "user" else None
+
+
+def _find_reply_position(placement: Placement) -> int | None:
+    """Return the position of the reply to a list that is stored, or that ends with this reply."""
+    last = placement.last
+    if last is None:
+        return None
+    return last.position if last.role == "assistant" else last.position + 1

@@ -299,10 +299,10 @@ class ChatCompletions:
         headers = _make_headers(chat_id, turn, case.request, ())
         parts: list[TurnReply] = []
         for each in turns:
-            last_id = 0 if parts else state.first_event
-            parts.append(self._follow(case, chat_id, each, headers=headers, last_id=last_id))
+            begin = {} if parts else {"last_id": state.first_event, "start": found.decision.prefill}
+            parts.append(self._follow(case, chat_id, each, headers=headers, **begin))
         if turn.state in {"stopped", "interrupted", "failed"}:
-            rest = await self._take(case, found) if turn.has_text else None
+            rest = await self._take(case, found, cut=turn.reply_text) if turn.reply_text else None
             return JoinedReply([*parts, rest]) if rest else None
         await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
         return JoinedReply(parts)
@@ -352,11 +352,11 @@ class ChatCompletions:
         await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
         return self._follow(case, chat_id, turn, headers=headers, last_id=last_id)
 
-    async def _take(self, case: _Case, found: _Found) -> TurnReply | None:
+    async def _take(self, case: _Case, found: _Found, *, cut: str = "") -> TurnReply | None:
         """Bring the chat in line with the list, and take the turn.
 
-        A repeated request leaves the chat as it is, and its turn continues the reply. Returns None
-        if the chat has changed since it was read.
+        A repeated request leaves the chat as it is, and its turn continues the reply, of which
+        `cut` is stored. Returns None if the chat has changed since it was read.
         """
         identity, decision = case.identity, found.decision
         placement = decision.placement
@@ -382,6 +382,7 @@ class ChatCompletions:
             _find_positions(case.reading, placement, lines),
             options=case.options,
             settings=identity.settings.client,
+            cut=cut,
         )
         turn_id = await self._turns.take(identity, chat_id, request, client)
         turn = await self._open_turns.get(identity, turn_id)
@@ -400,7 +401,11 @@ class ChatCompletions:
         )
         unsent = name_settings(self._turns.list_unsent_settings(turn_id))
         return self._follow(
-            case, chat_id, turn, headers=_make_headers(chat_id, turn, case.request, unsent)
+            case,
+            chat_id,
+            turn,
+            headers=_make_headers(chat_id, turn, case.request, unsent),
+            start="" if decision.kind == "repeat" else decision.prefill,
         )
 
     async def _open_chat(self, case: _Case, lines: Sequence[Line]) -> UUID:
@@ -441,6 +446,7 @@ class ChatCompletions:
         *,
         headers: Mapping[str, str],
         last_id: int = 0,
+        start: str = "",
     ) -> TurnReply:
         identity = case.identity
         return TurnReply(
@@ -451,6 +457,7 @@ class ChatCompletions:
             headers=headers,
             record_part=partial(self._states.add_part, identity, chat_id),
             last_id=last_id,
+            start=start,
             is_stream=case.request.is_stream,
         )
 

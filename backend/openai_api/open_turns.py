@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from backend.accounts.auth.identity import Identity
-from backend.chats.models import Message
+from backend.chats.models import MESSAGE_CONTENT, Message
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.openai_api.turn_reply import BEAT_SECONDS
@@ -19,7 +19,6 @@ from backend.turns.api.service import TurnService
 from backend.turns.errors import TurnInProgressError
 from backend.turns.models import Turn, TurnState
 from backend.turns.run.events import find_awaited_choice
-from backend.vault.sealing import OVERHEAD
 
 END_SECONDS = 30.0
 """Time that a stopped turn gets to store its text."""
@@ -33,7 +32,7 @@ class TurnStatus:
     """A turn as it is stored.
 
     Attributes:
-        has_text: True if its reply has text.
+        reply_text: The text of its reply.
         waiting: The data of the choice that it waits for.
     """
 
@@ -41,7 +40,7 @@ class TurnStatus:
     state: TurnState
     user_message_id: UUID | None
     reply_id: UUID | None
-    has_text: bool
+    reply_text: str
     waiting: Mapping[str, Any] | None = None
 
 
@@ -95,6 +94,10 @@ def _make_status(identity: Identity, turn: Turn, reply: Message | None) -> TurnS
         state=turn.state,
         user_message_id=turn.user_message_id,
         reply_id=turn.reply_id,
-        has_text=reply is not None and len(reply.sealed_content) > OVERHEAD,
+        reply_text=_open_text(identity, reply) if reply else "",
         waiting=find_awaited_choice(identity.sealer, turn),
     )
+
+
+def _open_text(identity: Identity, reply: Message) -> str:
+    return identity.sealer.open(MESSAGE_CONTENT, reply.id, reply.sealed_content)

@@ -102,9 +102,14 @@ class SpokenText:
 
     Models take back text that turns out to be thoughts. A part that a client has got cannot be
     taken back, but later text follows it at the right place.
+
+    Args:
+        start: The beginning that the client has sent. It is not taken, because clients add it to
+            the reply themselves, as servers of models do not repeat it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start: str = "") -> None:
+        self._start = start
         self._buffer = io.StringIO()
         self._sent = 0
 
@@ -117,6 +122,13 @@ class SpokenText:
         self._sent = min(self._sent, length)
 
     def take_new(self) -> str:
+        if self._start:
+            text = str(self)
+            if len(text) < len(self._start) and self._start.startswith(text):
+                return ""
+            # A model that refuses a beginning may write another one.
+            self._sent = len(self._start) if text.startswith(self._start) else 0
+            self._start = ""
         self._buffer.seek(self._sent)
         new = self._buffer.read()
         self._sent += len(new)

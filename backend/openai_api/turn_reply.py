@@ -53,7 +53,7 @@ class TurnReply:
 
     Args:
         last_id: The event after which the reply begins: that of a choice.
-        text_before: Characters of the reply before the first event of the response.
+        start: The beginning of the reply that the client has sent.
         is_stream: False to send the text at the end, because a stream cannot take text back.
         record_part: Records a part of a reply that waits, or has waited, for a choice.
     """
@@ -68,7 +68,7 @@ class TurnReply:
         headers: Mapping[str, str],
         record_part: RecordPart,
         last_id: int = 0,
-        text_before: int = 0,
+        start: str = "",
         is_stream: bool = True,
     ) -> None:
         self.headers = headers
@@ -78,9 +78,8 @@ class TurnReply:
         self._reply_id = reply_id
         self._record_part = record_part
         self._last_id = last_id
-        self._text_before = text_before
         self._is_stream = is_stream
-        self._text, self._thinking = SpokenText(), SpokenText()
+        self._text, self._thinking = SpokenText(start), SpokenText()
         self._has_choices = last_id > 0
         self._is_over = self._is_waiting = False
 
@@ -122,8 +121,8 @@ class TurnReply:
             case "thinking.delta":
                 self._thinking.append(data["text"])
             case "text.reset":
-                self._text.cut(max(0, data["length"] - self._text_before))
-            case "thinking.reset" if not self._text_before:
+                self._text.cut(data["length"])
+            case "thinking.reset":
                 self._thinking.cut(data["length"])
             case _ if event.name == AWAITING_CHOICE:
                 self._text.append(f"{PARAGRAPH if str(self._text) else ''}{render_options(data)}")
