@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from backend.accounts.profile.settings import ClientSettings
 from backend.generation.model import PromptMessage
-from backend.openai_api.contracts import Decision, Placement, Reading
+from backend.openai_api.contracts import Decision, Reading
 from backend.openai_api.options import ClientOptions
+from backend.openai_api.turn_reply import TurnStatus
 from backend.openai_api.wire import ChatCompletionRequest
 from backend.turns.prompt.client import ClientMessage, ClientPrompt
 
@@ -20,7 +21,6 @@ def build_client_prompt(
     *,
     options: ClientOptions,
     settings: ClientSettings,
-    cut: str = "",
 ) -> ClientPrompt:
     """Return the client's messages with the positions of the stored ones.
 
@@ -31,37 +31,94 @@ def build_client_prompt(
         positions: The positions on the stored path, by the place of the message in the list.
         options: The headers of the request.
         settings: The account's settings of the endpoint.
-        cut: The stored text of the reply that a repeated request continues. The client does not
-            have it, or less of it.
 
     Tool messages are left out, because a character has no tools of a client.
     """
-    answered = _find_answered(reading, decision)
-    last_reply = max(
-        (at for at, message in enumerate(request.messages) if message.role == "assistant"),
-        default=None,
+    places = list(range(len(request.messages)))
+    if decision.prefill:
+        places.remove(max(at for at in places if request.messages[at].role == "assistant"))
+    messages, line = _list_messages(
+        request, places, positions, answered=_find_answered(reading, decision)
     )
-    cut_position = _find_reply_position(decision.placement) if cut else None
+    return _make_prompt(
+        request,
+        messages,
+        line,
+        prefill=decision.prefill,
+        window_start=decision.placement.window_start,
+        options=options,
+        settings=settings,
+    )
+
+
+def build_rest_prompt(
+    request: ChatCompletionRequest,
+    turn: TurnStatus,
+    positions: Mapping[int, int],
+    *,
+    continues: bool,
+    window_start: int | None,
+    options: ClientOptions,
+    settings: ClientSettings,
+) -> ClientPrompt | None:
+    """Return the client's messages for the rest of a turn's reply: those before the reply.
+
+    If the turn has ended and another one `continues` its reply, the stored text of the reply
+    follows them. None if the client sends nothing of what is before the reply.
+
+    `window_start` is that of the placement. For the other arguments, see `build_client_prompt`.
+    """
+    before = [at for at, position in positions.items() if position < (turn.position or 0)]
+    if not before:
+        return None
+    last = max(before)
+    answered = last if request.messages[last].role == "user" and not continues else None
+    messages, line = _list_messages(request, range(last + 1), positions, answered=answered)
+    if continues:
+        reply = PromptMessage("assistant", turn.text)
+        messages.append(ClientMessage(message=reply, position=turn.position))
+    return _make_prompt(
+        request, messages, line, window_start=window_start, options=options, settings=settings
+    )
+
+
+def _list_messages(
+    request: ChatCompletionRequest,
+    places: Iterable[int],
+    positions: Mapping[int, int],
+    *,
+    answered: int | None,
+) -> tuple[list[ClientMessage], int | None]:
+    """Return the messages at some places of the list, and the index of the answered one."""
     messages: list[ClientMessage] = []
     line: int | None = None
-    for at, sent in enumerate(request.messages):
-        if sent.role == "tool" or (decision.prefill and at == last_reply):
-            continue
-        if cut_position is not None and positions.get(at) == cut_position:
+    for at in places:
+        sent = request.messages[at]
+        if sent.role == "tool":
             continue
         if at == answered:
             line = len(messages)
         message = PromptMessage(sent.role, sent.text, images=sent.images, name=sent.name)
         messages.append(ClientMessage(message=message, position=positions.get(at)))
-    if cut_position is not None:
-        message = PromptMessage("assistant", cut)
-        messages.append(ClientMessage(message=message, position=cut_position))
+    return messages, line
+
+
+def _make_prompt(
+    request: ChatCompletionRequest,
+    messages: Sequence[ClientMessage],
+    line: int | None,
+    *,
+    prefill: str = "",
+    window_start: int | None,
+    options: ClientOptions,
+    settings: ClientSettings,
+) -> ClientPrompt:
     return ClientPrompt(
         messages=messages,
         line=line,
-        prefill="" if cut else decision.prefill,
+        prefill=prefill,
         placement=settings.system_messages,
-        window_start=decision.placement.window_start,
+        window_start=window_start,
         max_context=options.max_context,
         sampling=request.sampling,
         uses_memory=options.uses_memory,
@@ -79,11 +136,3 @@ def _find_answered(reading: Reading, decision: Decision) -> int | None:
     if decision.prefill and lines and lines[-1].role == "assistant":
         lines.pop()
     return lines[-1].place if lines and lines[-1].role == "user" else None
-
-
-def _find_reply_position(placement: Placement) -> int | None:
-    """Return the position of the reply to a list that is stored, or that ends with this reply."""
-    last = placement.last
-    if last is None:
-        return None
-    return last.position if last.role == "assistant" else last.position + 1
