@@ -37,7 +37,7 @@ _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,2000}")
 
 
 class CrossOriginPolicy:
-    """The origins whose pages may use the API with a key.
+    """The origins of pages that may use the API with a key.
 
     Args:
         origins: Allowed origins, such as `https://app.example`, or `*` for all.

@@ -17,7 +17,7 @@ from backend.core.text_forms import normalize
 
 MAX_SYSTEM_CHARACTERS = 100_000
 MAX_CANDIDATES = 20
-"""Characters whose descriptions are compared with the text."""
+"""Maximum number of characters to compare with the text by their descriptions."""
 
 _MAX_DESCRIPTION_CHARACTERS = 20_000
 _WINDOW_CHARACTERS = 24
@@ -76,7 +76,7 @@ class SystemText:
         ]
 
     def is_played(self, places: Sequence[int]) -> bool:
-        """True if the text tells the model to play the character with a name at these places."""
+        """True if the model shall play the character with a name at one of these places."""
         return any(
             _BEFORE_NAME.search(self._text[max(0, place - _BEFORE_CHARACTERS) : place])
             for place in places
@@ -105,8 +105,8 @@ class SystemText:
 def find_candidates(text: SystemText, names: Mapping[int, Sequence[str]]) -> list[int]:
     """Return the keys of the characters that the text names, at most `MAX_CANDIDATES`.
 
-    `names` are the names of each character. Those that the model is told to play come first, then
-    those of the longest names, because a short name may be a common word.
+    `names` are the names of each character. Those that the model shall play come first, then
+    those with the longest names, because a short name may be a common word.
     """
     found: list[tuple[bool, int, int]] = []
     for key, forms in names.items():

@@ -25,6 +25,9 @@ from backend.vault.sealing import Sealer
 MAX_PARTS: Final = 400
 """Parts of replies that a chat remembers. The newest are kept."""
 
+MAX_RESUMED: Final = 10
+"""Turns of one reply that a chat remembers. SDKs send a request three times by default."""
+
 MAX_PLAYED_CHATS: Final = 20
 """Chats of campaigns whose parts are compared with a list, the last played ones."""
 
@@ -77,9 +80,19 @@ class ChatStates:
             return await load_state(session, identity.sealer, chat_id)
 
     async def record_turn(
-        self, identity: Identity, chat_id: UUID, state: ChatState, turn_id: UUID
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        state: ChatState,
+        turn_id: UUID,
+        *,
+        resumes: bool = False,
     ) -> None:
-        """Store the state after a turn has begun. Keeps what other changes have added."""
+        """Store the state after a turn has begun. Keeps what other changes have added.
+
+        With `resumes`, the turn writes the rest of the previous one's reply, for the same request.
+        """
+        resumed = (*state.resumed, state.turn_id) if resumes and state.turn_id else ()
         await self._change(
             identity,
             chat_id,
@@ -87,12 +100,13 @@ class ChatStates:
             pieces=state.pieces,
             prefill=state.prefill,
             turn_id=turn_id,
-            first_event=0,
+            resumed=resumed[-MAX_RESUMED:],
+            first_event=state.first_event if resumes else 0,
         )
 
     async def record_choice(self, identity: Identity, chat_id: UUID, *, first_event: int) -> None:
         """Store the event after which the reply to the last request begins."""
-        await self._change(identity, chat_id, first_event=first_event)
+        await self._change(identity, chat_id, first_event=first_event, resumed=())
 
     async def add_part(self, identity: Identity, chat_id: UUID, reply_id: UUID, text: str) -> None:
         """Store that a client has got a text as a part of a reply."""

@@ -20,12 +20,12 @@ from backend.openai_api.conversations import ConversationScope
 from backend.openai_api.model_names import (
     CampaignTarget,
     CharacterTarget,
-    ChatTarget,
     ModelNames,
     NamedItems,
+    StoredChatTarget,
 )
 
-ClientTarget = CharacterTarget | CampaignTarget | ChatTarget
+ClientTarget = CharacterTarget | CampaignTarget | StoredChatTarget
 
 MAX_PERSONAS = 100
 """The newest personas, whose names are removed from the user's lines."""
@@ -96,7 +96,7 @@ class CastReader:
                 case CampaignTarget(found_id):
                     scope = ConversationScope(kind="campaign", id=found_id)
                     campaign_id = found_id
-                case ChatTarget(chat_id):
+                case StoredChatTarget(chat_id):
                     scope = ConversationScope(kind="chat", id=chat_id)
                     chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
                     campaign_id = chat.campaign_id

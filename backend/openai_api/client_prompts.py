@@ -52,6 +52,7 @@ def build_client_prompt(
         line=line,
         prefill=decision.prefill,
         placement=settings.system_messages,
+        window_start=decision.placement.window_start,
         max_context=options.max_context,
         sampling=request.sampling,
         uses_memory=options.uses_memory,

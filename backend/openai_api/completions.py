@@ -37,7 +37,7 @@ from backend.openai_api.contracts import (
 from backend.openai_api.conversation_writer import ConversationWriter
 from backend.openai_api.conversations import ConversationFinder
 from backend.openai_api.decisions import build_state, decide
-from backend.openai_api.model_names import ChatTarget, ModelNames, PlainTarget
+from backend.openai_api.model_names import ModelNames, PlainTarget, StoredChatTarget
 from backend.openai_api.models import RequestKind, RequestReason
 from backend.openai_api.new_characters import CharacterMaker
 from backend.openai_api.new_conversations import ConversationImporter
@@ -194,7 +194,7 @@ class ChatCompletions:
         texts = [message.text for message in request.messages if message.role == "system"]
         target = await self._names.resolve(identity, request.model, texts)
         if options.chat_id is not None and not isinstance(target, PlainTarget):
-            return ChatTarget(options.chat_id)
+            return StoredChatTarget(options.chat_id)
         if target is not None:
             return target
         if identity.settings.client.unknown_characters == "create" and any(texts):
@@ -283,32 +283,37 @@ class ChatCompletions:
         """Join the turn of the first attempt. None if that turn was another one, or is deleted.
 
         The connection of the first attempt has broken, which stops its turn. What is missing of
-        the reply is written then.
+        the reply is written then, by a turn of its own.
         """
         identity, state, placement = case.identity, found.state, found.placement
-        turn = await self._open_turns.get(identity, state.turn_id) if state.turn_id else None
-        if turn is None or placement.chat_id is None or not _is_about(turn, placement):
+        turns = await self._load_attempts(identity, state)
+        chat_id = placement.chat_id
+        if chat_id is None or not any(_is_about(each, placement) for each in turns):
             return None
+        turn = turns[-1]
         if turn.state == "running":
             await self._open_turns.wait(identity, turn)
             turn = await self._open_turns.get(identity, turn.id)
         if turn is None or (turn.reply_id is None and turn.state not in {"running", "completed"}):
             return None
-        headers = _make_headers(placement.chat_id, turn, case.request, ())
-        reply: CompletionReply
-        reply = begin = self._follow(
-            case, placement.chat_id, turn, headers=headers, last_id=state.first_event
-        )
+        headers = _make_headers(chat_id, turn, case.request, ())
+        parts: list[TurnReply] = []
+        for each in turns:
+            last_id = 0 if parts else state.first_event
+            parts.append(self._follow(case, chat_id, each, headers=headers, last_id=last_id))
         if turn.state in {"stopped", "interrupted", "failed"}:
-            if not turn.has_text:
-                return None
-            found = replace(found, decision=replace(found.decision, kind="continue"))
-            rest = await self._take(case, found, keeps=True)
-            if rest is None:
-                return None
-            reply = JoinedReply(begin, rest)
-        await self._record(case, found, chat_id=placement.chat_id, turn_id=turn.id, stored=0)
-        return reply
+            rest = await self._take(case, found) if turn.has_text else None
+            return JoinedReply([*parts, rest]) if rest else None
+        await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
+        return JoinedReply(parts)
+
+    async def _load_attempts(self, identity: Identity, state: ChatState) -> list[TurnStatus]:
+        """Return the turns that have written the last reply. Empty if the last one is deleted."""
+        if state.turn_id is None:
+            return []
+        turns = [await self._open_turns.get(identity, each) for each in state.resumed]
+        last = await self._open_turns.get(identity, state.turn_id)
+        return [each for each in (*turns, last) if each is not None] if last else []
 
     async def _choose(self, case: _Case, found: _Found, turn: TurnStatus) -> CompletionReply | None:
         """Answer a waiting turn with the new line. None if the line does not follow its reply."""
@@ -347,11 +352,11 @@ class ChatCompletions:
         await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
         return self._follow(case, chat_id, turn, headers=headers, last_id=last_id)
 
-    async def _take(self, case: _Case, found: _Found, *, keeps: bool = False) -> TurnReply | None:
+    async def _take(self, case: _Case, found: _Found) -> TurnReply | None:
         """Bring the chat in line with the list, and take the turn.
 
-        With `keeps`, the chat stays as it is. Returns None if the chat has changed since it was
-        read.
+        A repeated request leaves the chat as it is, and its turn continues the reply. Returns None
+        if the chat has changed since it was read.
         """
         identity, decision = case.identity, found.decision
         placement = decision.placement
@@ -360,7 +365,7 @@ class ChatCompletions:
         chat_id = placement.chat_id
         if chat_id is None:
             chat_id = await self._open_chat(case, lines)
-        elif not keeps:
+        elif decision.kind != "repeat":
             stored = await self._writer.apply(
                 identity,
                 placement,
@@ -383,7 +388,9 @@ class ChatCompletions:
         if turn is None:
             return None
         state = build_state(case.reading, decision, sealer=identity.sealer, previous=found.state)
-        await self._states.record_turn(identity, chat_id, state, turn_id)
+        await self._states.record_turn(
+            identity, chat_id, state, turn_id, resumes=decision.kind == "repeat"
+        )
         await self._record(
             case,
             found,
@@ -507,7 +514,7 @@ def _split_tail(decision: Decision) -> tuple[list[Line], str | None]:
 def _make_turn_request(decision: Decision, text: str | None) -> TurnRequest:
     placement = decision.placement
     match decision.kind:
-        case "continue":
+        case "continue" | "repeat":
             return TurnRequest(continue_=True)
         case "impersonate":
             return TurnRequest(impersonate=True)

@@ -146,8 +146,9 @@ class Placement:
         tail: The lines after it.
         rest: The messages of the active path after `last`, oldest first. Empty if `last` is the
             leaf, or on another branch.
-        is_begin: True if the stored path begins with a line of the client, so that nothing stored
-            is outside its window.
+        window_start: The position of the first message in the client's window. Of the messages
+            before it, a client may keep the first ones. None if no line is stored.
+        is_leaf: False if messages follow `last`, on any branch.
         version: The chat as it was read. `ConversationWriter` refuses a placement whose chat has
             changed.
     """
@@ -160,7 +161,8 @@ class Placement:
     last: StoredLine | None = None
     tail: Sequence[Line] = ()
     rest: Sequence[StoredLine] = ()
-    is_begin: bool = False
+    window_start: int | None = None
+    is_leaf: bool = True
     version: ChatVersion | None = None
 
 
@@ -182,7 +184,10 @@ class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             client has merged with the line moves on with the next request, and the line stays.
         prefill: The digest of the beginning of the reply that the client sent.
         hidden: Messages that the endpoint has hidden because the client no longer sends them.
-        turn_id: The last turn. `first_event` is the event after which its last answer begins.
+        turn_id: The last turn.
+        resumed: The turns before it that have written the beginning of the same reply, if its
+            connection broke and the client sent the request again.
+        first_event: The event after which the last answer begins, of the first of these turns.
         parts: Digests of texts that clients have got as parts of a reply, each with the reply. Such
             a reply has waited for a choice.
     """
@@ -192,6 +197,7 @@ class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill: bytes | None = None
     hidden: tuple[UUID, ...] = ()
     turn_id: UUID | None = None
+    resumed: tuple[UUID, ...] = ()
     first_event: int = 0
     parts: tuple[tuple[bytes, UUID], ...] = ()
 

@@ -45,8 +45,8 @@ from backend.openai_api.model_names import ModelNames
 from backend.openai_api.options import parse_options
 from backend.openai_api.protocols import (
     ChatCompletionStarter,
+    EmbeddingMaker,
     TextCompletionStarter,
-    TextEmbedder,
 )
 from backend.openai_api.schemas import (
     ChatCompletion,
@@ -108,7 +108,7 @@ class ModelNameController(Controller):
         identity: NamedDependency[Identity],
         model_names: NamedDependency[ModelNames],
     ) -> ModelEntry:
-        """Return one of the names. An id is accepted in place of a slug."""
+        """Return one of the names. An id works like a slug."""
         return await model_names.find_entry(identity, name.as_posix().removeprefix("/"))
 
 
@@ -221,7 +221,7 @@ class EmbeddingController(Controller):
         request: AnyRequest,
         identity: NamedDependency[Identity],
         cpu_pool: NamedDependency[CpuPool],
-        text_embedder: NamedDependency[TextEmbedder],
+        text_embedder: NamedDependency[EmbeddingMaker],
     ) -> Response[Any]:
         """Return the vectors of texts.
 

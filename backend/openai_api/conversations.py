@@ -15,6 +15,7 @@ from backend.accounts.auth.identity import Identity
 from backend.chats import repository
 from backend.chats.models import MESSAGE_CONTENT, Chat, ChatCharacter, Message
 from backend.chats.text_digests import TextDigester
+from backend.chats.tree import has_children
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.engine import Database
@@ -180,7 +181,8 @@ class _Lookup:
             await self._settle(each)
         found = [each for each in candidates if each.match.is_recognised(is_named=self._is_named)]
         if found:
-            return self._make_placement(max(found, key=lambda each: each.rank))
+            best = max(found, key=lambda each: each.rank)
+            return self._make_placement(best, is_leaf=await self._is_leaf(best.match))
         if self._named is None:
             return Placement(tail=self._client.lines)
         line = self._client.last_user
@@ -218,10 +220,10 @@ class _Lookup:
                 candidates.append(
                     _Candidate(chat=chat, active=active, hidden=hidden, match=matched)
                 )
-            known = set[bytes]()
-            if matched is not None:
+            others = [hit for hit in hits if not hit.is_active]
+            if others and matched is not None:
                 known = {self._client.digests[line] for line in matched.lines}
-            others = [hit for hit in hits if not hit.is_active and hit.digest not in known]
+                others = [hit for hit in others if hit.digest not in known]
             for path in await self._read_branches(active, others):
                 branch = await self._match(path, hidden)
                 if branch is not None:
@@ -232,9 +234,9 @@ class _Lookup:
 
     async def _find_chats(self, session: AsyncSession) -> list[list[_Hit]]:
         """Return the hits of the chats with most of them, the newest chats first."""
-        digests = list(dict.fromkeys(reversed(self._client.digests)))
-        hits = await self._find_hits(session, digests[:PROBE_LINES])
-        for part in split_chunks(digests[PROBE_LINES:], PROBE_CHUNK):
+        digests = self._client.digests
+        hits = await self._find_hits(session, digests[-PROBE_LINES:])
+        for part in split_chunks(digests[:-PROBE_LINES][::-1], PROBE_CHUNK):
             if hits:
                 break
             hits = await self._find_hits(session, part)
@@ -251,21 +253,12 @@ class _Lookup:
     async def _find_hits(self, session: AsyncSession, digests: Sequence[bytes]) -> list[_Hit]:
         if not digests:
             return []
-        values = {"owner": self._owner_id, "scope": self._scope.id, "digests": digests}
-        rows = await session.execute(_select_hits(self._scope.kind), values)
-        versions: dict[UUID, ChatVersion] = {}
-        hits: list[_Hit] = []
-        for row in rows:
-            if row.chat_id not in versions:
-                versions[row.chat_id] = ChatVersion(
-                    id=row.chat_id,
-                    user_id=self._owner_id,
-                    leaf_id=row.leaf_id,
-                    hidden_changes=row.hidden_changes,
-                    updated_at=row.updated_at,
-                )
-            hits.append(_Hit(row.id, versions[row.chat_id], row.is_active, row.text_digest))
-        return hits
+        values = {"owner": self._owner_id, "scope": self._scope.id, "digests": set(digests)}
+        rows = (await session.execute(_select_hits(self._scope.kind), values)).all()
+        ids = {row.chat_id for row in rows}
+        chats = await session.scalars(_CHATS, {"ids": ids}) if ids else ()
+        versions = {chat.id: make_version(chat) for chat in chats}
+        return [_Hit(row.id, versions[row.chat_id], row.is_active, row.text_digest) for row in rows]
 
     async def _read_chat(
         self, session: AsyncSession, hits: Sequence[_Hit]
@@ -359,7 +352,16 @@ class _Lookup:
         match.follow(path, text=text)
         return True
 
-    def _make_placement(self, candidate: _Candidate) -> Placement:
+    async def _is_leaf(self, match: PathMatch) -> bool:
+        """True if no message follows the last match. Always true if the tail follows it."""
+        if match.tail:
+            return True
+        if match.last + 1 < len(match.path):
+            return False
+        async with self._database.read() as session:
+            return not await has_children(session, match.path.get_id(match.last))
+
+    def _make_placement(self, candidate: _Candidate, *, is_leaf: bool) -> Placement:
         match, path = candidate.match, candidate.match.path
         is_active = match.last < path.active
         return Placement(
@@ -371,7 +373,8 @@ class _Lookup:
             last=path.get_line(match.last),
             tail=[line for _, line in match.tail],
             rest=PathEnd(candidate.active, match.last + 1) if is_active else (),
-            is_begin=match.first == 0,
+            window_start=match.window_start,
+            is_leaf=is_leaf,
             version=candidate.chat,
         )
 
@@ -424,43 +427,36 @@ def _find_near(sealer: Sealer, rows: Sequence[Any], sent: str) -> Any:
     return nearest
 
 
-def _in_scope(kind: str) -> Any:
-    """Build the condition that a message's chat is in the scope."""
+def _select_chats(kind: str) -> Select[UUID]:
+    """Select the chats of a scope."""
+    query = select(Chat.id).where(Chat.user_id == bindparam("owner"), Chat.is_ready)
     match kind:
         case "chat":
-            return Chat.id == bindparam("scope")
+            return query.where(Chat.id == bindparam("scope"))
         case "campaign":
-            return Chat.campaign_id == bindparam("scope")
+            return query.where(Chat.campaign_id == bindparam("scope"))
         case _:
-            return Chat.id.in_(
-                select(ChatCharacter.chat_id).where(
-                    ChatCharacter.character_id == bindparam("scope")
-                )
+            return query.join(ChatCharacter, ChatCharacter.chat_id == Chat.id).where(
+                ChatCharacter.character_id == bindparam("scope")
             )
 
 
 @cache
 def _select_hits(kind: str) -> Select[*tuple[Any, ...]]:
+    """Select messages by their digests, the newest first, without greetings.
+
+    The condition on the chat is a subquery, because SQLite would begin a join with all chats.
+    """
     is_greeting = (Message.position == 0) & (Message.role == "assistant")
+    chat = _select_chats(kind).where(Chat.id == Message.chat_id).correlate(Message)
     return (
-        select(
-            Message.id,
-            Message.is_active,
-            Message.text_digest,
-            Message.chat_id,
-            Chat.leaf_id,
-            Chat.hidden_changes,
-            Chat.updated_at,
-        )
-        .join(Chat, Chat.id == skip_index(Message.chat_id))
+        select(Message.id, Message.is_active, Message.text_digest, Message.chat_id)
         .where(
             Message.user_id == bindparam("owner"),
             Message.text_digest.is_not(None),
             Message.text_digest.in_(bindparam("digests", expanding=True)),
             ~is_greeting,
-            Chat.user_id == bindparam("owner"),
-            Chat.is_ready,
-            _in_scope(kind),
+            chat.exists(),
         )
         .order_by(skip_index(Message.id).desc())
         .limit(MAX_HITS)
@@ -471,18 +467,13 @@ def _select_hits(kind: str) -> Select[*tuple[Any, ...]]:
 def _select_undigested(kind: str) -> Select[*tuple[Any, ...]]:
     return (
         select(Message.id, Message.role, Message.sealed_content)
-        .join(Chat, Chat.id == Message.chat_id)
-        .where(
-            Message.text_digest.is_(None),
-            Chat.user_id == bindparam("owner"),
-            Chat.is_ready,
-            _in_scope(kind),
-        )
+        .where(Message.text_digest.is_(None), Message.chat_id.in_(_select_chats(kind)))
         .order_by(skip_index(Message.id).desc())
         .limit(MAX_NEW_DIGESTS)
     )
 
 
+_CHATS = select(Chat).where(Chat.id.in_(bindparam("ids", expanding=True)))
 _MESSAGES = get_table(Message)
 _ADD_DIGEST = (
     update(_MESSAGES)

@@ -228,7 +228,7 @@ class _Case:
         if is_reply and instruction is None and not ending.is_new and not ending.prefill:
             if len(self._reading.members) > 1:
                 return self._answer("group_reply", speaker)
-            return self._make("continue", "ends_with_reply", ending.placement)
+            return self._continue_reply("ends_with_reply")
         return self._answer(self._find_turn_reason(speaker), speaker)
 
     def _find_turn_reason(self, speaker: str) -> RequestReason:
@@ -256,12 +256,29 @@ class _Case:
         placement, last = self._ending.placement, self._ending.last
         speaker = self._find_speaker()
         if last is not None and last.role == "assistant":
-            return self._make("continue", "continue_nudge", placement, speaker)
+            return self._continue_reply("continue_nudge", speaker)
         follows_reply = placement.last is not None and placement.last.role == "assistant"
         if follows_reply and len(placement.tail) == 1 and not placement.rest:
             placement = replace(placement, tail=())
             return self._make("continue", "continue_nudge", placement, speaker)
         return self._make("impersonate", "continue_nudge", replace(placement, tail=()))
+
+    def _continue_reply(self, reason: RequestReason, speaker: str = "") -> Decision:
+        """Continue the last line.
+
+        If messages follow it on any branch, they answer the text that it has. Then it stays, and
+        another version of it begins with its text.
+        """
+        placement, last = self._ending.placement, self._ending.last
+        if placement.is_leaf or last is None:
+            return self._make("continue", reason, placement, speaker)
+        decision = self._make("swipe", reason, self._remove_prefill(placement), speaker)
+        return replace(decision, prefill=self._get_exact_text(last))
+
+    def _get_exact_text(self, line: Line) -> str:
+        """Return the text of a line with the white space after it."""
+        sent = self._reading.messages[line.place].text
+        return line.text + sent[len(sent.rstrip()) :]
 
     def _make(
         self, kind: RequestKind, reason: RequestReason, placement: Placement, speaker: str = ""
@@ -321,8 +338,7 @@ class _Case:
             if instruction is None or instruction.place < last.place:
                 if self._is_prefill(last, placement):
                     count -= 1
-                    sent = self._reading.messages[last.place].text
-                    prefill = last.text + sent[len(sent.rstrip()) :]
+                    prefill = self._get_exact_text(last)
                     placement = self._remove_prefill(placement)
                 else:
                     instruction = None
@@ -365,9 +381,15 @@ class _Case:
         index = len(self._reading.lines) - 1
         reply = pairs.pop(index)
         edits = dict(placement.edits)
-        edits.pop(reply.id)
-        rest = [reply, *placement.rest]
-        return replace(placement, edits=edits, pairs=pairs, last=pairs[index - 1], rest=rest)
+        edits.pop(reply.id, None)
+        return replace(
+            placement,
+            edits=edits,
+            pairs=pairs,
+            last=pairs[max(pairs)] if pairs else None,
+            rest=[reply, *placement.rest] if reply.is_active else (),
+            is_leaf=False,
+        )
 
     def _split_notes(self, line: Line, index: int, placement: Placement) -> _SplitLine:
         """Split the last line of the tail from notes that the client has merged with it."""

@@ -1,7 +1,7 @@
 """The names that `model` accepts: characters, chats, campaigns, plain models, and `auto`.
 
 A slug is the name in Latin letters. Equal slugs are numbered in the order of creation, so that a
-new character never changes the slug of another one. An id is accepted in place of a slug.
+new character never changes the slug of another one. An id works like a slug.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CampaignTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatTarget:
+class StoredChatTarget:
     id: UUID
 
 
@@ -85,7 +85,7 @@ class PlainTarget:
     model_id: str
 
 
-ModelTarget = CharacterTarget | CampaignTarget | ChatTarget | PlainTarget
+ModelTarget = CharacterTarget | CampaignTarget | StoredChatTarget | PlainTarget
 
 
 class NamedItem(NamedTuple):
@@ -173,7 +173,7 @@ class ModelNames(UserSignedOut):
                     models = await self._user_models.of(session, identity.user, identity.sealer)
                 spec = models.spec(model_id)
                 return _make_entry(spec.id, 0, spec.title, owner=spec.provider)
-            case ChatTarget(chat_id):
+            case StoredChatTarget(chat_id):
                 async with self._database.read() as session:
                     [entry] = await _list_chats(session, identity, chat_id=chat_id)
                 return entry
@@ -209,7 +209,7 @@ class ModelNames(UserSignedOut):
                     return CampaignTarget(item.id, item.names[0])
             case "chat:":
                 if chat_id := await self._find_chat(identity, rest):
-                    return ChatTarget(chat_id)
+                    return StoredChatTarget(chat_id)
             case "auto" if identity.settings.client.auto:
                 return await self._recognise(identity, texts)
             case _:

@@ -25,6 +25,14 @@ from backend.openai_api.stored_paths import Block, StoredPath
 MAX_TAIL: Final = 3
 """New lines of a usual request: a line of the user, an instruction, the beginning of a reply."""
 
+MAX_KEPT_LINES: Final = 6
+MAX_DELETED: Final = 8
+"""Some clients keep the first lines of a chat, up to `MAX_KEPT_LINES`, and leave out later ones.
+
+After these first lines, more than `MAX_DELETED` missing messages are outside the client's window.
+Fewer are deleted, because a user deletes messages one by one or a few at once.
+"""
+
 MIN_STORED_SHARE: Final = 3
 """Of so many lines up to the last match, one must be stored."""
 
@@ -55,6 +63,17 @@ class Gap:
     units: Sequence[tuple[int, Unit]]
     places: Sequence[int]
 
+    @property
+    def is_outside_window(self) -> bool:
+        """True if the client keeps the first lines of a chat, and leaves out old ones after them.
+
+        To save tokens, a client can always send the greeting or the first lines, and then only the
+        last ones. The user has not deleted the messages between them. Nothing happens to them, as
+        to those before the first match. Messages that were hidden one by one before stay hidden.
+        """
+        is_after_first = self.places[0] <= MAX_KEPT_LINES
+        return is_after_first and len(self.places) > MAX_DELETED
+
 
 @dataclass(slots=True, kw_only=True)
 class PathMatch:
@@ -64,7 +83,10 @@ class PathMatch:
         lines: The place of each line that is stored. A merged line has that of its last message.
         places: The messages of all lines.
         first: The first message of a line.
+        window_start: The first message in the client's window. If the client keeps the first lines
+            of the chat and leaves out many after them, it is behind these.
         last: The last message of a line.
+        last_line: The last line that is stored.
         tail: The lines after the last match, with their indexes in the list.
         gaps: Parts between two pairs that are not settled yet.
         edits: New texts.
@@ -78,7 +100,9 @@ class PathMatch:
     lines: Mapping[int, int]
     places: Collection[int]
     first: int
+    window_start: int
     last: int
+    last_line: int
     tail: Sequence[tuple[int, Line]]
     gaps: Sequence[Gap] = ()
     edits: dict[int, str] = field(default_factory=dict[int, str])
@@ -115,7 +139,8 @@ class PathMatch:
         `text` is the client's text if it is not the stored one.
         """
         line, _ = self.tail[0]
-        self.path, self.last, self.tail = path, self.last + 1, self.tail[1:]
+        self.path, self.last, self.last_line = path, self.last + 1, line
+        self.tail = self.tail[1:]
         self.lines = {**self.lines, line: self.last}
         self.places = {*self.places, self.last}
         if text is not None:
@@ -150,10 +175,10 @@ class PathMatch:
     def is_recognised(self, *, is_named: bool) -> bool:
         """True if enough lines are stored to take the list for this chat.
 
-        A greeting and lines of the user, which may begin many chats, are enough only if the chat
-        went no further. If the chat is named, a greeting and a line are enough.
+        A greeting and first lines of the user, which may begin many chats, are enough only if the
+        chat went no further. If the chat is named, a greeting and a line are enough.
         """
-        last_line = max(self.lines)
+        last_line = self.last_line
         is_sparse = MIN_STORED_SHARE * self.matches < last_line + 1
         if is_sparse or 2 * self.changes > self.matches:
             return False
@@ -162,8 +187,10 @@ class PathMatch:
         places = self.lines.values()
         if not any(self.path.get_role(place) == "user" for place in places):
             return False
-        is_whole = is_named and self.first == 0 and self.path.get_role(0) == "assistant"
-        return is_whole or "u" not in self.path.flags[self.last + 1 :].lower()
+        flags = self.path.flags.lower()
+        if is_named and self.first == 0 and flags[0] == "a":
+            return True
+        return "u" not in flags[: self.first] + flags[self.last + 1 :]
 
     def _take(self, pair: Pair, unit: Unit) -> None:
         self.edits[pair.stored] = unit.text
@@ -193,14 +220,19 @@ def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
     if block is None:
         return None
     start, count = block
+    tail = list(enumerate(client.lines[count:], count))
+    if start + count < len(path) and any(line.pieces for _, line in tail):
+        return None  # a part of a merged line may be the next message
     flags = path.flags[max(1, start) : start + count]
     return PathMatch(
         path=path,
         lines=Block(start, count),
         places=range(start, start + count),
         first=start,
+        window_start=start,
         last=start + count - 1,
-        tail=list(enumerate(client.lines[count:], count)),
+        last_line=count - 1,
+        tail=tail,
         matches=count,
         replies=flags.lower().count("a"),
     )
@@ -220,14 +252,18 @@ def match_digests(
     if not pairs:
         return None
     last_unit, last = pairs[-1]
+    gaps = _list_gaps(path, units, pairs, hidden)
+    outside = next((gap for gap in gaps if gap.is_outside_window), None)
     return PathMatch(
         path=path,
         lines={units[ours].line: theirs for ours, theirs in pairs},
         places={theirs for _, theirs in pairs},
         first=pairs[0][1],
+        window_start=outside.places[-1] + 1 if outside else pairs[0][1],
         last=last,
+        last_line=units[last_unit].line,
         tail=_join_units(client.lines, units[last_unit + 1 :]),
-        gaps=_list_gaps(path, units, pairs, hidden),
+        gaps=[gap for gap in gaps if gap is not outside],
         matches=len({units[ours].line for ours, _ in pairs}),
         replies=sum(theirs > 0 and path.get_role(theirs) == "assistant" for _, theirs in pairs),
     )

@@ -1,4 +1,4 @@
-"""The services behind the routes of the endpoint."""
+"""The services that the routes of the endpoint call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TextCompletionStarter(Protocol):
 
 
 @runtime_checkable
-class TextEmbedder(Protocol):
+class EmbeddingMaker(Protocol):
     async def embed(
         self, identity: Identity, model: str, texts: Sequence[str], *, dimensions: int | None = None
     ) -> TextVectors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -19,7 +19,7 @@ from backend.core.logs import get_logger
 from backend.database.base import new_id, now, upsert
 from backend.database.engine import Database, OvertakenError
 from backend.errors import ConflictError, NotFoundError
-from backend.http.schemas import Page, make_page
+from backend.http.schemas import Page, make_page, make_struct
 from backend.openai_api.decisions import digest_instruction
 from backend.openai_api.models import (
     CLIENT_REQUEST_DETAILS,
@@ -310,10 +310,11 @@ class RequestLog:
         """
         if row.kind == "continue":
             return "continued"
-        turn: Turn | None = None
-        if row.turn_id is not None:
-            async with self._database.read() as session:
-                turn = await turns.find_turn(session, row.turn_id, owner_id=identity.user_id)
+        async with self._database.read() as session:
+            turn = await _find_turn(session, row)
+            if turn is not None and await _has_earlier_request(session, row):
+                # The line has chosen an option of a campaign's turn, which then continued.
+                return "continued"
         if turn is None:  # its chat is deleted
             return "removed"
         if turn.state == "running":
@@ -344,7 +345,7 @@ def _shorten(details: RequestDetails) -> RequestDetails:
     )
 
 
-def _select_requests(identity: Identity) -> Select[ClientRequest, RuledKind | None]:
+def _select_requests(identity: Identity) -> Select[*tuple[Any, ...]]:
     """Select requests, each with the kind of the rule for its instruction as `rule`."""
     is_rule = and_(
         ClientRule.user_id == ClientRequest.user_id,
@@ -359,12 +360,28 @@ def _select_requests(identity: Identity) -> Select[ClientRequest, RuledKind | No
 
 async def _get_request(
     session: AsyncSession, identity: Identity, request_id: UUID
-) -> Row[ClientRequest, RuledKind | None]:
+) -> Row[*tuple[Any, ...]]:
     query = _select_requests(identity).where(ClientRequest.id == request_id)
     row = (await session.execute(query)).one_or_none()
     if row is None:
         raise ClientRequestNotFoundError
     return row
+
+
+async def _find_turn(session: AsyncSession, row: ClientRequest) -> Turn | None:
+    if row.turn_id is None:
+        return None
+    return await turns.find_turn(session, row.turn_id, owner_id=row.user_id)
+
+
+async def _has_earlier_request(session: AsyncSession, row: ClientRequest) -> bool:
+    """True if an earlier request has begun the turn."""
+    query = select(ClientRequest.id).where(
+        ClientRequest.user_id == row.user_id,
+        ClientRequest.turn_id == row.turn_id,
+        ClientRequest.id < row.id,
+    )
+    return await session.scalar(query.limit(1)) is not None
 
 
 async def _store_rule(
@@ -404,15 +421,17 @@ def _open_details(sealer: Sealer, row: ClientRequest) -> RequestDetails:
 def _view_request(sealer: Sealer, row: ClientRequest, rule: RuledKind | None) -> ClientRequestView:
     details = _open_details(sealer, row)
     is_decided = row.kind not in _UNDECIDED_KINDS
-    return ClientRequestView(
+    return make_struct(
+        ClientRequestView,
+        details,
         id=row.id,
         at=row.created_at,
         kind=row.kind,
         reason=row.reason,
         chat_id=row.chat_id,
         turn_id=row.turn_id,
+        ignored=list(details.ignored),
         rule=rule,
         is_correctable=is_decided
         and (row.instruction_digest is not None or row.kind in _STORED_KINDS),
-        **msgspec.structs.asdict(details) | {"ignored": list(details.ignored)},
     )

@@ -1,7 +1,7 @@
 """The events of a reply, and their two forms: chunks of a stream, or one JSON object.
 
-A chunk cannot be taken back, so a reply has no event that takes text back. Whoever makes the events
-of a model's pieces therefore holds text until it is final, or sends it again after a line break.
+A chunk cannot be taken back, so no event takes text back. A model may do so while it streams: then
+the code that makes the events decides which part is sent again.
 """
 
 from __future__ import annotations

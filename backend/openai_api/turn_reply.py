@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast, get_args
 from uuid import UUID
 
@@ -154,23 +154,23 @@ class TurnReply:
 
 
 class JoinedReply:
-    """The text of a reply that was cut, followed by its rest."""
+    """The reply of several turns: each but the last was cut, and the next one continues it."""
 
-    def __init__(self, begin: TurnReply, rest: TurnReply) -> None:
-        self.headers = rest.headers
-        self._begin = begin
-        self._rest = rest
+    def __init__(self, parts: Sequence[TurnReply]) -> None:
+        *self._begins, self._rest = parts
+        self.headers = self._rest.headers
 
     async def events(self) -> AsyncGenerator[list[ReplyEvent], None]:
-        """Yield the text of the first part, and all events of the second."""
+        """Yield the texts of the first parts, and all events of the last one."""
         async with contextlib.aclosing(self._rest.events()) as rest:
-            async with contextlib.aclosing(self._begin.events()) as begin:
-                async for batch in begin:
-                    spoken: list[ReplyEvent] = [
-                        each for each in batch if isinstance(each, TextDelta | ThinkingDelta)
-                    ]
-                    if spoken:
-                        yield spoken
+            for part in self._begins:
+                async with contextlib.aclosing(part.events()) as begin:
+                    async for batch in begin:
+                        spoken: list[ReplyEvent] = [
+                            each for each in batch if isinstance(each, TextDelta | ThinkingDelta)
+                        ]
+                        if spoken:
+                            yield spoken
             async for batch in rest:
                 yield batch
 

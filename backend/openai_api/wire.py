@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from backend.errors import BadRequestError
-from backend.generation.json_text import mapping, parse_json
+from backend.generation.json_text import mapping, parse_json, sequence
 from backend.generation.model import JsonForm, Tool, ToolCall, ToolChoice
 from backend.generation.sampling import Sampling
 from backend.openai_api.contracts import SentMessage, SentRole
@@ -244,7 +244,7 @@ class TextCompletionRequest(SampledRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest:
+class VectorRequest:
     model: str
     texts: Sequence[str]
     is_base64: bool = False
@@ -295,7 +295,7 @@ def parse_text_request(data: bytes) -> TextCompletionRequest:
     )
 
 
-def parse_embedding_request(data: bytes) -> EmbeddingRequest:
+def parse_embedding_request(data: bytes) -> VectorRequest:
     """Parse the body of `POST /v1/embeddings`. Raises like `parse_chat_request`."""
     members = _decode(data)
     _refuse_tokens(members, "input")
@@ -312,7 +312,7 @@ def parse_embedding_request(data: bytes) -> EmbeddingRequest:
         )
     if body.dimensions is not None and body.dimensions < 1:
         raise InvalidParameterError("dimensions", "Send a positive number.")
-    return EmbeddingRequest(
+    return VectorRequest(
         model=_check_model(body.model),
         texts=texts,
         is_base64=body.encoding_format == "base64",
@@ -374,8 +374,7 @@ def _check_characters(count: int, param: str) -> None:
 
 def _refuse_tokens(members: Mapping[str, Any], name: str) -> None:
     """Raise `InvalidParameterError` for numbers of tokens, because each model has its own."""
-    value = members.get(name)
-    first: Any = value[0] if isinstance(value, list) and value else None
+    first: Any = next(iter(sequence(members.get(name))), None)
     if isinstance(first, int | list):
         raise InvalidParameterError(
             name,

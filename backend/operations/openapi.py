@@ -251,8 +251,8 @@ def _complete(
     if options.get(NEEDS_KEY):
         operation["security"] = [{"apiKey": []}]
     if BODY in options:
-        schema = _add_schema(options[BODY], schemas)
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        sent: dict[str, Any] = {JSON: {"schema": _add_schema(options[BODY], schemas)}}
+        operation |= {"requestBody": {"required": True, "content": sent}}
     if CHUNKS in options:
         responses["200"]["content"][EVENTS] = {"schema": _add_schema(options[CHUNKS], schemas)}
     if options.get(STREAMS):

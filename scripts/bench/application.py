@@ -21,10 +21,12 @@ from backend.accounts.auth.identity import Identity
 from backend.app import create_app
 from backend.chats.drafts import MAX_SCENE_MESSAGES
 from backend.chats.models import CHAT_TITLE, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.container import Services, build_services
 from backend.database.base import new_id, now
 from backend.database.engine import Database
+from backend.generation.model import Role
 from backend.generation.registry import ModelRegistry
 from backend.http.responses import observe
 from backend.jobs.models import Job
@@ -134,6 +136,7 @@ async def make_chat(database: Database, identity: Identity, lines: Lines, messag
     unit = CountUnit("o200k_base", names=False)
     counts = unit.count_many([("", text) for _, text in lines])
     sealer, chat_id = identity.sealer, new_id()
+    digester = TextDigester(sealer)
     rows: list[dict[str, Any]] = []
     total = 0
     for position, ((author, text), tokens) in enumerate(
@@ -142,6 +145,7 @@ async def make_chat(database: Database, identity: Identity, lines: Lines, messag
         message_id = new_id()
         total += tokens
         scene_place = position % MAX_SCENE_MESSAGES
+        role: Role = "user" if position % 2 else "assistant"
         rows.append(
             {
                 "id": message_id,
@@ -149,7 +153,7 @@ async def make_chat(database: Database, identity: Identity, lines: Lines, messag
                 "chat_id": chat_id,
                 "parent_id": rows[-1]["id"] if rows else None,
                 "position": position,
-                "role": "user" if position % 2 else "assistant",
+                "role": role,
                 "status": "complete",
                 "hidden": False,
                 "is_active": True,
@@ -161,6 +165,7 @@ async def make_chat(database: Database, identity: Identity, lines: Lines, messag
                 "scene_place": scene_place,
                 "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, author),
                 "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, text),
+                "text_digest": digester.compute(role, text),
                 "created_at": now(),
                 "updated_at": now(),
             }

@@ -94,3 +94,57 @@ def test_the_page_of_other_apps_names_what_to_enter_and_keeps_its_settings(
         "unknown_parameters": "pass_on",
     }
     assert_accessible(page)
+
+
+def test_requests_are_explained_and_a_wrong_decision_is_corrected(
+    page: Page, account: Account, server: Served, assert_accessible: Callable[[Page], None]
+) -> None:
+    account.import_card()
+    model = next(
+        each["id"]
+        for each in account.get("/client-models")["items"]
+        if each["id"].startswith("character:")
+    )
+    token = account.post("/api-keys", {"label": "SillyTavern", "scope": "chat"})["token"]
+
+    def complete(*messages: dict[str, str]) -> dict[str, str]:
+        answer = httpx.post(
+            f"{server.url}/v1/chat/completions",
+            json={"model": model, "messages": messages},
+            headers={"Authorization": f"Bearer {token}", "User-Agent": "node-fetch"},
+            timeout=PATIENCE,
+            trust_env=False,
+            verify=PLAIN,
+        )
+        assert answer.is_success, answer.text
+        message: dict[str, str] = answer.json()["choices"][0]["message"]
+        return {"role": "assistant", "content": message["content"]}
+
+    line = {"role": "user", "content": "Is anyone there, down by the old harbour?"}
+    reply = complete(line)
+    complete(line, reply, {"role": "system", "content": "Write a haiku about the harbour."})
+
+    page.goto("/#/clients")
+    requests = page.get_by_role("list", name="Last requests").get_by_role("listitem")
+    expect(requests).to_have_count(2)
+    quiet, turn = requests.first, requests.last
+    expect(quiet).to_contain_text("Not stored. It had no new line")
+    expect(quiet).to_contain_text("Write a haiku about the harbour.")
+    expect(turn).to_contain_text("Reply. Its lines match no chat, so a new one was created.")
+    expect(turn).to_contain_text("node-fetch")
+    expect(turn.get_by_role("link", name="Open chat")).to_be_visible()
+    assert_accessible(page)
+
+    quiet.get_by_role("button", name="This was a turn").click()
+    expect(page.get_by_text("The next one like it is decided as you said.")).to_be_visible()
+    expect(quiet).to_contain_text("Always a turn")
+    turn.get_by_role("button", name="This was not a turn").click()
+    page.get_by_role("dialog").get_by_role("button", name="This was not a turn").click()
+    expect(page.get_by_text("The line and the reply are deleted.")).to_be_visible()
+    assert account.get("/chats")["items"] == []
+
+    corrections = page.get_by_role("list", name="Your corrections").get_by_role("listitem")
+    expect(corrections).to_have_count(2)
+    corrections.last.get_by_role("button", name="Delete the correction").click()
+    expect(corrections).to_have_count(1)
+    expect(quiet).not_to_contain_text("Always a turn")

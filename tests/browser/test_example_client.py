@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 class QuietHandler(SimpleHTTPRequestHandler):
     """Serves files without a log."""
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name in the base
         """Write nothing."""
 
 

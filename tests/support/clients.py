@@ -62,6 +62,7 @@ class SillyTavernSettings:
         members: The members of a group. Empty if the chat has one character.
         examples: Pairs of a user's line and a reply.
         window: The number of messages that the token budget admits.
+        keeps_greeting: True to send the first message in addition to the window.
         injections: The author's note, depth prompts and lore at a depth.
         prefix: "Start reply with": the beginning of each reply, which the chat contains as well.
         trims: True to cut incomplete sentences at the end of a reply.
@@ -79,6 +80,7 @@ class SillyTavernSettings:
     lore_after: str = ""
     examples: Sequence[tuple[str, str]] = ()
     window: int | None = None
+    keeps_greeting: bool = False
     injections: Sequence[Injection] = ()
     post_history: str = ""
     naming: Naming = "none"
@@ -190,7 +192,10 @@ class SillyTavernClient:
 
     def _window(self) -> list[ClientLine]:
         shown = [line for line in self.chat if not line.is_hidden]
-        return shown if self.settings.window is None else shown[-self.settings.window :]
+        if self.settings.window is None or len(shown) <= self.settings.window:
+            return shown
+        first = shown[:1] if self.settings.keeps_greeting else []
+        return first + shown[-self.settings.window :]
 
     def _ask(self, pending: _Pending, speaker: str, instruction: str = "") -> list[Wire]:
         self._pending = pending

@@ -45,6 +45,9 @@ class ClientPrompt:
             instructions. None if no line is answered.
         prefill: The beginning of the reply.
         placement: The position of the client's system messages.
+        window_start: The position of the first message in the client's window. A client may keep
+            the first messages of the chat in front of it. None if the first position in `messages`
+            is the start.
         max_context: The client's limit for prompt and reply together, in tokens.
         sampling: The client's sampling settings. They have precedence over all others, and are
             omitted if the model does not accept them.
@@ -55,6 +58,7 @@ class ClientPrompt:
     line: int | None
     prefill: str = ""
     placement: SystemPlacement = "instead"
+    window_start: int | None = None
     max_context: int | None = None
     sampling: Sampling = Sampling()  # noqa: RUF009  # frozen
     uses_memory: bool = True
@@ -99,8 +103,8 @@ class ClientParts:
         notes: The other messages among them.
         line: The line that is answered.
         tail: The messages after it, such as a post-history instruction.
-        first: The position of the first stored message that the client sends. None if it sends
-            none.
+        first: The position of the first message in the client's window. None if it sends no stored
+            message.
     """
 
     prompt: ClientPrompt
@@ -140,7 +144,10 @@ def split_prompt(prompt: ClientPrompt) -> ClientParts:
             history.append(each.message)
             positions.append(each.position)
     after = end if prompt.line is None else end + 1
-    sent = [each.position for each in messages if each.position is not None]
+    first = prompt.window_start
+    if first is None:
+        sent = (each.position for each in messages if each.position is not None)
+        first = min(sent, default=None)
     return ClientParts(
         prompt=prompt,
         head=[each.message for each in leading],
@@ -149,7 +156,7 @@ def split_prompt(prompt: ClientPrompt) -> ClientParts:
         notes=notes,
         line=None if prompt.line is None else messages[prompt.line].message,
         tail=[each.message for each in messages[after:]],
-        first=min(sent, default=None),
+        first=first,
     )
 
 

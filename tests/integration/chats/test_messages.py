@@ -102,6 +102,32 @@ async def test_a_place_far_behind_the_end_reads_from_the_end(
     assert (await page(ada, chat, before=before))["items"] == lines
 
 
+async def test_a_client_that_has_the_path_gets_304_until_it_changes(
+    ada: Account, chat: str, lines: list[Line]
+) -> None:
+    address = f"/api/v1/chats/{chat}/messages"
+    tags = [(await ada.client.get(address)).headers["etag"]]
+
+    async def has_changed() -> bool:
+        answer = await ada.client.get(address, headers={"If-None-Match": tags[-1]})
+        tags.append(answer.headers["etag"])
+        assert answer.status_code in {200, 304}
+        assert bool(answer.content) == (answer.status_code == 200)
+        return answer.status_code == 200
+
+    assert not await has_changed()
+    await patch(ada, lines[1]["id"], hidden=True)
+    assert await has_changed()
+    assert not await has_changed()
+    await patch(ada, lines[3]["id"], text="Come in.")
+    assert await has_changed()
+    await ada.turn(chat)
+    assert await has_changed()
+    await activate(ada, lines[4]["id"])
+    assert await has_changed()
+    assert not await has_changed()
+
+
 async def test_editing_keeps_the_old_text_and_what_followed_it(
     ada: Account, chat: str, lines: list[Line]
 ) -> None:

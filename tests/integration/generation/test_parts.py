@@ -243,7 +243,7 @@ async def test_each_vendor_is_asked_for_any_object_in_its_own_way(
 
 
 async def test_further_members_never_replace_ours(openai: Vendor) -> None:
-    extra = {"model": "another", "messages": [], "stream": False, "mirostat": 2}
+    extra: dict[str, Any] = {"model": "another", "messages": [], "stream": False, "mirostat": 2}
     body, _ = await send(
         openai, PromptMessage("user", "Hello."), options=RequestOptions(extra=extra)
     )

@@ -1,4 +1,4 @@
-"""A client that keeps its own list, and the parts of the endpoint that recognise it in the store."""
+"""Lists of a client, and the parts of the endpoint that recognise them in the store."""
 
 from __future__ import annotations
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from itertools import count
 
 import httpx
 import pytest
 
 import tests.support.server
 from backend.container import Services, build_services
+from tests.fakes.openai_server import OpenAIServer
+from tests.integration.openai_api.sequences import GREETING, Player
 from tests.support.openai_replies import ScriptedCompletions, ScriptedEmbedder, ScriptedTexts
 from tests.support.server import APPLICATIONS, Account, Running, ok, running
-from tests.support.shared import shared_url
+from tests.support.shared import asking_server, shared_url, vendor
 
-__all__ = ["shared_url"]
+__all__ = ["asking_server", "shared_url", "vendor"]
+
+_numbers = count(1)
 
 ORIGIN = "https://app.example"
 
@@ -69,3 +74,12 @@ async def make_key(account: Account, scope: str) -> str:
     body = {"label": scope, "scope": scope}
     token: str = ok(await account.client.post("/api/v1/api-keys", json=body), 201)["token"]
     return token
+
+
+@pytest.fixture
+async def player(asking_server: Running, vendor: OpenAIServer) -> AsyncGenerator[Player]:
+    """A user with the character Marlena, who plays in a client."""
+    async with asking_server.account(f"ada-{next(_numbers)}") as account:
+        await account.new_character(name="Marlena", first_mes=GREETING)
+        async with asking_server.program(await make_key(account, "chat")) as program:
+            yield Player(server=asking_server, account=account, program=program, vendor=vendor)

@@ -1,4 +1,4 @@
-"""A client that edits, deletes, regenerates, trims and branches at random, and keeps its own list."""
+"""A client that edits, deletes, regenerates, trims and branches, and keeps its own list."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RandomClient:
         self.say()
 
     def return_to_earlier(self) -> None:
-        # A text that was edited and then deleted is nowhere stored, and looks like an inserted note.
+        # A text that was edited and then deleted is not stored, and looks like an inserted note.
         known = [each for each in self.earlier if not self.replaced.intersection(each)]
         self.messages = list(self.draw.choice(known))
         self.say()

@@ -34,6 +34,7 @@ async def record(
     **details: Any,
 ) -> dict[str, Any]:
     """Record a request, and return how the list shows it."""
+    values: dict[str, Any] = {"text": instruction or "Good morning.", **details}
     await server.parts.client_requests.record(
         await find_identity(server, account),
         kind=kind,
@@ -41,7 +42,7 @@ async def record(
         chat_id=UUID(chat_id) if chat_id else None,
         turn_id=UUID(turn_id) if turn_id else None,
         instruction=instruction,
-        details=RequestDetails(**{"text": instruction or "Good morning.", **details}),
+        details=RequestDetails(**values),
     )
     newest: dict[str, Any] = (await listed(account))[0]
     return newest
@@ -115,6 +116,18 @@ async def test_messages_that_others_follow_stay(server: Running, ada: Account, c
     await take(ada, chat, "Good morning.")
     before = await texts(ada, chat)
     assert (await correct(ada, request, "quiet"))["outcome"] == "followed"
+    assert await texts(ada, chat) == before
+
+
+async def test_a_choice_in_a_turn_of_an_earlier_request_does_not_remove_the_turn(
+    server: Running, ada: Account, chat: str
+) -> None:
+    turn_id = await take(ada, chat, "I open the door.")
+    known: dict[str, Any] = {"chat_id": chat, "turn_id": turn_id, "instruction": None}
+    await record(server, ada, "turn", "new_line", stored=1, **known)
+    choice = await record(server, ada, "turn", "new_line", **known)
+    before = await texts(ada, chat)
+    assert (await correct(ada, choice, "quiet"))["outcome"] == "continued"
     assert await texts(ada, chat) == before
 
 

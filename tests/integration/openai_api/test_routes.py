@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from backend.openai_api import delivery
 from tests.integration.openai_api.conftest import ORIGIN, make_key
 from tests.support.openai_replies import ScriptedCompletions
 from tests.support.server import Account, Running, ok
@@ -124,6 +125,18 @@ async def test_closing_the_connection_closes_the_reply(
             await completions.replies[-1].closed.wait()
 
 
+async def test_a_silent_model_keeps_the_stream_alive(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "KEEP_ALIVE_SECONDS", 0)
+    request = body("wait silently", stream=True)
+    async with client.stream("POST", CHAT, json=request) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            assert line == ": keep-alive"
+            break
+
+
 async def test_headers_of_a_request_are_its_options(
     client: httpx.AsyncClient, completions: ScriptedCompletions
 ) -> None:
@@ -181,6 +194,11 @@ async def test_only_keys_with_the_scope_open_the_routes(server: Running, ada: Ac
         ok(await reader.get("/v1/models"))
         found = error(await reader.post(CHAT, json=body("x")), 403, "scope-missing")
         assert found["type"] == "permission_error"
+
+
+async def test_only_names_of_this_server_are_answered(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/models", headers={"Host": "evil.example"})
+    error(answer, 403, "unknown-host")
 
 
 async def test_names_are_listed_and_found(client: httpx.AsyncClient, ada: Account) -> None:

@@ -55,5 +55,6 @@ def place(reading: Reading, stored: Sequence[Sent], cut: str = "") -> Placement:
         last=path[len(pairs) - 1] if pairs else None,
         tail=[*remainder, *reading.lines[len(pairs) :]],
         rest=path[len(pairs) :],
-        is_begin=True,
+        window_start=0,
+        is_leaf=len(pairs) == len(path),
     )

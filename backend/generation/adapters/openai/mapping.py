@@ -333,13 +333,13 @@ def _join_neighbours(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _join_contents(first: Any, second: Any) -> Any:
     """Join texts, or the parts of messages with images."""
-    if isinstance(first, list) or isinstance(second, list):
-        contents = [
-            [{"type": "text", "text": each}] if isinstance(each, str) else (each or [])
-            for each in (first, second)
-        ]
-        return [*contents[0], *contents[1]]
-    return SEPARATOR.join(filter(None, (first, second)))
+    if isinstance(first, str) and isinstance(second, str):
+        return SEPARATOR.join(filter(None, (first, second)))
+    return [*_list_parts(first), *_list_parts(second)]
+
+
+def _list_parts(content: Any) -> Sequence[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else sequence(content)
 
 
 def _build_call_messages(message: PromptMessage) -> list[Any]:

@@ -79,24 +79,25 @@ function row(request, again) {
 }
 
 /** The last requests. They are read again when the user returns to the page. */
-function requests(signal) {
+function requests(signal, onchange) {
   const list = h("ul.list", { "aria-label": c("requests") });
   const said = h("p.soft", { role: "status" });
   const read = async (outcome) => {
     const { items } = await api.get("/client-requests", { signal });
-    fill(list, items.map((each) => row(each, read)));
+    fill(list, items.map((each) => row(each, corrected)));
     fill(said, outcome ?? (!items.length && c("no_requests")));
   };
+  const corrected = (outcome) => Promise.all([read(outcome), onchange()]);
   const look = () => !document.hidden && read().catch(() => {});
   document.addEventListener("visibilitychange", look, { signal });
   addEventListener("focus", look, { signal });
   attempt(read);
-  return part("requests", said, list);
+  return { section: part("requests", said, list), read };
 }
 
 /** The corrections, which can be deleted. */
-function rules(signal) {
-  const list = h("ul.list");
+function rules(signal, onchange) {
+  const list = h("ul.list", { "aria-label": c("corrections") });
   const section = part("corrections", list);
   const read = async () => {
     const items = await api.all("/client-rules", { signal });
@@ -104,7 +105,8 @@ function rules(signal) {
     fill(list, items.map(({ id, kind, text }) => {
       const drop = async () => {
         await api.delete(`/client-rules/${id}`);
-        await read();
+        await Promise.all([read(), onchange()]);
+        list.querySelector("button")?.focus();
       };
       return h("li", {},
         h("div.grow", {}, h("q.clip", {}, text), h("small.help", {}, c(`rules.${kind}`))),
@@ -113,12 +115,14 @@ function rules(signal) {
   };
   section.hidden = true;
   attempt(read);
-  return section;
+  return { section, read };
 }
 
 /** Route: #/clients */
 export default async function ({ signal, title }) {
   title(c("title"));
+  const latest = requests(signal, () => corrections.read());
+  const corrections = rules(signal, () => latest.read());
   const [models, form] = await Promise.all([api.all("/client-models", { signal }), settingsForm(signal)]);
   return h("div.page.narrow", {},
     h("header", {}, h("h1", {}, c("title"))),
@@ -127,6 +131,6 @@ export default async function ({ signal, title }) {
     part("address", h("ul.list", {}, entry(`${location.origin}/v1`)), h("div", {}, button("make_key", makeKey))),
     part("models", h("ul.list", { "aria-label": c("models") }, models.map(({ id, name }) => entry(id, name)))),
     part("options_title", form),
-    requests(signal),
-    rules(signal));
+    latest.section,
+    corrections.section);
 }
