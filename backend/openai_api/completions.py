@@ -245,7 +245,11 @@ class ChatCompletions:
         identity, reading = case.identity, case.reading
         is_last = bool(reading.lines) and reading.lines[-1].place == len(reading.messages) - 1
         placement = await self._finder.find(
-            identity, reading.lines, case.cast.scope, may_be_prefill=is_last
+            identity,
+            reading.lines,
+            case.cast.scope,
+            may_be_prefill=is_last,
+            is_retry=case.retries > 0,
         )
         state = ChatState()
         if placement.chat_id is not None:

@@ -107,16 +107,20 @@ class ConversationFinder:
         scope: ConversationScope,
         *,
         may_be_prefill: bool = True,
+        is_retry: bool = False,
     ) -> Placement:
         """Return the place of a client's list in the stored chats.
 
         With `may_be_prefill`, an assistant's last line may be the beginning of a new reply, so that
-        it must be equal to a stored reply to be this reply.
+        it must be equal to a stored reply to be this reply. With `is_retry`, the first attempt may
+        have stored the last line of a list that shares nothing else with a named chat.
 
         Raises `ChatNotFoundError` if the chat of the scope does not exist.
         """
         client = await self.digest_lines(identity, lines)
-        return await self.locate(identity, client, scope, may_be_prefill=may_be_prefill)
+        return await self.locate(
+            identity, client, scope, may_be_prefill=may_be_prefill, is_retry=is_retry
+        )
 
     async def digest_lines(self, identity: Identity, lines: Sequence[Line]) -> ClientLines:
         return await self._pool.run(
@@ -132,6 +136,7 @@ class ConversationFinder:
         scope: ConversationScope,
         *,
         may_be_prefill: bool = True,
+        is_retry: bool = False,
     ) -> Placement:
         """Do the same for lines with their digests."""
         lookup = _Lookup(
@@ -142,6 +147,7 @@ class ConversationFinder:
             client,
             scope,
             may_be_prefill=may_be_prefill,
+            is_retry=is_retry,
         )
         return await lookup.run()
 
@@ -159,6 +165,7 @@ class _Lookup:
         scope: ConversationScope,
         *,
         may_be_prefill: bool,
+        is_retry: bool,
     ) -> None:
         self._database = database
         self._pool = pool
@@ -170,6 +177,7 @@ class _Lookup:
         self._scope = scope
         self._is_named = scope.kind == "chat"
         self._may_be_prefill = may_be_prefill
+        self._is_retry = is_retry
         self._named: ChatVersion | None = None
 
     async def run(self) -> Placement:
@@ -179,7 +187,11 @@ class _Lookup:
         candidates = candidates[:MAX_SETTLED]
         for each in candidates:
             await self._settle(each)
-        found = [each for each in candidates if each.match.is_recognised(is_named=self._is_named)]
+        found = [
+            each
+            for each in candidates
+            if each.match.is_recognised(is_named=self._is_named, is_retry=self._is_retry)
+        ]
         if found:
             best = max(found, key=lambda each: each.rank)
             return self._make_placement(best, is_leaf=await self._is_leaf(best.match))

@@ -182,11 +182,12 @@ class PathMatch:
             each for at, each in enumerate(self.tail) if at >= end or digests[each[0]] not in texts
         ]
 
-    def is_recognised(self, *, is_named: bool) -> bool:
+    def is_recognised(self, *, is_named: bool, is_retry: bool = False) -> bool:
         """True if enough lines are stored to take the list for this chat.
 
         A greeting and first lines of the user, which may begin many chats, are enough only if the
-        chat went no further. If the chat is named, a greeting and a line are enough.
+        chat went no further. If the chat is named, a greeting and a line are enough, and if the
+        request is sent again, the last line.
         """
         last_line = self.last_line
         is_sparse = MIN_STORED_SHARE * self.matches < last_line + 1
@@ -200,6 +201,8 @@ class PathMatch:
         flags = self.path.flags.lower()
         if is_named and self.first == 0 and flags[0] == "a":
             return True
+        if is_named and is_retry:
+            return "u" not in flags[self.last + 1 :]
         return "u" not in flags[: self.first] + flags[self.last + 1 :]
 
     def _take(self, pair: Pair, unit: Unit) -> None:
