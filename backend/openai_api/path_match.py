@@ -114,7 +114,7 @@ class PathMatch:
     @property
     def skipped(self) -> int:
         """The number of lines before the last match that are not on the path."""
-        return max(self.lines) + 1 - len(self.lines)
+        return self.last_line + 1 - len(self.lines)
 
     def list_text_ids(self, limit: int) -> list[UUID]:
         """Return the messages whose texts decide about the gaps."""
