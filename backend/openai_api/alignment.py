@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
@@ -21,6 +21,9 @@ from backend.openai_api.contracts import Line
 
 MAX_RUN_PIECES: Final = 12
 """Parts of a merged message that can together be one stored message."""
+
+MAX_RUN_CHARACTERS: Final = 5_000_000
+"""Characters of all runs of pieces that are hashed for one request, which takes 50 ms."""
 
 MAX_OCCURRENCES: Final = 8
 """Equal messages that each line is compared with, if a part of the list has no unique message."""
@@ -68,8 +71,65 @@ def digest_lines(digester: TextDigester, lines: Iterable[Line]) -> list[bytes]:
     return digests
 
 
+class PieceDigests:
+    """The digests of runs of pieces of merged lines, each computed once for all paths.
+
+    There are none after `MAX_RUN_CHARACTERS`, so that a list of long lines takes bounded time.
+    """
+
+    def __init__(self, digester: TextDigester) -> None:
+        self._digester = digester
+        self._digests: dict[tuple[int, int, int], bytes] = {}
+        self._free_characters = MAX_RUN_CHARACTERS
+
+    def split(self, line: Line, place: int, known: Container[bytes]) -> list[Unit]:
+        """Return runs of pieces that are known, the longest, and what is between them.
+
+        Empty if no run is known.
+        """
+        units: list[Unit] = []
+        pieces, first, unknown = line.pieces, 0, 0
+        while first < len(pieces):
+            end = self._find_end(line, place, first, known)
+            if end is None:
+                first += 1
+                continue
+            if unknown < first:
+                units.append(self._make_unit(line, place, unknown, first))
+            units.append(self._make_unit(line, place, first, end))
+            first = unknown = end
+        if units and unknown < len(pieces):
+            units.append(self._make_unit(line, place, unknown, len(pieces)))
+        return units
+
+    def _find_end(self, line: Line, place: int, first: int, known: Container[bytes]) -> int | None:
+        """Return the end of the longest run from `first` that is known."""
+        for end in range(min(len(line.pieces), first + MAX_RUN_PIECES), first, -1):
+            if self._free_characters <= 0:
+                return None
+            if self._digest(line, place, first, end) in known:
+                return end
+        return None
+
+    def _digest(self, line: Line, place: int, first: int, end: int) -> bytes:
+        key = (place, first, end)
+        if key not in self._digests:
+            text = _join(line.pieces[first:end])
+            self._free_characters -= len(text)
+            self._digests[key] = self._digester.compute(line.role, text)
+        return self._digests[key]
+
+    def _make_unit(self, line: Line, place: int, first: int, end: int) -> Unit:
+        text = _join(line.pieces[first:end])
+        return Unit(place, line.role, text, self._digest(line, place, first, end))
+
+
+def _join(pieces: Sequence[str]) -> str:
+    return "\n\n".join(pieces)
+
+
 def split_lines(
-    digester: TextDigester,
+    pieces: PieceDigests,
     lines: Sequence[Line],
     digests: Sequence[bytes],
     known: Container[bytes],
@@ -83,45 +143,11 @@ def split_lines(
         check_stopped()
         if not line.text.strip() and not line.images:
             continue
-        whole = Unit(place, line.role, line.text, digest)
-        if digest in known or not line.pieces:
-            units.append(whole)
-            continue
-        parts = list(_split_pieces(digester, line, place, known))
-        is_known = any(part.digest in known for part in parts)
-        units += parts if is_known else [whole]
+        parts: list[Unit] = []
+        if line.pieces and digest not in known:
+            parts = pieces.split(line, place, known)
+        units += parts or [Unit(place, line.role, line.text, digest)]
     return units
-
-
-def _split_pieces(
-    digester: TextDigester, line: Line, place: int, known: Container[bytes]
-) -> Iterator[Unit]:
-    """Yield runs of pieces that are known, longest first, and what is between them."""
-    pieces, unknown = line.pieces, list[str]()
-
-    def make_unit(texts: Sequence[str]) -> Unit:
-        text = "\n\n".join(texts)
-        return Unit(place, line.role, text, digester.compute(line.role, text))
-
-    first = 0
-    while first < len(pieces):
-        found = None
-        for end in range(min(len(pieces), first + MAX_RUN_PIECES), first, -1):
-            unit = make_unit(pieces[first:end])
-            if unit.digest in known:
-                found = unit
-                break
-        if found is None:
-            unknown.append(pieces[first])
-            first += 1
-            continue
-        if unknown:
-            yield make_unit(unknown)
-            unknown = []
-        yield found
-        first = end
-    if unknown:
-        yield make_unit(unknown)
 
 
 def find_block(ours: bytes, theirs: bytes, *, max_tail: int) -> tuple[int, int] | None:
@@ -344,7 +370,12 @@ def settle_gap(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidate
     """
     if len(units) * len(candidates) > MAX_GAP_CELLS:
         return _pair_roles(units, candidates)
-    weights = [[_weigh(unit, each) for each in candidates] for _, unit in units]
+    stored = [(each, TextProfile(each.text or "")) for each in candidates]
+    weights: list[list[float]] = []
+    for _, unit in units:
+        check_stopped()
+        sent = TextProfile(unit.text)
+        weights.append([_weigh(unit, sent, each, profile) for each, profile in stored])
     best = [[0.0] * (len(candidates) + 1) for _ in range(len(units) + 1)]
     for i in range(len(units) - 1, -1, -1):
         for j in range(len(candidates) - 1, -1, -1):
@@ -380,41 +411,52 @@ def _pair_roles(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidat
     return pairs
 
 
-def _weigh(unit: Unit, candidate: Candidate) -> float:
+def _weigh(unit: Unit, sent: TextProfile, candidate: Candidate, stored: TextProfile) -> float:
     """Return 0 if a unit cannot be a message."""
-    if unit.role != candidate.role or not unit.text.strip():
+    if unit.role != candidate.role or not sent.text:
         return 0.0
-    if candidate.text is not None:
-        similarity = compare_texts(candidate.text, unit.text)
-        if similarity is not None:
-            return _NEAR_WEIGHT + similarity
+    similarity = sent.compare(stored)
+    if similarity is not None:
+        return _NEAR_WEIGHT + similarity
     return 0.0 if candidate.is_hidden else 1.0
 
 
-def compare_texts(stored: str, sent: str) -> float | None:
-    """Return how similar a client's text is to a stored one, or None if it is another text.
+class TextProfile:
+    """A text with its words, which are counted once for many comparisons. CPU-bound."""
 
-    It is the same message if one is the beginning of the other (a trimmed, stopped or continued
-    reply), if most words are the same, or if the shorter one lacks parts (a script has removed
-    them). Linear in time, bounded for long texts. CPU-bound.
-    """
-    stored, sent = normalize_text(stored), normalize_text(sent)
-    if not stored or not sent:
-        return None
-    short, long = sorted((stored, sent), key=len)
-    if long.startswith(short):
-        return 1.0
-    ours, theirs = _count_words(_cut(sent)), _count_words(_cut(stored))
-    own, other = ours.total(), theirs.total()
-    common = (ours & theirs).total()
-    similarity = 2 * common / (own + other) if own + other else 0.0
-    smaller, larger = min(own, other), max(own, other)
-    is_part = (
-        smaller >= MIN_CONTAINED_WORDS
-        and smaller >= MIN_CONTAINED_SHARE * larger
-        and common >= NEAR_CONTAINMENT * smaller
-    )
-    return similarity if is_part or similarity >= NEAR_SIMILARITY else None
+    __slots__ = ("_words", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = normalize_text(text)
+        self._words: Counter[str] | None = None
+
+    @property
+    def words(self) -> Counter[str]:
+        if self._words is None:
+            self._words = _count_words(_cut(self.text))
+        return self._words
+
+    def compare(self, other: TextProfile) -> float | None:
+        """Return how similar two texts of one message are, or None if they are of different ones.
+
+        They are of one if one is the beginning of the other (a trimmed, stopped or continued
+        reply), if most words are the same, or if the shorter one lacks parts (a script has removed
+        them). Linear in time, and bounded for long texts.
+        """
+        short, long = sorted((self.text, other.text), key=len)
+        if not short:
+            return None
+        if long.startswith(short):
+            return 1.0
+        smaller, larger = sorted((self.words.total(), other.words.total()))
+        common = (self.words & other.words).total()
+        similarity = 2 * common / (smaller + larger)
+        is_part = (
+            smaller >= MIN_CONTAINED_WORDS
+            and smaller >= MIN_CONTAINED_SHARE * larger
+            and common >= NEAR_CONTAINMENT * smaller
+        )
+        return similarity if is_part or similarity >= NEAR_SIMILARITY else None
 
 
 def _cut(text: str) -> str:

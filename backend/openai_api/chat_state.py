@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,9 +18,10 @@ from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.chats.text_digests import TextDigester
 from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.openai_api.choices import fold_choices
-from backend.openai_api.contracts import ChatState, Line
+from backend.openai_api.choices import ReplyParts, fold_choices, list_part_forms
+from backend.openai_api.contracts import ChatState, Line, ReplyPart
 from backend.openai_api.models import CLIENT_CHAT_STATE, ClientChat
+from backend.turns.models import Turn
 from backend.vault.sealing import Sealer
 
 MAX_PARTS: Final = 400
@@ -40,6 +42,13 @@ _PLAYED = (
     .where(ClientChat.user_id == bindparam("owner_id"), Chat.campaign_id.is_not(None))
     .order_by(ClientChat.updated_at.desc())
     .limit(MAX_PLAYED_CHATS)
+)
+_WAITING = select(Turn.id).where(Turn.reply_id == Message.id, Turn.state == "waiting").exists()
+_REPLIES = select(
+    Message.id, Message.chat_id, Message.sealed_content, _WAITING.label("is_waiting")
+).where(
+    Message.id.in_(bindparam("reply_ids", expanding=True)),
+    Message.user_id == bindparam("owner_id"),
 )
 
 
@@ -104,14 +113,18 @@ class ChatStates:
             first_event=state.first_event if resumes else 0,
         )
 
-    async def record_choice(self, identity: Identity, chat_id: UUID, *, first_event: int) -> None:
-        """Store the event after which the reply to the last request begins."""
-        await self._change(identity, chat_id, first_event=first_event, resumed=())
+    async def record_choice(
+        self, identity: Identity, chat_id: UUID, reply_id: UUID | None, *, first_event: int
+    ) -> None:
+        """Store the event after which the reply to the last request begins: that of a choice."""
+        parts = [((), reply_id)] if reply_id is not None else []
+        await self._change(identity, chat_id, parts, first_event=first_event, resumed=())
 
     async def add_part(self, identity: Identity, chat_id: UUID, reply_id: UUID, text: str) -> None:
         """Store that a client has got a text as a part of a reply."""
-        digest = TextDigester(identity.sealer).compute("assistant", text)
-        await self._change(identity, chat_id, part=(digest, reply_id))
+        digester = TextDigester(identity.sealer)
+        forms = [digester.compute("assistant", form) for form in list_part_forms(text)]
+        await self._change(identity, chat_id, [(tuple(dict.fromkeys(forms)), reply_id)])
 
     async def fold_choices(self, identity: Identity, lines: Sequence[Line]) -> Sequence[Line]:
         """Join the parts of replies that have waited for choices. See `choices.fold_choices`."""
@@ -119,37 +132,34 @@ class ChatStates:
             return lines
         sealer = identity.sealer
         async with self._database.read() as session:
-            rows = await session.execute(_PLAYED, {"owner_id": identity.user_id})
-            parts = {
-                digest: reply_id
-                for chat_id, sealed in rows
-                for digest, reply_id in _open(sealer, chat_id, sealed).parts
-            }
+            rows = (await session.execute(_PLAYED, {"owner_id": identity.user_id})).all()
+            parts: dict[UUID, list[Collection[bytes]]] = {}
+            for row in reversed(rows):  # the last played chat is the last one
+                for forms, reply_id in _open(sealer, row.chat_id, row.sealed_state).parts:
+                    parts.setdefault(reply_id, []).append(forms)
             if not parts:
                 return lines
             digester = TextDigester(sealer)
-            replies = [
-                parts.get(digester.compute("assistant", line.text))
-                if line.role == "assistant"
-                else None
-                for line in lines
-            ]
-            found = {each for each in replies if each is not None}
-            query = select(Message.id, Message.sealed_content).where(
-                Message.id.in_(found), Message.user_id == identity.user_id
-            )
-            texts = {
-                row.id: sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
-                for row in await session.execute(query)
+            digests = [digester.compute(line.role, line.text) for line in lines]
+            known = set(digests)
+            found = [key for key, each in parts.items() if not known.isdisjoint(chain(*each))]
+            values = {"reply_ids": found, "owner_id": identity.user_id}
+            replies = {
+                row.id: ReplyParts(
+                    chat_id=row.chat_id,
+                    is_waiting=row.is_waiting,
+                    text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+                    digests=parts[row.id],
+                )
+                for row in await session.execute(_REPLIES, values)
             }
-        return fold_choices(lines, replies, texts)
+        return fold_choices(lines, digests, [replies[key] for key in found if key in replies])
 
     async def _change(
         self,
         identity: Identity,
         chat_id: UUID,
-        *,
-        part: tuple[bytes, UUID] | None = None,
+        parts: Sequence[ReplyPart] = (),
         **members: Any,
     ) -> None:
         sealer = identity.sealer
@@ -159,6 +169,6 @@ class ChatStates:
             except ChatNotFoundError:  # deleted while the reply was written
                 return
             state = await load_state(session, sealer, chat_id)
-            if part is not None:
-                members["parts"] = (*state.parts, part)[-MAX_PARTS:]
+            if parts:
+                members["parts"] = (*state.parts, *parts)[-MAX_PARTS:]
             await save_state(session, sealer, chat_id, msgspec.structs.replace(state, **members))

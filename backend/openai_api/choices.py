@@ -8,8 +8,9 @@ messages in a client's list and makes them one line again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,8 @@ OWN_WORDS = "Or answer in your own words."
 CHOOSE_ONE = "Answer with the number of one of these:"
 
 _NUMBER = re.compile(r"\W{0,3}(?:option|number|nr|no)?\W{0,3}(\d{1,2})(?!\w)", re.IGNORECASE)
+
+_SENTENCE_ENDS = ".!?*\"'`)}]~\u2026\u201d\u2019"
 
 MIN_WORDS_CHARACTERS = 3
 """Shorter words do not choose an option whose label merely contains them."""
@@ -58,34 +61,93 @@ def parse_choice(waiting: Mapping[str, Any], text: str) -> ChoiceRequest | None:
     return None
 
 
+def list_part_forms(text: str) -> Sequence[str]:
+    """Return the forms in which clients send a part again: whole, or without its last sentence.
+
+    SillyTavern can cut an incomplete sentence at the end of a message.
+    """
+    end = max(text.rfind(sign) for sign in _SENTENCE_ENDS) + 1
+    trimmed = text[:end].strip()
+    return (text, trimmed) if trimmed else (text,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyParts:
+    """A reply that was sent in parts.
+
+    Attributes:
+        chat_id: Its chat.
+        is_waiting: True if its turn waits for a choice.
+        text: Its stored text.
+        digests: The digests of its parts in order, all forms of each. Empty for a choice that no
+            part has followed yet.
+    """
+
+    chat_id: UUID
+    is_waiting: bool
+    text: str
+    digests: Sequence[Collection[bytes]]
+
+    def find(self, digest: bytes, after: int = -1) -> int | None:
+        """Return the index of the first part with a digest, after that of another part."""
+        parts = enumerate(self.digests)
+        return next((at for at, forms in parts if at > after and digest in forms), None)
+
+
+_Matches = list[tuple[ReplyParts, int]]
+
+
 def fold_choices(
-    lines: Sequence[Line], replies: Sequence[UUID | None], texts: Mapping[UUID, str]
+    lines: Sequence[Line], digests: Sequence[bytes], replies: Sequence[ReplyParts]
 ) -> list[Line]:
-    """Replace the answers and choices of one reply by one line with the reply's stored text.
+    """Replace the parts and choices of one reply by one line with the reply's stored text.
+
+    If the last choice is not followed by its part, the client wants another rest of the reply, or
+    has got it as another reply. The parts and the choice are left out then: the list ends with the
+    line before the reply, or the other reply follows that line.
 
     Args:
         lines: The conversation of a client's list.
-        replies: For each line, the reply that it is a part of, if an answer of a waiting turn is
-            equal to it.
-        texts: The stored texts of these replies.
-
-    Returns:
-        The conversation. A choice that no part follows stays a line.
+        digests: The digests of its lines.
+        replies: Replies with parts among the lines. Of several that fit, the last one wins.
     """
+    hits = Counter(
+        reply.chat_id for digest in digests for reply in replies if reply.find(digest) is not None
+    )
+    remaining = sorted(replies, key=lambda reply: hits[reply.chat_id])  # stable
     folded: list[Line] = []
     at = 0
     while at < len(lines):
-        reply_id, last = replies[at], at
-        if reply_id is None or reply_id not in texts:
+        found = _find_run(digests, at, remaining)
+        if found is None:
             folded.append(lines[at])
             at += 1
             continue
-        while last + 2 < len(lines) and replies[last + 2] == reply_id:
-            last += 2
+        reply, last = found
+        remaining.remove(reply)
+        is_cut = not reply.is_waiting and digests[last] not in reply.digests[-1]
+        if is_cut and last + 1 < len(lines) and lines[last + 1].role == "user":
+            at = last + 2
+            continue
         # The last message of the reply is its place, so that what follows it stays behind it.
-        folded.append(replace(lines[last], text=texts[reply_id]))
+        folded.append(replace(lines[last], text=reply.text))
         at = last + 1
     return folded
+
+
+def _find_run(
+    digests: Sequence[bytes], first: int, replies: Sequence[ReplyParts]
+) -> tuple[ReplyParts, int] | None:
+    """Return the reply with most parts from a line on, and the last of its lines."""
+
+    def match_part(at: int, before: Sequence[tuple[ReplyParts, int]]) -> _Matches:
+        parts = ((reply, reply.find(digests[at], after)) for reply, after in before)
+        return [(reply, part) for reply, part in parts if part is not None]
+
+    found, last = match_part(first, [(reply, -1) for reply in replies]), first
+    while last + 2 < len(digests) and (longer := match_part(last + 2, found)):
+        found, last = longer, last + 2
+    return (found[-1][0], last) if found else None
 
 
 def _normalise(text: str) -> str:

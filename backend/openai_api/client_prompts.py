@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from backend.accounts.profile.settings import ClientSettings
 from backend.generation.model import PromptMessage
 from backend.openai_api.contracts import Decision, Reading
 from backend.openai_api.options import ClientOptions
+from backend.openai_api.turn_reply import TurnStatus
 from backend.openai_api.wire import ChatCompletionRequest
 from backend.turns.prompt.client import ClientMessage, ClientPrompt
 
@@ -33,26 +34,91 @@ def build_client_prompt(
 
     Tool messages are left out, because a character has no tools of a client.
     """
-    answered = _find_answered(reading, decision)
-    last_reply = max(
-        (at for at, message in enumerate(request.messages) if message.role == "assistant"),
-        default=None,
+    places = list(range(len(request.messages)))
+    if decision.prefill:
+        places.remove(max(at for at in places if request.messages[at].role == "assistant"))
+    messages, line = _list_messages(
+        request, places, positions, answered=_find_answered(reading, decision)
     )
+    return _make_prompt(
+        request,
+        messages,
+        line,
+        prefill=decision.prefill,
+        window_start=decision.placement.window_start,
+        options=options,
+        settings=settings,
+    )
+
+
+def build_rest_prompt(
+    request: ChatCompletionRequest,
+    turn: TurnStatus,
+    positions: Mapping[int, int],
+    *,
+    continues: bool,
+    window_start: int | None,
+    options: ClientOptions,
+    settings: ClientSettings,
+) -> ClientPrompt | None:
+    """Return the client's messages for the rest of a turn's reply: those before the reply.
+
+    If the turn has ended and another one `continues` its reply, the stored text of the reply
+    follows them. None if the client sends nothing of what is before the reply.
+
+    `window_start` is that of the placement. For the other arguments, see `build_client_prompt`.
+    """
+    before = [at for at, position in positions.items() if position < (turn.position or 0)]
+    if not before:
+        return None
+    last = max(before)
+    answered = last if request.messages[last].role == "user" and not continues else None
+    messages, line = _list_messages(request, range(last + 1), positions, answered=answered)
+    if continues:
+        reply = PromptMessage("assistant", turn.text)
+        messages.append(ClientMessage(message=reply, position=turn.position))
+    return _make_prompt(
+        request, messages, line, window_start=window_start, options=options, settings=settings
+    )
+
+
+def _list_messages(
+    request: ChatCompletionRequest,
+    places: Iterable[int],
+    positions: Mapping[int, int],
+    *,
+    answered: int | None,
+) -> tuple[list[ClientMessage], int | None]:
+    """Return the messages at some places of the list, and the index of the answered one."""
     messages: list[ClientMessage] = []
     line: int | None = None
-    for at, sent in enumerate(request.messages):
-        if sent.role == "tool" or (decision.prefill and at == last_reply):
+    for at in places:
+        sent = request.messages[at]
+        if sent.role == "tool":
             continue
         if at == answered:
             line = len(messages)
         message = PromptMessage(sent.role, sent.text, images=sent.images, name=sent.name)
         messages.append(ClientMessage(message=message, position=positions.get(at)))
+    return messages, line
+
+
+def _make_prompt(
+    request: ChatCompletionRequest,
+    messages: Sequence[ClientMessage],
+    line: int | None,
+    *,
+    prefill: str = "",
+    window_start: int | None,
+    options: ClientOptions,
+    settings: ClientSettings,
+) -> ClientPrompt:
     return ClientPrompt(
         messages=messages,
         line=line,
-        prefill=decision.prefill,
+        prefill=prefill,
         placement=settings.system_messages,
-        window_start=decision.placement.window_start,
+        window_start=window_start,
         max_context=options.max_context,
         sampling=request.sampling,
         uses_memory=options.uses_memory,

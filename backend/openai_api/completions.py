@@ -25,7 +25,7 @@ from backend.llm.user_models import UserModels
 from backend.openai_api.chat_state import ChatStates
 from backend.openai_api.choices import CHOOSE_ONE, parse_choice, render_options
 from backend.openai_api.client_cast import CastReader, ClientCast, ClientTarget
-from backend.openai_api.client_prompts import build_client_prompt
+from backend.openai_api.client_prompts import build_client_prompt, build_rest_prompt
 from backend.openai_api.contracts import (
     ChatState,
     Decision,
@@ -41,7 +41,7 @@ from backend.openai_api.model_names import ModelNames, PlainTarget, StoredChatTa
 from backend.openai_api.models import RequestKind, RequestReason
 from backend.openai_api.new_characters import CharacterMaker
 from backend.openai_api.new_conversations import ConversationImporter
-from backend.openai_api.open_turns import OpenTurns, TurnStatus
+from backend.openai_api.open_turns import OpenTurns
 from backend.openai_api.options import (
     CHAT_HEADER,
     IGNORED_HEADER,
@@ -54,11 +54,12 @@ from backend.openai_api.plain_replies import PlainCompletions
 from backend.openai_api.reading import read_conversation
 from backend.openai_api.requests import RequestDetails, RequestLog
 from backend.openai_api.streaming import CompletionReply
-from backend.openai_api.turn_reply import FixedReply, JoinedReply, TurnReply
+from backend.openai_api.turn_reply import FixedReply, JoinedReply, TurnReply, TurnStatus
 from backend.openai_api.wire import ChatCompletionRequest
 from backend.turns.api.schemas import ChoiceRequest, TurnRequest
 from backend.turns.api.service import TurnService
 from backend.turns.errors import ChatChangedError, TurnInProgressError, TurnNotWaitingError
+from backend.turns.prompt.client import ClientPrompt
 
 log = get_logger(__name__)
 
@@ -290,19 +291,27 @@ class ChatCompletions:
         chat_id = placement.chat_id
         if chat_id is None or not any(_is_about(each, placement) for each in turns):
             return None
-        turn = turns[-1]
-        if turn.state == "running":
-            await self._open_turns.wait(identity, turn)
-            turn = await self._open_turns.get(identity, turn.id)
+        if turns[-1].state == "running":
+            await self._open_turns.wait(identity, turns[-1])
+        turn = await self._open_turns.get(identity, turns[-1].id)
         if turn is None or (turn.reply_id is None and turn.state not in {"running", "completed"}):
             return None
         headers = _make_headers(chat_id, turn, case.request, ())
         parts: list[TurnReply] = []
         for each in turns:
-            last_id = 0 if parts else state.first_event
-            parts.append(self._follow(case, chat_id, each, headers=headers, last_id=last_id))
+            is_first = not parts
+            parts.append(
+                self._follow(
+                    case,
+                    chat_id,
+                    each,
+                    headers=headers,
+                    last_id=state.first_event if is_first else 0,
+                    prefill=found.decision.prefill if is_first else "",
+                )
+            )
         if turn.state in {"stopped", "interrupted", "failed"}:
-            rest = await self._take(case, found) if turn.has_text else None
+            rest = await self._take(case, found, continued=turn) if turn.text else None
             return JoinedReply([*parts, rest]) if rest else None
         await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
         return JoinedReply(parts)
@@ -344,19 +353,22 @@ class ChatCompletions:
         identity, chat_id = case.identity, found.placement.chat_id
         if chat_id is None:
             return None
+        client = self._build_rest_prompt(case, found, turn, continues=False)
         try:
-            last_id = await self._turns.choose(identity, turn.id, choice)
+            last_id = await self._turns.choose(identity, turn.id, choice, client)
         except TurnNotWaitingError:
             return None
-        await self._states.record_choice(identity, chat_id, first_event=last_id)
+        await self._states.record_choice(identity, chat_id, turn.reply_id, first_event=last_id)
         await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
         return self._follow(case, chat_id, turn, headers=headers, last_id=last_id)
 
-    async def _take(self, case: _Case, found: _Found) -> TurnReply | None:
+    async def _take(
+        self, case: _Case, found: _Found, *, continued: TurnStatus | None = None
+    ) -> TurnReply | None:
         """Bring the chat in line with the list, and take the turn.
 
-        A repeated request leaves the chat as it is, and its turn continues the reply. Returns None
-        if the chat has changed since it was read.
+        If the turn writes the rest of a stopped one, which is `continued`, the chat stays as it is.
+        Returns None if the chat has changed since it was read.
         """
         identity, decision = case.identity, found.decision
         placement = decision.placement
@@ -365,7 +377,7 @@ class ChatCompletions:
         chat_id = placement.chat_id
         if chat_id is None:
             chat_id = await self._open_chat(case, lines)
-        elif decision.kind != "repeat":
+        elif continued is None:
             stored = await self._writer.apply(
                 identity,
                 placement,
@@ -375,21 +387,24 @@ class ChatCompletions:
             if stored is None:
                 return None
         request = await self._choose_speaker(case, decision, request, chat_id)
-        client = build_client_prompt(
-            case.request,
-            case.reading,
-            decision,
-            _find_positions(case.reading, placement, lines),
-            options=case.options,
-            settings=identity.settings.client,
-        )
+        if continued is not None:
+            client = self._build_rest_prompt(case, found, continued, continues=True)
+        else:
+            client = build_client_prompt(
+                case.request,
+                case.reading,
+                decision,
+                _find_positions(case.reading, placement, lines),
+                options=case.options,
+                settings=identity.settings.client,
+            )
         turn_id = await self._turns.take(identity, chat_id, request, client)
         turn = await self._open_turns.get(identity, turn_id)
         if turn is None:
             return None
         state = build_state(case.reading, decision, sealer=identity.sealer, previous=found.state)
         await self._states.record_turn(
-            identity, chat_id, state, turn_id, resumes=decision.kind == "repeat"
+            identity, chat_id, state, turn_id, resumes=continued is not None
         )
         await self._record(
             case,
@@ -400,7 +415,24 @@ class ChatCompletions:
         )
         unsent = name_settings(self._turns.list_unsent_settings(turn_id))
         return self._follow(
-            case, chat_id, turn, headers=_make_headers(chat_id, turn, case.request, unsent)
+            case,
+            chat_id,
+            turn,
+            headers=_make_headers(chat_id, turn, case.request, unsent),
+            prefill="" if continued is not None else decision.prefill,
+        )
+
+    def _build_rest_prompt(
+        self, case: _Case, found: _Found, turn: TurnStatus, *, continues: bool
+    ) -> ClientPrompt | None:
+        return build_rest_prompt(
+            case.request,
+            turn,
+            _find_positions(case.reading, found.placement, ()),
+            continues=continues,
+            window_start=found.placement.window_start,
+            options=case.options,
+            settings=case.identity.settings.client,
         )
 
     async def _open_chat(self, case: _Case, lines: Sequence[Line]) -> UUID:
@@ -441,16 +473,17 @@ class ChatCompletions:
         *,
         headers: Mapping[str, str],
         last_id: int = 0,
+        prefill: str = "",
     ) -> TurnReply:
         identity = case.identity
         return TurnReply(
             self._turns,
             identity,
-            turn.id,
-            turn.reply_id,
+            turn,
             headers=headers,
             record_part=partial(self._states.add_part, identity, chat_id),
             last_id=last_id,
+            prefill=prefill,
             is_stream=case.request.is_stream,
         )
 

@@ -174,6 +174,13 @@ class StoredConversation:
     leaf_id: UUID | None
 
 
+ReplyPart = tuple[tuple[bytes, ...], UUID]
+"""A part of a reply that has waited for a choice: the digests of its forms, and the reply.
+
+A choice has no digests until a part follows it.
+"""
+
+
 class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The memory of the previous turn of a chat, used to decide about the next request.
 
@@ -188,8 +195,7 @@ class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         resumed: The turns before it that have written the beginning of the same reply, if its
             connection broke and the client sent the request again.
         first_event: The event after which the last answer begins, of the first of these turns.
-        parts: Digests of texts that clients have got as parts of a reply, each with the reply. Such
-            a reply has waited for a choice.
+        parts: The texts that clients have got as parts of replies, and the choices between them.
     """
 
     instructions: tuple[bytes, ...] = ()
@@ -199,7 +205,7 @@ class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turn_id: UUID | None = None
     resumed: tuple[UUID, ...] = ()
     first_event: int = 0
-    parts: tuple[tuple[bytes, UUID], ...] = ()
+    parts: tuple[ReplyPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from backend.chats.tree import has_children
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.engine import Database
-from backend.openai_api.alignment import compare_texts
+from backend.openai_api.alignment import TextProfile
 from backend.openai_api.chat_state import load_state
 from backend.openai_api.contracts import ChatVersion, Line, Placement
 from backend.openai_api.path_match import ClientLines, PathMatch, match_block, match_digests
@@ -290,7 +290,7 @@ class _Lookup:
             return found
         return await self._pool.run(
             self._owner_id,
-            partial(match_digests, self._digester, client, path, hidden),
+            partial(match_digests, client, path, hidden),
             size=len(client.lines) + len(path),
         )
 
@@ -418,10 +418,10 @@ def _open_texts(sealer: Sealer, sealed: Mapping[UUID, bytes]) -> dict[UUID, str]
 def _find_near(sealer: Sealer, rows: Sequence[Any], sent: str) -> Any:
     """Return the row with the text that is nearest to a client's, or None."""
     texts = _open_texts(sealer, {row.id: row.sealed_content for row in rows})
-    best, nearest = 0.0, None
+    own, best, nearest = TextProfile(sent), 0.0, None
     for row in rows:
         check_stopped()
-        similarity = compare_texts(texts.get(row.id, ""), sent)
+        similarity = own.compare(TextProfile(texts.get(row.id, "")))
         if similarity is not None and similarity > best:
             best, nearest = similarity, row
     return nearest

@@ -4,45 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from backend.accounts.auth.identity import Identity
-from backend.chats.models import Message
+from backend.chats.models import MESSAGE_CONTENT, Message
 from backend.database.engine import Database
 from backend.errors import AppError
-from backend.openai_api.turn_reply import BEAT_SECONDS
+from backend.openai_api.turn_reply import BEAT_SECONDS, TurnStatus
 from backend.turns import repository
 from backend.turns.api.service import TurnService
 from backend.turns.errors import TurnInProgressError
-from backend.turns.models import Turn, TurnState
+from backend.turns.models import Turn
 from backend.turns.run.events import find_awaited_choice
-from backend.vault.sealing import OVERHEAD
 
 END_SECONDS = 30.0
 """Time that a stopped turn gets to store its text."""
 
 JOIN_SECONDS = 1.0
 """Time in which the turn of a closed connection ends, before its retry joins it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnStatus:
-    """A turn as it is stored.
-
-    Attributes:
-        has_text: True if its reply has text.
-        waiting: The data of the choice that it waits for.
-    """
-
-    id: UUID
-    state: TurnState
-    user_message_id: UUID | None
-    reply_id: UUID | None
-    has_text: bool
-    waiting: Mapping[str, Any] | None = None
 
 
 class OpenTurns:
@@ -90,11 +69,17 @@ class OpenTurns:
 
 
 def _make_status(identity: Identity, turn: Turn, reply: Message | None) -> TurnStatus:
+    sealer, text = identity.sealer, ""
+    if reply is not None:
+        text = sealer.open(MESSAGE_CONTENT, reply.id, reply.sealed_content)
     return TurnStatus(
         id=turn.id,
         state=turn.state,
         user_message_id=turn.user_message_id,
         reply_id=turn.reply_id,
-        has_text=reply is not None and len(reply.sealed_content) > OVERHEAD,
-        waiting=find_awaited_choice(identity.sealer, turn),
+        prefix_length=turn.prefix_length,
+        thinking_prefix_length=turn.thinking_prefix_length,
+        position=reply.position if reply is not None else None,
+        text=text,
+        waiting=find_awaited_choice(sealer, turn),
     )

@@ -12,6 +12,7 @@ from backend.chats.text_digests import TextDigester
 from backend.openai_api.alignment import (
     Candidate,
     Pair,
+    PieceDigests,
     Unit,
     digest_lines,
     find_block,
@@ -33,6 +34,9 @@ After these first lines, more than `MAX_DELETED` missing messages are outside th
 Fewer are deleted, because a user deletes messages one by one or a few at once.
 """
 
+MAX_MISSING: Final = 40
+"""Messages that a user can have deleted at another place. More are outside the window as well."""
+
 MIN_STORED_SHARE: Final = 3
 """Of so many lines up to the last match, one must be stored."""
 
@@ -44,12 +48,13 @@ class ClientLines:
     lines: Sequence[Line]
     digests: Sequence[bytes]
     joined: bytes
+    pieces: PieceDigests
 
     @classmethod
     def digest(cls, digester: TextDigester, lines: Sequence[Line]) -> ClientLines:
         """CPU-bound."""
         digests = digest_lines(digester, lines)
-        return cls(lines, digests, b"".join(digests))
+        return cls(lines, digests, b"".join(digests), PieceDigests(digester))
 
     @property
     def last_user(self) -> Line | None:
@@ -65,14 +70,15 @@ class Gap:
 
     @property
     def is_outside_window(self) -> bool:
-        """True if the client keeps the first lines of a chat, and leaves out old ones after them.
+        """True if the client has left out these messages to save tokens.
 
-        To save tokens, a client can always send the greeting or the first lines, and then only the
-        last ones. The user has not deleted the messages between them. Nothing happens to them, as
-        to those before the first match. Messages that were hidden one by one before stay hidden.
+        For example, it can always send the greeting or the first lines, and then only the last
+        ones. The user has not deleted the messages between them. Nothing happens to them, as to
+        those before the first match. Messages that were hidden one by one before stay hidden.
         """
         is_after_first = self.places[0] <= MAX_KEPT_LINES
-        return is_after_first and len(self.places) > MAX_DELETED
+        missing = len(self.places) - len(self.units)
+        return missing > (MAX_DELETED if is_after_first else MAX_MISSING)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,11 +129,15 @@ class PathMatch:
 
     def settle(self, texts: Mapping[UUID, str]) -> None:
         """Decide about all gaps. CPU-bound."""
+        self.lines, self.places = lines, places = dict(self.lines), set(self.places)
         for gap in self.gaps:
             candidates = [self._make_candidate(place, texts) for place in gap.places]
             pairs, units = settle_gap(gap.units, candidates), dict(gap.units)
             for pair in pairs:
-                self._take(pair, units[pair.unit])
+                unit = units[pair.unit]
+                lines[unit.line] = pair.stored
+                places.add(pair.stored)
+                self._take(pair, unit)
             taken = {pair.stored for pair in pairs}
             missing = (each for each in candidates if each.stored not in taken)
             self.hides += [each.stored for each in missing if not each.is_hidden]
@@ -141,8 +151,7 @@ class PathMatch:
         line, _ = self.tail[0]
         self.path, self.last, self.last_line = path, self.last + 1, line
         self.tail = self.tail[1:]
-        self.lines = {**self.lines, line: self.last}
-        self.places = {*self.places, self.last}
+        self.lines, self.places = {**self.lines, line: self.last}, {*self.places, self.last}
         if text is not None:
             self.edits[self.last] = text
         self.matches += 1
@@ -194,8 +203,6 @@ class PathMatch:
 
     def _take(self, pair: Pair, unit: Unit) -> None:
         self.edits[pair.stored] = unit.text
-        self.lines = {**self.lines, unit.line: pair.stored}
-        self.places = {*self.places, pair.stored}
         if pair.kind == "changed":
             self.changes += 1
         else:
@@ -239,7 +246,7 @@ def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
 
 
 def match_digests(
-    digester: TextDigester, client: ClientLines, path: StoredPath, hidden: Collection[UUID]
+    client: ClientLines, path: StoredPath, hidden: Collection[UUID]
 ) -> PathMatch | None:
     """Match a list by digests. None if no line is on the path.
 
@@ -247,23 +254,23 @@ def match_digests(
     changed nor missing. CPU-bound: some milliseconds for thousands of lines.
     """
     digests = path.list_digests()
-    units = split_lines(digester, client.lines, client.digests, set(digests))
+    units = split_lines(client.pieces, client.lines, client.digests, set(digests))
     pairs = pair_digests([unit.digest for unit in units], digests)
     if not pairs:
         return None
     last_unit, last = pairs[-1]
     gaps = _list_gaps(path, units, pairs, hidden)
-    outside = next((gap for gap in gaps if gap.is_outside_window), None)
+    outside = [gap for gap in gaps if gap.is_outside_window]
     return PathMatch(
         path=path,
         lines={units[ours].line: theirs for ours, theirs in pairs},
         places={theirs for _, theirs in pairs},
         first=pairs[0][1],
-        window_start=outside.places[-1] + 1 if outside else pairs[0][1],
+        window_start=outside[-1].places[-1] + 1 if outside else pairs[0][1],
         last=last,
         last_line=units[last_unit].line,
         tail=_join_units(client.lines, units[last_unit + 1 :]),
-        gaps=[gap for gap in gaps if gap is not outside],
+        gaps=[gap for gap in gaps if not gap.is_outside_window],
         matches=len({units[ours].line for ours, _ in pairs}),
         replies=sum(theirs > 0 and path.get_role(theirs) == "assistant" for _, theirs in pairs),
     )

@@ -102,11 +102,15 @@ class SpokenText:
 
     Models take back text that turns out to be thoughts. A part that a client has got cannot be
     taken back, but later text follows it at the right place.
+
+    A client that has sent the `beginning` of the text shows it itself, and does not get it again.
+    Space at its end may differ, because some models refuse it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, beginning: str = "") -> None:
         self._buffer = io.StringIO()
         self._sent = 0
+        self._beginning = beginning
 
     def append(self, text: str) -> None:
         self._buffer.seek(0, io.SEEK_END)
@@ -117,6 +121,12 @@ class SpokenText:
         self._sent = min(self._sent, length)
 
     def take_new(self) -> str:
+        if not self._sent and self._beginning:
+            self._buffer.seek(0)
+            head = self._buffer.read(len(self._beginning))
+            if head != self._beginning and self._beginning.startswith(head):
+                return ""  # the text may still grow to its beginning
+            self._sent = _measure_beginning(self._beginning, head)
         self._buffer.seek(self._sent)
         new = self._buffer.read()
         self._sent += len(new)
@@ -124,6 +134,14 @@ class SpokenText:
 
     def __str__(self) -> str:
         return self._buffer.getvalue()
+
+
+def _measure_beginning(beginning: str, head: str) -> int:
+    """Return the length of the beginning of a text, or 0 if the text begins in another way."""
+    if head == beginning:
+        return len(beginning)
+    words = beginning.rstrip()
+    return len(words) if head.startswith(words) else 0
 
 
 class CompletionReply(Protocol):

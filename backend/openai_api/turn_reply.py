@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from backend.openai_api.streaming import (
     UsageReported,
 )
 from backend.turns.api.service import TurnService
+from backend.turns.models import TurnState
 from backend.turns.run.events import AWAITING_CHOICE, CHOICE_MADE, TurnEvent
 
 BEAT_SECONDS = 2.0
@@ -48,50 +50,73 @@ class FailedTurnError(AppError):
         super().__init__(str(members.pop("detail", "")), extra=members)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStatus:
+    """A turn as it is stored.
+
+    Attributes:
+        prefix_length: The characters of its reply before the turn: of a continued one.
+        thinking_prefix_length: The same for its thoughts.
+        position: The position of its reply on the path.
+        text: The text of its reply.
+        waiting: The data of the choice that it waits for.
+    """
+
+    id: UUID
+    state: TurnState
+    user_message_id: UUID | None
+    reply_id: UUID | None
+    prefix_length: int
+    thinking_prefix_length: int
+    position: int | None
+    text: str = field(repr=False)
+    waiting: Mapping[str, Any] | None = None
+
+
 class TurnReply:
     """The events of a running turn. If they are closed early, the turn is stopped.
 
     Args:
         last_id: The event after which the reply begins: that of a choice.
-        text_before: Characters of the reply before the first event of the response.
+        prefill: The beginning of the reply, which the client has sent and shows itself.
         is_stream: False to send the text at the end, because a stream cannot take text back.
         record_part: Records a part of a reply that waits, or has waited, for a choice.
     """
 
-    def __init__(  # noqa: PLR0913  # what a follower of a turn needs to know
+    def __init__(
         self,
         turns: TurnService,
         identity: Identity,
-        turn_id: UUID,
-        reply_id: UUID | None,
+        turn: TurnStatus,
         *,
         headers: Mapping[str, str],
         record_part: RecordPart,
         last_id: int = 0,
-        text_before: int = 0,
+        prefill: str = "",
         is_stream: bool = True,
     ) -> None:
         self.headers = headers
         self._turns = turns
         self._identity = identity
-        self._turn_id = turn_id
-        self._reply_id = reply_id
+        self._turn_id = turn.id
+        self._reply_id = turn.reply_id
         self._record_part = record_part
         self._last_id = last_id
-        self._text_before = text_before
+        # Resets count the characters of the whole reply, with those before this response.
+        self._text_before, self._thinking_before = turn.prefix_length, turn.thinking_prefix_length
         self._is_stream = is_stream
-        self._text, self._thinking = SpokenText(), SpokenText()
+        # The choice is a message between the two parts, so no line break is needed there.
+        self._text = SpokenText(PARAGRAPH if last_id else prefill)
+        self._thinking = SpokenText()
         self._has_choices = last_id > 0
         self._is_over = self._is_waiting = False
 
     async def events(self) -> AsyncGenerator[list[ReplyEvent], None]:
         """Yield the events in batches, and empty lists in silence."""
         try:
-            stream = self._turns.events(
-                self._identity, self._turn_id, last_id=self._last_id, beat=BEAT_SECONDS
-            )
+            stream = self._turns.events(self._identity, self._turn_id, last_id=0, beat=BEAT_SECONDS)
             async for batch in stream:
-                events = [each for event in batch for each in self._convert(event)]
+                events = [each for event in self._skip(batch) for each in self._convert(event)]
                 if self._is_stream:
                     events = [*self._take_new(), *events]
                 if not self._is_over and not self._is_waiting:
@@ -110,8 +135,21 @@ class TurnReply:
                 await asyncio.shield(self._stop())
 
     async def _stop(self) -> None:
+        """Stop the turn, and record what the client has got of a reply with several parts."""
         with contextlib.suppress(AppError):
             await self._turns.stop(self._identity, self._turn_id)
+        if self._has_choices and self._is_stream and self._reply_id is not None:
+            await self._record_part(self._reply_id, str(self._text))
+
+    def _skip(self, batch: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
+        """Yield the events of this response, and count the text of those before it."""
+        for event in batch:
+            if event.id > self._last_id:
+                yield event
+            elif event.name == "text.delta":
+                self._text_before += len(event.data["text"])
+            elif event.name == "thinking.delta":
+                self._thinking_before += len(event.data["text"])
 
     def _convert(self, event: TurnEvent) -> list[ReplyEvent]:
         """Take the text of an event, and return what is not text."""
@@ -123,8 +161,8 @@ class TurnReply:
                 self._thinking.append(data["text"])
             case "text.reset":
                 self._text.cut(max(0, data["length"] - self._text_before))
-            case "thinking.reset" if not self._text_before:
-                self._thinking.cut(data["length"])
+            case "thinking.reset":
+                self._thinking.cut(max(0, data["length"] - self._thinking_before))
             case _ if event.name == AWAITING_CHOICE:
                 self._text.append(f"{PARAGRAPH if str(self._text) else ''}{render_options(data)}")
                 self._has_choices = self._is_waiting = True

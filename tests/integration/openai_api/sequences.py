@@ -136,8 +136,10 @@ class Player:
         self, kind: str, reason: str, *, shown: Sequence[tuple[str, str]] | None = None
     ) -> None:
         """Assert the decision, and that the one chat is that of the client."""
-        assert await self.decide() == (kind, reason)
-        assert await self.show() == (self.client.lines if shown is None else list(shown))
+        decided, seen = await self.decide(), await self.show()
+        expected = self.client.lines if shown is None else list(shown)
+        assert decided == (kind, reason), decided
+        assert seen == expected, f"The page shows\n{seen}\nand the client\n{expected}"
         await self.check_stored()
 
     async def check_stored(self) -> None:

@@ -12,7 +12,8 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageTooLongError
-from backend.chats.models import Chat, Message, MessageFile
+from backend.chats.models import MESSAGE_CONTENT, Chat, Message, MessageFile
+from backend.chats.text_digests import TextDigester
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.errors import TooLargeError
@@ -248,6 +249,33 @@ async def test_an_inserted_line_is_ignored(database: Database) -> None:
     assert (placement.edits, placement.hides) == ({}, [])
     assert [line.text for line in placement.tail] == [NEXT[1]]
     assert placement.chat_id == chat_id
+
+
+async def test_a_client_that_leaves_out_the_middle_hides_nothing(database: Database) -> None:
+    long = [GREETING, *[(role, f"{text} ({n})") for n in range(10) for role, text in STORY[1:]]]
+    desk, chat_id = await tell(database, long)
+    for first in (0, 10):
+        placement = await desk.find([*long[first : first + 3], *long[-4:], NEXT])
+        assert (placement.chat_id, placement.hides) == (chat_id, [])
+        assert placement.window_start == 57
+        assert [placement.pairs[n].position for n in (0, 2, 3, 6)] == [first, first + 2, 57, 60]
+
+
+async def test_a_reply_that_was_continued_is_found_with_its_new_text(database: Database) -> None:
+    desk, chat_id = await tell(database)
+    await desk.find([*STORY, NEXT])  # the path is cached now
+    [leaf] = (await desk.load_path(chat_id))[-1:]
+    longer = f"{TEXTS[-1]} Then the bell rings."
+    async with database.write() as session:
+        digest = TextDigester(desk.identity.sealer).compute("assistant", longer)
+        sealed = desk.identity.sealer.seal(MESSAGE_CONTENT, leaf.id, longer)
+        await session.execute(
+            update(Message)
+            .where(Message.id == leaf.id)
+            .values(text_digest=digest, sealed_content=sealed)
+        )
+    placement = await desk.find([*STORY[:-1], reply(longer), NEXT])
+    assert (placement.edits, len(placement.tail), len(placement.pairs)) == ({}, 1, 7)
 
 
 async def test_a_note_that_moves_with_the_last_line_is_stored_once(database: Database) -> None:

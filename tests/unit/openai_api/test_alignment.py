@@ -13,8 +13,9 @@ import pytest
 from backend.chats.text_digests import DIGEST_BYTES, TextDigester
 from backend.openai_api.alignment import (
     Candidate,
+    PieceDigests,
+    TextProfile,
     Unit,
-    compare_texts,
     find_block,
     pair_digests,
     settle_gap,
@@ -130,7 +131,7 @@ def test_a_list_that_has_only_grown_is_one_block(
     ],
 )
 def test_a_trimmed_or_slightly_changed_text_is_near(stored: str, sent: str) -> None:
-    assert compare_texts(stored, sent) is not None
+    assert TextProfile(stored).compare(TextProfile(sent)) is not None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_trimmed_or_slightly_changed_text_is_near(stored: str, sent: str) -> N
     ],
 )
 def test_another_text_is_not_near(stored: str, sent: str) -> None:
-    assert compare_texts(stored, sent) is None
+    assert TextProfile(stored).compare(TextProfile(sent)) is None
 
 
 def make_units(*texts: str) -> list[tuple[int, Unit]]:
@@ -209,14 +210,14 @@ def test_a_merged_line_is_matched_by_the_lines_inside() -> None:
     pieces = ("First.", "One half.", "Other half.", "A note.", "Last.")
     line = Line(role="user", text="\n\n".join(pieces), author="", place=0, pieces=pieces)
     known = {digest("First."), digest("One half.\n\nOther half."), digest("Last.")}
-    units = split_lines(DIGESTER, [line], [digest(line.text)], known)
+    units = split_lines(PieceDigests(DIGESTER), [line], [digest(line.text)], known)
     assert [unit.text for unit in units] == [
         "First.",
         "One half.\n\nOther half.",
         "A note.",
         "Last.",
     ]
-    [whole] = split_lines(DIGESTER, [line], [digest(line.text)], set())
+    [whole] = split_lines(PieceDigests(DIGESTER), [line], [digest(line.text)], set())
     assert whole.text == line.text
 
 
