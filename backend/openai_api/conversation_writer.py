@@ -146,23 +146,6 @@ class ConversationWriter:
                 leaf_id = await self._add_lines(session, identity, chat, leaf_id, sealed_lines)
             return StoredConversation(chat_id=chat.id, leaf_id=leaf_id)
 
-    async def keep_images(
-        self, identity: Identity, message_id: UUID, images: Sequence[PromptImage]
-    ) -> None:
-        """Store the images of a message that a turn has stored.
-
-        Raises `MessageNotFoundError`, `StorageQuotaExceededError`.
-        """
-        files, references = await self._pool.run(
-            identity.user_id, partial(seal_images, identity.sealer, message_id, images)
-        )
-        if not references:
-            return
-        async with self._database.write() as session:
-            await repository.lock_message(session, message_id, owner_id=identity.user_id)
-            await insert_files(session, identity.user_id, files, references)
-            await self._check(session, identity)
-
     async def _seal_lines(
         self, identity: Identity, chat_id: UUID, lines: Sequence[Line]
     ) -> tuple[str, list[_SealedClientLine]]:
