@@ -3,7 +3,8 @@
 
     .ci/run [STEP...]
 
-Every step runs, also after one that failed. The exit status is 0 if all of them passed.
+Every step runs, also after one that failed. The types are checked while the other steps run, and
+reported when they are done. The exit status is 0 if all steps passed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from scripts.launcher import ROOT, Checkout, say
 
@@ -25,6 +27,9 @@ CHROMIUM_PACKAGES = ("chromium-headless-shell", "chromium")
 """Debian's packages and their programs. The first one takes a third of the processor time."""
 
 OTHER_CHROMIUMS = ("chromium-browser", "google-chrome")
+
+BESIDE = "types"
+"""The step that runs beside the others. Pyright keeps one core busy for more than a minute."""
 
 WORKFLOW_OPTIONS = ("--offline", "--quiet", "--pedantic", "--strict-collection")
 
@@ -49,19 +54,30 @@ def main() -> int:
         install_chromium()
 
     failed: list[str] = []
-    for name in chosen:
-        started = time.monotonic()
-        if name == "tests":
-            # Said before the tests, because their own summary is to be the last lines.
-            print(f"\n==> failed so far: {', '.join(failed) or 'nothing'}")
-        print(f"\n==> {name}", flush=True)
-        passed = run_all(steps[name])
-        if not passed:
-            failed.append(name)
-        if name != "tests":
-            outcome = "passed" if passed else "FAILED"
-            print(f"==> {name}: {outcome} in {time.monotonic() - started:.0f} s", flush=True)
+    with ThreadPoolExecutor(1) as pool:
+        beside: Future[bool] | None = None
+        if BESIDE in chosen and len(chosen) > 1:
+            chosen.remove(BESIDE)
+            beside = pool.submit(run_quietly, BESIDE, steps[BESIDE])
+        for name in chosen:
+            if name == "tests":
+                print(f"\n==> failed so far: {', '.join(failed) or 'nothing'}")
+            print(f"\n==> {name}", flush=True)
+            started = time.monotonic()
+            passed = run_all(steps[name])
+            if not passed:
+                failed.append(name)
+            if name != "tests":  # they have a summary of their own
+                report(name, passed=passed, seconds=time.monotonic() - started)
+        if beside is not None and not beside.result():
+            failed.append(BESIDE)
+    if failed:
+        print(f"\n==> failed: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def report(name: str, *, passed: bool, seconds: float) -> None:
+    print(f"==> {name}: {'passed' if passed else 'FAILED'} in {seconds:.0f} s", flush=True)
 
 
 def list_steps(checkout: Checkout) -> dict[str, list[Command]]:
@@ -87,6 +103,22 @@ def run_all(commands: Sequence[Command]) -> bool:
     processes = [subprocess.Popen(command) for command in commands]
     statuses = [process.wait() for process in processes]
     return not any(statuses)
+
+
+def run_quietly(name: str, commands: Sequence[Command]) -> bool:
+    """Do the same while another step runs: print the output when all commands have ended."""
+    started = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for command in commands
+    ]
+    outputs = [process.communicate()[0].decode(errors="replace") for process in processes]
+    passed = not any(process.returncode for process in processes)
+    print(f"\n==> {name}", "".join(outputs), sep="\n", end="")
+    report(name, passed=passed, seconds=time.monotonic() - started)
+    return passed
 
 
 def install_chromium() -> None:

@@ -65,11 +65,12 @@ class SharedEnds:
         transaction was rolled back because of another job.
         """
         place = self._join(_Place(job))
-        session = await place.entered
-        if session is None:
-            raise LostLeaseError if place.is_lost else RolledBackError
         is_done = False
         try:
+            # The job may be cancelled after it was let in. The transaction must not wait for it.
+            session = await place.entered
+            if session is None:
+                raise LostLeaseError if place.is_lost else RolledBackError
             yield session
             is_done = True
         finally:

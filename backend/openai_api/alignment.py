@@ -1,8 +1,8 @@
 """Align the lines of a client with the messages of a stored path, as a diff does. Pure.
 
 Messages are compared by digests first. Digests that are unique on both sides are the anchors of a
-patience diff. Around and between anchors, equal neighbours are paired. Then the texts of what is
-left between two pairs decide which stored message a line has changed.
+patience diff. Around and between anchors, equal neighbours are paired. Then the remaining texts
+between two pairs decide which stored message a line has changed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
@@ -22,11 +22,14 @@ from backend.openai_api.contracts import Line
 MAX_RUN_PIECES: Final = 12
 """Parts of a merged message that can together be one stored message."""
 
+MAX_RUN_CHARACTERS: Final = 5_000_000
+"""Characters of all runs of pieces that are hashed for one request, which takes 50 ms."""
+
 MAX_OCCURRENCES: Final = 8
 """Equal messages that each line is compared with, if a part of the list has no unique message."""
 
 MAX_GAP_CELLS: Final = 400
-"""Limit for lines times messages in a gap whose texts are compared. Others are paired in order."""
+"""Maximum of lines times messages for a comparison of texts. Larger gaps are paired in order."""
 
 COMPARED_CHARACTERS: Final = 20_000
 """Long texts are compared by their beginnings and ends of together this length."""
@@ -68,8 +71,65 @@ def digest_lines(digester: TextDigester, lines: Iterable[Line]) -> list[bytes]:
     return digests
 
 
+class PieceDigests:
+    """The digests of runs of pieces of merged lines, each computed once for all paths.
+
+    There are none after `MAX_RUN_CHARACTERS`, so that a list of long lines takes bounded time.
+    """
+
+    def __init__(self, digester: TextDigester) -> None:
+        self._digester = digester
+        self._digests: dict[tuple[int, int, int], bytes] = {}
+        self._free_characters = MAX_RUN_CHARACTERS
+
+    def split(self, line: Line, place: int, known: Container[bytes]) -> list[Unit]:
+        """Return runs of pieces that are known, the longest, and the pieces between them.
+
+        Empty if no run is known.
+        """
+        units: list[Unit] = []
+        pieces, first, unknown = line.pieces, 0, 0
+        while first < len(pieces):
+            end = self._find_end(line, place, first, known)
+            if end is None:
+                first += 1
+                continue
+            if unknown < first:
+                units.append(self._make_unit(line, place, unknown, first))
+            units.append(self._make_unit(line, place, first, end))
+            first = unknown = end
+        if units and unknown < len(pieces):
+            units.append(self._make_unit(line, place, unknown, len(pieces)))
+        return units
+
+    def _find_end(self, line: Line, place: int, first: int, known: Container[bytes]) -> int | None:
+        """Return the end of the longest run from `first` that is known."""
+        for end in range(min(len(line.pieces), first + MAX_RUN_PIECES), first, -1):
+            if self._free_characters <= 0:
+                return None
+            if self._digest(line, place, first, end) in known:
+                return end
+        return None
+
+    def _digest(self, line: Line, place: int, first: int, end: int) -> bytes:
+        key = (place, first, end)
+        if key not in self._digests:
+            text = _join(line.pieces[first:end])
+            self._free_characters -= len(text)
+            self._digests[key] = self._digester.compute(line.role, text)
+        return self._digests[key]
+
+    def _make_unit(self, line: Line, place: int, first: int, end: int) -> Unit:
+        text = _join(line.pieces[first:end])
+        return Unit(place, line.role, text, self._digest(line, place, first, end))
+
+
+def _join(pieces: Sequence[str]) -> str:
+    return "\n\n".join(pieces)
+
+
 def split_lines(
-    digester: TextDigester,
+    pieces: PieceDigests,
     lines: Sequence[Line],
     digests: Sequence[bytes],
     known: Container[bytes],
@@ -83,45 +143,11 @@ def split_lines(
         check_stopped()
         if not line.text.strip() and not line.images:
             continue
-        whole = Unit(place, line.role, line.text, digest)
-        if digest in known or not line.pieces:
-            units.append(whole)
-            continue
-        parts = list(_split_pieces(digester, line, place, known))
-        is_known = any(part.digest in known for part in parts)
-        units += parts if is_known else [whole]
+        parts: list[Unit] = []
+        if line.pieces and digest not in known:
+            parts = pieces.split(line, place, known)
+        units += parts or [Unit(place, line.role, line.text, digest)]
     return units
-
-
-def _split_pieces(
-    digester: TextDigester, line: Line, place: int, known: Container[bytes]
-) -> Iterator[Unit]:
-    """Yield runs of pieces that are known, longest first, and what is between them."""
-    pieces, unknown = line.pieces, list[str]()
-
-    def make_unit(texts: Sequence[str]) -> Unit:
-        text = "\n\n".join(texts)
-        return Unit(place, line.role, text, digester.compute(line.role, text))
-
-    first = 0
-    while first < len(pieces):
-        found = None
-        for end in range(min(len(pieces), first + MAX_RUN_PIECES), first, -1):
-            unit = make_unit(pieces[first:end])
-            if unit.digest in known:
-                found = unit
-                break
-        if found is None:
-            unknown.append(pieces[first])
-            first += 1
-            continue
-        if unknown:
-            yield make_unit(unknown)
-            unknown = []
-        yield found
-        first = end
-    if unknown:
-        yield make_unit(unknown)
 
 
 def find_block(ours: bytes, theirs: bytes, *, max_tail: int) -> tuple[int, int] | None:
@@ -129,7 +155,7 @@ def find_block(ours: bytes, theirs: bytes, *, max_tail: int) -> tuple[int, int] 
 
     Both are digests without separators. Returns the index of the first message in theirs, and the
     number of messages of the block. None if there is no such block, or if one of the last few is
-    elsewhere in theirs. It costs microseconds, and finds the usual request, whose list has grown.
+    elsewhere in theirs. It costs microseconds, and finds the usual request: a list that has grown.
     """
     size = DIGEST_BYTES
     count = len(ours) // size
@@ -160,13 +186,13 @@ def pair_digests(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[tuple[i
     is preferred, because clients send the end of a chat.
     """
     pairs: list[tuple[int, int]] = []
-    _pair_gap(ours, theirs, Gap(0, len(ours), 0, len(theirs)), pairs, level=0)
+    _pair_gap(ours, theirs, PairGap(0, len(ours), 0, len(theirs)), pairs, level=0)
     pairs.sort()
     return pairs
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class PairGap:
     """A part of both lists, by indexes."""
 
     our_first: int
@@ -187,7 +213,7 @@ _MAX_LEVELS: Final = 3
 def _pair_gap(
     ours: Sequence[bytes],
     theirs: Sequence[bytes],
-    gap: Gap,
+    gap: PairGap,
     pairs: list[tuple[int, int]],
     *,
     level: int,
@@ -203,15 +229,15 @@ def _pair_gap(
     pairs += anchors
     before = (gap.our_first - 1, gap.their_first - 1)
     for our, their in [*anchors, (gap.our_end, gap.their_end)]:
-        inner = Gap(before[0] + 1, our, before[1] + 1, their)
+        inner = PairGap(before[0] + 1, our, before[1] + 1, their)
         if not inner.is_empty:
             _pair_gap(ours, theirs, inner, pairs, level=level + 1)
         before = our, their
 
 
 def _trim_gap(
-    ours: Sequence[bytes], theirs: Sequence[bytes], gap: Gap, pairs: list[tuple[int, int]]
-) -> Gap:
+    ours: Sequence[bytes], theirs: Sequence[bytes], gap: PairGap, pairs: list[tuple[int, int]]
+) -> PairGap:
     """Pair equal messages next to the anchors of a gap.
 
     The ends of the lists are no anchors: a client's window can begin anywhere in the path.
@@ -225,11 +251,11 @@ def _trim_gap(
         while our < our_end and their < their_end and ours[our_end - 1] == theirs[their_end - 1]:
             our_end, their_end = our_end - 1, their_end - 1
             pairs.append((our_end, their_end))
-    return Gap(our, our_end, their, their_end)
+    return PairGap(our, our_end, their, their_end)
 
 
 def _find_anchors(
-    ours: Sequence[bytes], theirs: Sequence[bytes], gap: Gap
+    ours: Sequence[bytes], theirs: Sequence[bytes], gap: PairGap
 ) -> list[tuple[int, int]]:
     """Return the longest ascending pairs of messages that are unique on both sides."""
     own = _index_unique(ours, gap.our_first, gap.our_end)
@@ -251,7 +277,7 @@ def _index_unique(digests: Sequence[bytes], first: int, end: int) -> dict[bytes,
 
 
 def _pair_occurrences(
-    ours: Sequence[bytes], theirs: Sequence[bytes], gap: Gap
+    ours: Sequence[bytes], theirs: Sequence[bytes], gap: PairGap
 ) -> list[tuple[int, int]]:
     """Pair repeated messages: a longest common subsequence of a bounded number of candidates.
 
@@ -263,7 +289,7 @@ def _pair_occurrences(
 
 
 def _list_candidates(
-    ours: Sequence[bytes], theirs: Sequence[bytes], gap: Gap
+    ours: Sequence[bytes], theirs: Sequence[bytes], gap: PairGap
 ) -> list[tuple[int, int]]:
     """Return possible pairs: for each of our messages, equal ones in descending order.
 
@@ -323,7 +349,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class GapMessage:
     """A message of a gap that a unit can be.
 
     `is_hidden` is true if the endpoint has hidden it: a unit is this message only if its text is
@@ -336,7 +362,7 @@ class Candidate:
     text: str | None = None
 
 
-def settle_gap(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidate]) -> list[Pair]:
+def settle_gap(units: Sequence[tuple[int, Unit]], candidates: Sequence[GapMessage]) -> list[Pair]:
     """Decide which messages between two pairs were changed. CPU-bound.
 
     Near texts are paired first, then messages of the same role, all in order. Units without a
@@ -344,7 +370,12 @@ def settle_gap(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidate
     """
     if len(units) * len(candidates) > MAX_GAP_CELLS:
         return _pair_roles(units, candidates)
-    weights = [[_weigh(unit, each) for each in candidates] for _, unit in units]
+    stored = [(each, TextProfile(each.text or "")) for each in candidates]
+    weights: list[list[float]] = []
+    for _, unit in units:
+        check_stopped()
+        sent = TextProfile(unit.text)
+        weights.append([_weigh(unit, sent, each, profile) for each, profile in stored])
     best = [[0.0] * (len(candidates) + 1) for _ in range(len(units) + 1)]
     for i in range(len(units) - 1, -1, -1):
         for j in range(len(candidates) - 1, -1, -1):
@@ -366,7 +397,7 @@ def settle_gap(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidate
     return pairs
 
 
-def _pair_roles(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidate]) -> list[Pair]:
+def _pair_roles(units: Sequence[tuple[int, Unit]], candidates: Sequence[GapMessage]) -> list[Pair]:
     """Pair messages of the same role in order, without their texts."""
     pairs: list[Pair] = []
     rest = iter([each for each in candidates if not each.is_hidden])
@@ -380,41 +411,52 @@ def _pair_roles(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidat
     return pairs
 
 
-def _weigh(unit: Unit, candidate: Candidate) -> float:
+def _weigh(unit: Unit, sent: TextProfile, candidate: GapMessage, stored: TextProfile) -> float:
     """Return 0 if a unit cannot be a message."""
-    if unit.role != candidate.role or not unit.text.strip():
+    if unit.role != candidate.role or not sent.text:
         return 0.0
-    if candidate.text is not None:
-        similarity = compare_texts(candidate.text, unit.text)
-        if similarity is not None:
-            return _NEAR_WEIGHT + similarity
+    similarity = sent.compare(stored)
+    if similarity is not None:
+        return _NEAR_WEIGHT + similarity
     return 0.0 if candidate.is_hidden else 1.0
 
 
-def compare_texts(stored: str, sent: str) -> float | None:
-    """Return how similar a client's text is to a stored one, or None if it is another text.
+class TextProfile:
+    """A text with its words, which are counted once for many comparisons. CPU-bound."""
 
-    It is the same message if one is the beginning of the other (a trimmed, stopped or continued
-    reply), if most words are the same, or if the shorter one lacks parts (a script has removed
-    them). Linear in time, bounded for long texts. CPU-bound.
-    """
-    stored, sent = normalize_text(stored), normalize_text(sent)
-    if not stored or not sent:
-        return None
-    short, long = sorted((stored, sent), key=len)
-    if long.startswith(short):
-        return 1.0
-    ours, theirs = _count_words(_cut(sent)), _count_words(_cut(stored))
-    own, other = ours.total(), theirs.total()
-    common = (ours & theirs).total()
-    similarity = 2 * common / (own + other) if own + other else 0.0
-    smaller, larger = min(own, other), max(own, other)
-    is_part = (
-        smaller >= MIN_CONTAINED_WORDS
-        and smaller >= MIN_CONTAINED_SHARE * larger
-        and common >= NEAR_CONTAINMENT * smaller
-    )
-    return similarity if is_part or similarity >= NEAR_SIMILARITY else None
+    __slots__ = ("_words", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = normalize_text(text)
+        self._words: Counter[str] | None = None
+
+    @property
+    def words(self) -> Counter[str]:
+        if self._words is None:
+            self._words = _count_words(_cut(self.text))
+        return self._words
+
+    def compare(self, other: TextProfile) -> float | None:
+        """Return how similar two texts of one message are, or None if they are of different ones.
+
+        They are of one if one is the beginning of the other (a trimmed, stopped or continued
+        reply), if most words are the same, or if the shorter one lacks parts (a script has removed
+        them). Linear in time, and bounded for long texts.
+        """
+        short, long = sorted((self.text, other.text), key=len)
+        if not short:
+            return None
+        if long.startswith(short):
+            return 1.0
+        smaller, larger = sorted((self.words.total(), other.words.total()))
+        common = (self.words & other.words).total()
+        similarity = 2 * common / (smaller + larger)
+        is_part = (
+            smaller >= MIN_CONTAINED_WORDS
+            and smaller >= MIN_CONTAINED_SHARE * larger
+            and common >= NEAR_CONTAINMENT * smaller
+        )
+        return similarity if is_part or similarity >= NEAR_SIMILARITY else None
 
 
 def _cut(text: str) -> str:

@@ -159,7 +159,8 @@ class ChatCompletions:
                 instruction=None,
                 details=RequestDetails(
                     model=request.model,
-                    client=options.agent,
+                    client=options.client,
+                    ignored=tuple(reply.ignored),
                     milliseconds=_measure(started_at),
                 ),
             )
@@ -244,7 +245,11 @@ class ChatCompletions:
         identity, reading = case.identity, case.reading
         is_last = bool(reading.lines) and reading.lines[-1].place == len(reading.messages) - 1
         placement = await self._finder.find(
-            identity, reading.lines, case.cast.scope, may_be_prefill=is_last
+            identity,
+            reading.lines,
+            case.cast.scope,
+            may_be_prefill=is_last,
+            is_retry=case.retries > 0,
         )
         state = ChatState()
         if placement.chat_id is not None:
@@ -386,19 +391,13 @@ class ChatCompletions:
             )
             if stored is None:
                 return None
-        request = await self._choose_speaker(case, decision, request, chat_id)
-        if continued is not None:
-            client = self._build_rest_prompt(case, found, continued, continues=True)
-        else:
-            client = build_client_prompt(
-                case.request,
-                case.reading,
-                decision,
-                _find_positions(case.reading, placement, lines),
-                options=case.options,
-                settings=identity.settings.client,
-            )
-        turn_id = await self._turns.take(identity, chat_id, request, client)
+        try:
+            turn_id = await self._begin_turn(case, found, chat_id, request, lines, continued)
+        except BaseException:
+            if placement.chat_id is None:
+                # The next attempt begins with its own chat.
+                await asyncio.shield(self._chats.delete(identity, chat_id))
+            raise
         turn = await self._open_turns.get(identity, turn_id)
         if turn is None:
             return None
@@ -421,6 +420,31 @@ class ChatCompletions:
             headers=_make_headers(chat_id, turn, case.request, unsent),
             prefill="" if continued is not None else decision.prefill,
         )
+
+    async def _begin_turn(
+        self,
+        case: _Case,
+        found: _Found,
+        chat_id: UUID,
+        request: TurnRequest,
+        stored: Sequence[Line],
+        continued: TurnStatus | None,
+    ) -> UUID:
+        """Take the turn. `stored` are the lines that were added to the chat before."""
+        decision = found.decision
+        request = await self._choose_speaker(case, decision, request, chat_id)
+        if continued is not None:
+            client = self._build_rest_prompt(case, found, continued, continues=True)
+        else:
+            client = build_client_prompt(
+                case.request,
+                case.reading,
+                decision,
+                _find_positions(case.reading, decision.placement, stored),
+                options=case.options,
+                settings=case.identity.settings.client,
+            )
+        return await self._turns.take(case.identity, chat_id, request, client)
 
     def _build_rest_prompt(
         self, case: _Case, found: _Found, turn: TurnStatus, *, continues: bool
@@ -504,7 +528,7 @@ class ChatCompletions:
             instruction=decision.instruction or None,
             details=RequestDetails(
                 model=case.request.model,
-                client=case.options.agent,
+                client=case.options.client,
                 lines=len(lines),
                 matched=len(placement.pairs),
                 edited=0 if is_quiet else len(placement.edits),

@@ -19,22 +19,22 @@ from backend.chats.tree import has_children
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.engine import Database
-from backend.openai_api.alignment import compare_texts
+from backend.openai_api.alignment import TextProfile
 from backend.openai_api.chat_state import load_state
 from backend.openai_api.contracts import ChatVersion, Line, Placement
 from backend.openai_api.path_match import ClientLines, PathMatch, match_block, match_digests
 from backend.openai_api.stored_paths import (
     NO_DIGEST,
+    MessagePath,
     PathCache,
     PathEnd,
     PathLines,
-    StoredPath,
     load_branch,
 )
 from backend.vault.sealing import SealBrokenError, Sealer
 
 PROBE_LINES: Final = 12
-"""Lines at the end of the list whose stored messages show which chats can be meant."""
+"""Lines at the end of the list. The chats that contain them are the candidates."""
 
 PROBE_CHUNK: Final = 400
 """Lines that are looked up at once, if the last ones are not stored."""
@@ -44,7 +44,7 @@ MAX_CHATS: Final = 8
 MAX_BRANCHES: Final = 6
 
 MAX_SETTLED: Final = 4
-"""Candidates whose texts are compared with the client's."""
+"""Number of candidates that are compared with the client's texts."""
 
 MAX_TEXTS: Final = 48
 """Stored texts that are read to find the changed messages of one candidate."""
@@ -59,7 +59,7 @@ MAX_NEW_DIGESTS: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationScope:
-    """Where to look for a conversation: chats with a character, of a campaign, or one chat."""
+    """The chats that a conversation can be of: those with a character, of a campaign, or one."""
 
     kind: Literal["character", "campaign", "chat"]
     id: UUID
@@ -80,7 +80,7 @@ class _Candidate:
     """A chat that a list may be of. `hidden` are the messages that the endpoint has hidden."""
 
     chat: ChatVersion
-    active: StoredPath
+    active: MessagePath
     hidden: Collection[UUID]
     match: PathMatch
 
@@ -107,16 +107,20 @@ class ConversationFinder:
         scope: ConversationScope,
         *,
         may_be_prefill: bool = True,
+        is_retry: bool = False,
     ) -> Placement:
         """Return the place of a client's list in the stored chats.
 
         With `may_be_prefill`, an assistant's last line may be the beginning of a new reply, so that
-        it must be equal to a stored reply to be this reply.
+        it must be equal to a stored reply to be this reply. With `is_retry`, the first attempt may
+        have stored the last line of a list that shares nothing else with a named chat.
 
         Raises `ChatNotFoundError` if the chat of the scope does not exist.
         """
         client = await self.digest_lines(identity, lines)
-        return await self.locate(identity, client, scope, may_be_prefill=may_be_prefill)
+        return await self.locate(
+            identity, client, scope, may_be_prefill=may_be_prefill, is_retry=is_retry
+        )
 
     async def digest_lines(self, identity: Identity, lines: Sequence[Line]) -> ClientLines:
         return await self._pool.run(
@@ -132,8 +136,9 @@ class ConversationFinder:
         scope: ConversationScope,
         *,
         may_be_prefill: bool = True,
+        is_retry: bool = False,
     ) -> Placement:
-        """Do the same for lines whose digests are computed."""
+        """Do the same for lines with their digests."""
         lookup = _Lookup(
             self._database,
             self._pool,
@@ -142,6 +147,7 @@ class ConversationFinder:
             client,
             scope,
             may_be_prefill=may_be_prefill,
+            is_retry=is_retry,
         )
         return await lookup.run()
 
@@ -159,6 +165,7 @@ class _Lookup:
         scope: ConversationScope,
         *,
         may_be_prefill: bool,
+        is_retry: bool,
     ) -> None:
         self._database = database
         self._pool = pool
@@ -170,6 +177,7 @@ class _Lookup:
         self._scope = scope
         self._is_named = scope.kind == "chat"
         self._may_be_prefill = may_be_prefill
+        self._is_retry = is_retry
         self._named: ChatVersion | None = None
 
     async def run(self) -> Placement:
@@ -179,7 +187,11 @@ class _Lookup:
         candidates = candidates[:MAX_SETTLED]
         for each in candidates:
             await self._settle(each)
-        found = [each for each in candidates if each.match.is_recognised(is_named=self._is_named)]
+        found = [
+            each
+            for each in candidates
+            if each.match.is_recognised(is_named=self._is_named, is_retry=self._is_retry)
+        ]
         if found:
             best = max(found, key=lambda each: each.rank)
             return self._make_placement(best, is_leaf=await self._is_leaf(best.match))
@@ -262,7 +274,7 @@ class _Lookup:
 
     async def _read_chat(
         self, session: AsyncSession, hits: Sequence[_Hit]
-    ) -> tuple[ChatVersion, StoredPath, Collection[UUID], Sequence[_Hit]]:
+    ) -> tuple[ChatVersion, MessagePath, Collection[UUID], Sequence[_Hit]]:
         chat = hits[0].chat
         active = await self._paths.load(session, chat)
         hidden: Collection[UUID] = ()
@@ -270,12 +282,12 @@ class _Lookup:
             hidden = set((await load_state(session, self._sealer, chat.id)).hidden)
         return chat, active, hidden, hits
 
-    async def _read_branches(self, active: StoredPath, hits: Sequence[_Hit]) -> list[StoredPath]:
+    async def _read_branches(self, active: MessagePath, hits: Sequence[_Hit]) -> list[MessagePath]:
         """Return the paths of other branches with messages of the list, its last lines first."""
         if not hits:
             return []
         places = {digest: place for place, digest in enumerate(self._client.digests)}
-        paths: list[StoredPath] = []
+        paths: list[MessagePath] = []
         async with self._database.read() as session:
             for hit in sorted(hits, key=lambda hit: (places[hit.digest], hit.id), reverse=True):
                 if len(paths) == MAX_BRANCHES:
@@ -284,13 +296,13 @@ class _Lookup:
                     paths.append(await load_branch(session, active, hit.id))
         return paths
 
-    async def _match(self, path: StoredPath, hidden: Collection[UUID]) -> PathMatch | None:
+    async def _match(self, path: MessagePath, hidden: Collection[UUID]) -> PathMatch | None:
         client = self._client
         if (found := match_block(client, path)) is not None:
             return found
         return await self._pool.run(
             self._owner_id,
-            partial(match_digests, self._digester, client, path, hidden),
+            partial(match_digests, client, path, hidden),
             size=len(client.lines) + len(path),
         )
 
@@ -418,10 +430,10 @@ def _open_texts(sealer: Sealer, sealed: Mapping[UUID, bytes]) -> dict[UUID, str]
 def _find_near(sealer: Sealer, rows: Sequence[Any], sent: str) -> Any:
     """Return the row with the text that is nearest to a client's, or None."""
     texts = _open_texts(sealer, {row.id: row.sealed_content for row in rows})
-    best, nearest = 0.0, None
+    own, best, nearest = TextProfile(sent), 0.0, None
     for row in rows:
         check_stopped()
-        similarity = compare_texts(texts.get(row.id, ""), sent)
+        similarity = own.compare(TextProfile(texts.get(row.id, "")))
         if similarity is not None and similarity > best:
             best, nearest = similarity, row
     return nearest

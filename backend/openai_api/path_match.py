@@ -1,4 +1,4 @@
-"""How a client's list fits a stored path: equal, changed and missing messages, and what follows."""
+"""Match a client's list with a stored path: equal, changed and missing messages, and the tail."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from uuid import UUID
 
 from backend.chats.text_digests import TextDigester
 from backend.openai_api.alignment import (
-    Candidate,
+    GapMessage,
     Pair,
+    PieceDigests,
     Unit,
     digest_lines,
     find_block,
@@ -20,7 +21,7 @@ from backend.openai_api.alignment import (
     split_lines,
 )
 from backend.openai_api.contracts import Line
-from backend.openai_api.stored_paths import Block, StoredPath
+from backend.openai_api.stored_paths import LineBlock, MessagePath
 
 MAX_TAIL: Final = 3
 """New lines of a usual request: a line of the user, an instruction, the beginning of a reply."""
@@ -33,8 +34,11 @@ After these first lines, more than `MAX_DELETED` missing messages are outside th
 Fewer are deleted, because a user deletes messages one by one or a few at once.
 """
 
+MAX_MISSING: Final = 40
+"""Messages that a user can have deleted at another place. More are outside the window as well."""
+
 MIN_STORED_SHARE: Final = 3
-"""Of so many lines up to the last match, one must be stored."""
+"""One of this number of lines, up to the last match, must be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,13 @@ class ClientLines:
     lines: Sequence[Line]
     digests: Sequence[bytes]
     joined: bytes
+    pieces: PieceDigests
 
     @classmethod
     def digest(cls, digester: TextDigester, lines: Sequence[Line]) -> ClientLines:
         """CPU-bound."""
         digests = digest_lines(digester, lines)
-        return cls(lines, digests, b"".join(digests))
+        return cls(lines, digests, b"".join(digests), PieceDigests(digester))
 
     @property
     def last_user(self) -> Line | None:
@@ -57,7 +62,7 @@ class ClientLines:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class OpenGap:
     """Units between two pairs, and the places of the messages that they may be."""
 
     units: Sequence[tuple[int, Unit]]
@@ -65,14 +70,15 @@ class Gap:
 
     @property
     def is_outside_window(self) -> bool:
-        """True if the client keeps the first lines of a chat, and leaves out old ones after them.
+        """True if the client has left out these messages to save tokens.
 
-        To save tokens, a client can always send the greeting or the first lines, and then only the
-        last ones. The user has not deleted the messages between them. Nothing happens to them, as
-        to those before the first match. Messages that were hidden one by one before stay hidden.
+        For example, it can always send the greeting or the first lines, and then only the last
+        ones. The user has not deleted the messages between them. Nothing happens to them, as to
+        those before the first match. Messages that were hidden one by one before stay hidden.
         """
         is_after_first = self.places[0] <= MAX_KEPT_LINES
-        return is_after_first and len(self.places) > MAX_DELETED
+        missing = len(self.places) - len(self.units)
+        return missing > (MAX_DELETED if is_after_first else MAX_MISSING)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,10 +87,10 @@ class PathMatch:
 
     Attributes:
         lines: The place of each line that is stored. A merged line has that of its last message.
-        places: The messages of all lines.
+        hidden: The messages of lines that are hidden.
         first: The first message of a line.
         window_start: The first message in the client's window. If the client keeps the first lines
-            of the chat and leaves out many after them, it is behind these.
+            of the chat and leaves out many after them, it is the first one after these.
         last: The last message of a line.
         last_line: The last line that is stored.
         tail: The lines after the last match, with their indexes in the list.
@@ -96,15 +102,15 @@ class PathMatch:
         changes: The number of lines that replace another text.
     """
 
-    path: StoredPath
+    path: MessagePath
     lines: Mapping[int, int]
-    places: Collection[int]
+    hidden: Collection[int]
     first: int
     window_start: int
     last: int
     last_line: int
     tail: Sequence[tuple[int, Line]]
-    gaps: Sequence[Gap] = ()
+    gaps: Sequence[OpenGap] = ()
     edits: dict[int, str] = field(default_factory=dict[int, str])
     hides: list[int] = field(default_factory=list[int])
     matches: int
@@ -114,26 +120,31 @@ class PathMatch:
     @property
     def skipped(self) -> int:
         """The number of lines before the last match that are not on the path."""
-        return max(self.lines) + 1 - len(self.lines)
+        return self.last_line + 1 - len(self.lines)
 
     def list_text_ids(self, limit: int) -> list[UUID]:
-        """Return the messages whose texts decide about the gaps."""
+        """Return the messages of the gaps. Their texts decide which of them were changed."""
         places = [place for gap in self.gaps if gap.units for place in gap.places]
         return [self.path.get_id(place) for place in places[:limit]]
 
     def settle(self, texts: Mapping[UUID, str]) -> None:
         """Decide about all gaps. CPU-bound."""
+        self.lines, self.hidden = lines, hidden = dict(self.lines), set(self.hidden)
         for gap in self.gaps:
             candidates = [self._make_candidate(place, texts) for place in gap.places]
             pairs, units = settle_gap(gap.units, candidates), dict(gap.units)
             for pair in pairs:
-                self._take(pair, units[pair.unit])
+                unit = units[pair.unit]
+                lines[unit.line] = pair.stored
+                if self.path.is_hidden(pair.stored):
+                    hidden.add(pair.stored)
+                self._take(pair, unit)
             taken = {pair.stored for pair in pairs}
             missing = (each for each in candidates if each.stored not in taken)
             self.hides += [each.stored for each in missing if not each.is_hidden]
         self.gaps = ()
 
-    def follow(self, path: StoredPath, *, text: str | None) -> None:
+    def follow(self, path: MessagePath, *, text: str | None) -> None:
         """Take the first line of the tail as the next message of `path`.
 
         `text` is the client's text if it is not the stored one.
@@ -142,7 +153,8 @@ class PathMatch:
         self.path, self.last, self.last_line = path, self.last + 1, line
         self.tail = self.tail[1:]
         self.lines = {**self.lines, line: self.last}
-        self.places = {*self.places, self.last}
+        if path.is_hidden(self.last):
+            self.hidden = {*self.hidden, self.last}
         if text is not None:
             self.edits[self.last] = text
         self.matches += 1
@@ -150,9 +162,7 @@ class PathMatch:
 
     def list_shown(self, hidden: Collection[UUID]) -> list[UUID]:
         """Return the messages of the list among those that the endpoint has hidden."""
-        if not hidden or not self.path.has_hidden:
-            return []
-        found = [self.path.get_id(each) for each in self.places if self.path.is_hidden(each)]
+        found = [self.path.get_id(each) for each in self.hidden]
         return [each for each in found if each in hidden]
 
     def drop_notes(self, digests: Sequence[bytes], hidden: Collection[UUID]) -> None:
@@ -163,20 +173,21 @@ class PathMatch:
         """
         path = self.path
         texts = {path.get_digest(place) for place in self.hides}
-        if hidden and path.has_hidden:
-            places = (place for place in range(len(path)) if path.is_hidden(place))
-            texts |= {path.get_digest(place) for place in places if path.get_id(place) in hidden}
+        texts |= {
+            path.get_digest(place) for place in path.list_hidden() if path.get_id(place) in hidden
+        }
         users = [at for at, (_, line) in enumerate(self.tail) if line.role == "user"]
         end = users[-1] if users else 0
         self.tail = [
             each for at, each in enumerate(self.tail) if at >= end or digests[each[0]] not in texts
         ]
 
-    def is_recognised(self, *, is_named: bool) -> bool:
+    def is_recognised(self, *, is_named: bool, is_retry: bool = False) -> bool:
         """True if enough lines are stored to take the list for this chat.
 
         A greeting and first lines of the user, which may begin many chats, are enough only if the
-        chat went no further. If the chat is named, a greeting and a line are enough.
+        chat went no further. If the chat is named, a greeting and a line are enough, and if the
+        request is sent again, the last line.
         """
         last_line = self.last_line
         is_sparse = MIN_STORED_SHARE * self.matches < last_line + 1
@@ -190,20 +201,20 @@ class PathMatch:
         flags = self.path.flags.lower()
         if is_named and self.first == 0 and flags[0] == "a":
             return True
+        if is_named and is_retry:
+            return "u" not in flags[self.last + 1 :]
         return "u" not in flags[: self.first] + flags[self.last + 1 :]
 
     def _take(self, pair: Pair, unit: Unit) -> None:
         self.edits[pair.stored] = unit.text
-        self.lines = {**self.lines, unit.line: pair.stored}
-        self.places = {*self.places, pair.stored}
         if pair.kind == "changed":
             self.changes += 1
         else:
             self.matches += 1
             self.replies += unit.role == "assistant"
 
-    def _make_candidate(self, place: int, texts: Mapping[UUID, str]) -> Candidate:
-        return Candidate(
+    def _make_candidate(self, place: int, texts: Mapping[UUID, str]) -> GapMessage:
+        return GapMessage(
             stored=place,
             role=self.path.get_role(place),
             is_hidden=self.path.is_hidden(place),
@@ -211,35 +222,47 @@ class PathMatch:
         )
 
 
-def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
+def match_block(client: ClientLines, path: MessagePath) -> PathMatch | None:
     """Match a list that has only grown: all lines but the last few are on the path, in one piece.
 
-    It costs microseconds.
+    The hidden messages of the path are all in the list, or none of them. It costs microseconds.
     """
-    block = find_block(client.joined, path.digests, max_tail=MAX_TAIL)
+    found = _match_block(client, path, ())
+    if found is None and path.has_hidden:
+        found = _match_block(client, path, path.list_hidden())
+    return found
+
+
+def _match_block(
+    client: ClientLines, path: MessagePath, skipped: Sequence[int]
+) -> PathMatch | None:
+    """Match a list with a path without some messages."""
+    shown = path.without(skipped) if skipped else path
+    block = find_block(client.joined, shown.digests, max_tail=MAX_TAIL)
     if block is None:
         return None
     start, count = block
     tail = list(enumerate(client.lines[count:], count))
-    if start + count < len(path) and any(line.pieces for _, line in tail):
+    if start + count < len(shown) and any(line.pieces for _, line in tail):
         return None  # a part of a merged line may be the next message
-    flags = path.flags[max(1, start) : start + count]
+    lines = LineBlock(start, count, skipped)
+    first, last = lines[0], lines[count - 1]
     return PathMatch(
         path=path,
-        lines=Block(start, count),
-        places=range(start, start + count),
-        first=start,
-        window_start=start,
-        last=start + count - 1,
+        lines=lines,
+        hidden=[each for each in path.list_hidden() if first <= each <= last and not skipped],
+        first=first,
+        window_start=first,
+        last=last,
         last_line=count - 1,
         tail=tail,
         matches=count,
-        replies=flags.lower().count("a"),
+        replies=shown.flags[max(1, start) : start + count].lower().count("a"),
     )
 
 
 def match_digests(
-    digester: TextDigester, client: ClientLines, path: StoredPath, hidden: Collection[UUID]
+    client: ClientLines, path: MessagePath, hidden: Collection[UUID]
 ) -> PathMatch | None:
     """Match a list by digests. None if no line is on the path.
 
@@ -247,35 +270,35 @@ def match_digests(
     changed nor missing. CPU-bound: some milliseconds for thousands of lines.
     """
     digests = path.list_digests()
-    units = split_lines(digester, client.lines, client.digests, set(digests))
+    units = split_lines(client.pieces, client.lines, client.digests, set(digests))
     pairs = pair_digests([unit.digest for unit in units], digests)
     if not pairs:
         return None
     last_unit, last = pairs[-1]
     gaps = _list_gaps(path, units, pairs, hidden)
-    outside = next((gap for gap in gaps if gap.is_outside_window), None)
+    outside = [gap for gap in gaps if gap.is_outside_window]
     return PathMatch(
         path=path,
         lines={units[ours].line: theirs for ours, theirs in pairs},
-        places={theirs for _, theirs in pairs},
+        hidden={theirs for _, theirs in pairs if path.is_hidden(theirs)},
         first=pairs[0][1],
-        window_start=outside.places[-1] + 1 if outside else pairs[0][1],
+        window_start=outside[-1].places[-1] + 1 if outside else pairs[0][1],
         last=last,
         last_line=units[last_unit].line,
         tail=_join_units(client.lines, units[last_unit + 1 :]),
-        gaps=[gap for gap in gaps if gap is not outside],
+        gaps=[gap for gap in gaps if not gap.is_outside_window],
         matches=len({units[ours].line for ours, _ in pairs}),
         replies=sum(theirs > 0 and path.get_role(theirs) == "assistant" for _, theirs in pairs),
     )
 
 
 def _list_gaps(
-    path: StoredPath,
+    path: MessagePath,
     units: Sequence[Unit],
     pairs: Sequence[tuple[int, int]],
     hidden: Collection[UUID],
-) -> list[Gap]:
-    gaps: list[Gap] = []
+) -> list[OpenGap]:
+    gaps: list[OpenGap] = []
     for (our, their), (next_our, next_their) in pairwise(pairs):
         if next_their == their + 1:
             continue  # lines that were inserted here are ignored
@@ -286,7 +309,7 @@ def _list_gaps(
             and (not path.is_hidden(place) or path.get_id(place) in hidden)
         ]
         if places:
-            gaps.append(Gap([(at, units[at]) for at in range(our + 1, next_our)], places))
+            gaps.append(OpenGap([(at, units[at]) for at in range(our + 1, next_our)], places))
     return gaps
 
 

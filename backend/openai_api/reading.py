@@ -55,11 +55,10 @@ def read_conversation(
     texts, instructions = _take_instructions(messages, texts, finds_tasks=finds_tasks)
     if len(messages) == 1:
         texts = _split_single(texts, speakers, has_marker=bool(start.place or start.offset))
-    replies = [each.text for each in texts if each.role == "assistant"]
-    if start.members or (
-        replies and all(speakers.find_name("assistant", each)[0] for each in replies)
-    ):
-        speakers.guess_user(each.text for each in texts if each.role == "user")
+    if start.members or speakers.name_all(each.text for each in texts if each.role == "assistant"):
+        # The client writes names before the lines, also a name that the account does not have.
+        users = (each.text for each in texts if each.role == "user")
+        speakers.guess_user(text for text in users if collapse(text) not in PLACEHOLDERS)
     lines = [_make_line(each, messages[each.place], speakers) for each in texts]
     return Reading(
         messages=messages,
@@ -124,6 +123,11 @@ class _Speakers:
         if self.find_name("user", text)[0]:
             return "user"
         return "assistant" if self.find_name("assistant", text)[0] else None
+
+    def name_all(self, texts: Iterable[str]) -> bool:
+        """True if a name is before each of these replies, and there is at least one."""
+        named = [bool(self.find_name("assistant", text)[0]) for text in texts]
+        return bool(named) and all(named)
 
     def find_spelling(self, role: _LineRole, name: str) -> str:
         """Return a name of the field `name` as it is spelled, because clients replace signs."""

@@ -18,7 +18,7 @@ import pytest
 from backend import cli
 from backend.operations.backup.backup_file import open_backup
 from tests.e2e.test_crash import browser
-from tests.e2e.test_memory import BY_WORDS, FACT, are_jobs_done
+from tests.e2e.test_memory import BY_WORDS, FACT, wait_for_jobs
 from tests.support.installations import (
     die_before_step,
     fill_database,
@@ -29,7 +29,7 @@ from tests.support.memory import API, take_turn, texts_found
 from tests.support.process import Served, run_command, serving, started
 from tests.support.server import PASSWORD, Account, ok
 from tests.support.thorough import THOROUGH
-from tests.support.waiting import PATIENCE, until, until_true
+from tests.support.waiting import PATIENCE, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -68,7 +68,7 @@ async def test_a_backup_beside_a_writing_server_is_restored_on_another_machine(
             cookies = ada.client.cookies
             chat = str((await ada.new_chat())["id"])
             await take_turn(ada, chat, text=FACT)
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
             is_over = asyncio.Event()
 
             async def play() -> int:
@@ -96,7 +96,7 @@ async def test_a_backup_beside_a_writing_server_is_restored_on_another_machine(
             restored = [each["text"] for each in await ada.messages(chat, limit=200)]
             assert FACT in restored
             assert [each for each in restored if each not in lines] == []
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
             assert FACT in await texts_found(ada, "the locket beneath the pear tree")
             await take_turn(ada, chat, text="Play goes on.")
         assert served.stop() == 0
@@ -112,17 +112,17 @@ async def test_what_was_written_after_the_backup_is_not_found_after_a_restore(
             cookies = ada.client.cookies
             chat = str((await ada.new_chat())["id"])
             await take_turn(ada, chat, text=FACT)
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
             await run(folder, "backup", str(file))
             await take_turn(ada, chat, text="The lighthouse keeper drowned in the harbour.")
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
             assert "lighthouse" in (await texts_found(ada, "lighthouse keeper"))[0]
         assert served.stop() == 0
     await run(folder, "restore", str(file), "--replace")
     assert not (folder / "index").exists()
     with serving(folder, **BY_WORDS) as served:
         async with open_session(served, cookies) as ada:
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
             assert FACT in await texts_found(ada, "the locket beneath the pear tree")
             found = await texts_found(ada, "lighthouse keeper")
             assert not any("lighthouse" in text for text in found)

@@ -53,9 +53,19 @@ FACT = "My sister's locket is buried beneath the third pear tree."
 BY_WORDS = {"embedder": "none", "demo_tokens_per_second": "0"}
 
 
-async def are_jobs_done(account: Account) -> bool:
-    jobs = ok(await account.client.get(f"{API}/jobs", params={"limit": 100}))["items"]
-    return not [job for job in jobs if job["state"] not in {"done", "dead"}]
+async def wait_for_jobs(account: Account) -> None:
+    """Wait until all jobs of a user are done or dead. If they don't end, fail with their views."""
+    left: list[dict[str, Any]] = []
+
+    async def are_done() -> bool:
+        jobs = ok(await account.client.get(f"{API}/jobs", params={"limit": 100}))["items"]
+        left[:] = [job for job in jobs if job["state"] not in {"done", "dead"}]
+        return not left
+
+    try:
+        await until(are_done)
+    except TimeoutError:
+        pytest.fail(f"jobs that do not end: {left}")
 
 
 async def retry_dead_jobs(account: Account) -> None:
@@ -109,7 +119,7 @@ async def test_memory_outlives_its_index_and_finds_by_meaning(tmp_path: Path) ->
             for n in range(40):
                 await take_turn(ada, chat, text=f"/demo long 12 the rain falls on roof {n}")
             await set_chat(ada, chat, budgets={"history": 250})
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
             before = await answers(ada, chat)
             assert FACT in before[0]
             assert before[1] == {"The coast", "Rope-walk"}
@@ -123,7 +133,7 @@ async def test_memory_outlives_its_index_and_finds_by_meaning(tmp_path: Path) ->
             ok(await ada.client.patch(path, json={"text": "Nothing."}))
             assert FACT not in (await answers(ada, chat))[0]
             ok(await ada.client.post(f"{path}/activate", json={}))
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
             assert await answers(ada, chat) == before
         assert served.stop() == 0
 
@@ -137,7 +147,7 @@ async def test_memory_outlives_its_index_and_finds_by_meaning(tmp_path: Path) ->
     shutil.rmtree(folder)
     with serving(tmp_path, **settings) as served:
         async with browser(served, cookies) as ada:
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
             assert await answers(ada, chat) == before
 
 
@@ -187,9 +197,9 @@ async def test_killed_while_it_imports_and_indexes_nothing_is_missing_or_there_t
         async with browser(served, cookies) as ada:
             # What a crash cut off is indexed with what is said next.
             await ada.turn(chat, text="The last line.")
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
             await retry_dead_jobs(ada)
-            await until(lambda: are_jobs_done(ada))
+            await wait_for_jobs(ada)
         assert served.stop() == 0
 
     stored, points = await both_sides(tmp_path)

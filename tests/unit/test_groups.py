@@ -29,6 +29,19 @@ TESTS = """
 """
 
 
+OPTIONS = (
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:langsmith_plugin",
+    "-p",
+    "no:faker",
+    "-p",
+    "no:schemathesis",
+)
+"""Without plugins of other packages, which take seconds to load."""
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.delenv("TEST_REQUIRE", raising=False)
@@ -39,7 +52,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def test_a_group_that_cannot_run_says_why_in_one_line(project: pytest.Pytester) -> None:
-    result = project.runpytest_inprocess("-p", "no:cacheprovider")
+    result = project.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1, skipped=3)
     told = [line for line in result.outlines if line.startswith("not run: ")]
     assert told == ["not run: postgres (2 tests): no server here"]
@@ -50,7 +63,7 @@ def test_a_group_that_is_required_fails_with_the_reason(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_REQUIRE", " postgres,")
-    result = project.runpytest_inprocess("-p", "no:cacheprovider")
+    result = project.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1, errors=2, skipped=1)
     result.stdout.fnmatch_lines(["*postgres is required (TEST_REQUIRE): no server here*"])
 
@@ -59,6 +72,6 @@ def test_a_group_that_does_not_exist_cannot_be_required(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_REQUIRE", "postgers")
-    result = project.runpytest_inprocess("-p", "no:cacheprovider")
+    result = project.runpytest_inprocess(*OPTIONS)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*TEST_REQUIRE: no such group: postgers"])

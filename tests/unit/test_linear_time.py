@@ -301,23 +301,22 @@ def test_four_times_the_text_takes_no_more_than_some_four_times_the_time(
     work(text(100))  # builds lazy values
     before = seconds(work, text(250))
     for length in (1_000, 4_000, 16_000, 64_000):
-        taken = seconds(work, text(length))
-        assert taken < max(9 * before, 0.5), f"{taken:.2f} s for {length:,} characters"
-        before = taken
+        most = max(9 * before, 0.5)
+        before = seconds(work, text(length))
+        if before > most:  # perhaps it was disturbed
+            before = seconds(work, text(length))
+        assert before < most, f"{before:.2f} s for {length:,} characters"
 
 
 def seconds(work: Callable[[str], object], text: str) -> float:
-    """Return the processor time of the faster of two runs.
+    """Return the processor time of a run.
 
     The garbage collector is off, because it looks at the objects of the whole process.
     """
-    taken: list[float] = []
     gc.disable()
     try:
-        for _ in range(2):
-            start = time.thread_time()
-            work(text)
-            taken.append(time.thread_time() - start)
+        start = time.thread_time()
+        work(text)
+        return time.thread_time() - start
     finally:
         gc.enable()
-    return min(taken)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import LoginFailures
 from backend.database.base import get_table, new_id, now, upsert
+from backend.jobs import running
 from backend.jobs import worker as slots
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
@@ -29,7 +31,7 @@ from tests.integration.jobs.working import (
     wait_until_alone,
 )
 from tests.support.logs import caught_logs
-from tests.support.waiting import until, until_true
+from tests.support.waiting import PATIENCE, until, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -384,3 +386,29 @@ async def test_only_the_job_with_a_failing_effect_fails(
     assert logged.lines("job.ends_failed")
     assert await count_notes(queue) == Counter([b"0", b"1", b"2"])
     assert {job.attempts for job in await jobs(queue.database)} == {1}
+
+
+async def test_a_job_that_is_cancelled_when_its_turn_comes_does_not_keep_the_transaction(
+    queue: JobQueue, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[RunningJob]()
+    settle = running._settle
+
+    def cancel_then(future: asyncio.Future[Any], result: object) -> None:
+        settle(future, result)
+        if isinstance(result, AsyncSession):
+            assert begun[0].task is not None
+            begun[0].is_lost = begun[0].task.cancel()
+
+    async def handle(job: RunningJob) -> None:
+        begun.append(job)
+        async with job.finish():
+            pytest.fail("The job was cancelled before.")
+
+    monkeypatch.setattr(running, "_settle", cancel_then)
+    job_id = await put(queue, "note")
+    worker = workshop.worker({"note": kind_of(handle, ends_together=True)})
+    await until_true(lambda: begun and not worker.is_busy)
+    async with asyncio.timeout(PATIENCE), queue.database.write() as session:
+        ended = delete(Job).where(Job.id == job_id).returning(Job.state)
+        assert await session.scalar(ended) == "running"

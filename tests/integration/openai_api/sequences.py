@@ -32,7 +32,7 @@ class Player:
     account: Account
     program: httpx.AsyncClient
     vendor: OpenAIServer
-    client: SillyTavernClient = field(default_factory=SillyTavernClient)
+    client: Any = field(default_factory=SillyTavernClient)
     model: str = "character:marlena"
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -40,8 +40,7 @@ class Player:
         self, sent: Sequence[Wire], text: str = "", *, is_stream: bool = False, **headers: str
     ) -> httpx.Response:
         """Send a request that the model answers with a text. The client gets nothing."""
-        self.vendor.unscript()
-        self.vendor.script(reply(*_cut(text or self._make_text())))
+        self.script(text or self._make_text())
         body = {"model": self.model, "messages": list(sent), "stream": is_stream}
         return await self.program.post(CHAT, json=body, headers=self._make_headers(headers))
 
@@ -84,6 +83,11 @@ class Player:
         """Say some lines, and take the replies."""
         for _ in range(count):
             await self.ask(self.client.say(f"Line {len(self.client.chat)}: {_WORDS}"))
+
+    def script(self, text: str) -> None:
+        """Let the model answer the next request with a text."""
+        self.vendor.unscript()
+        self.vendor.script(reply(text[:5], text[5:]))
 
     def _make_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -136,9 +140,16 @@ class Player:
         self, kind: str, reason: str, *, shown: Sequence[tuple[str, str]] | None = None
     ) -> None:
         """Assert the decision, and that the one chat is that of the client."""
-        assert await self.decide() == (kind, reason)
-        assert await self.show() == (self.client.lines if shown is None else list(shown))
+        decided, seen = await self.decide(), await self.show()
+        expected = self.client.lines if shown is None else list(shown)
+        assert decided == (kind, reason), decided
+        assert seen == expected, f"The page shows\n{seen}\nand the client\n{expected}"
         await self.check_stored()
+
+    async def correct(self, kind: str) -> dict[str, Any]:
+        """Correct the decision about the last request."""
+        last = (await self.account.get("/client-requests"))["items"][0]
+        return await self.account.post(f"/client-requests/{last['id']}/correction", {"kind": kind})
 
     async def check_stored(self) -> None:
         """Assert that no text is twice below one message."""
@@ -152,10 +163,6 @@ class Player:
 
 
 _WORDS = "I walk along the river and look for the miller."
-
-
-def _cut(text: str) -> list[str]:
-    return [text[:5], text[5:]]
 
 
 def read_reply(response: httpx.Response) -> str:

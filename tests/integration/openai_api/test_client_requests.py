@@ -44,11 +44,11 @@ async def record(
         instruction=instruction,
         details=RequestDetails(**values),
     )
-    newest: dict[str, Any] = (await listed(account))[0]
+    newest: dict[str, Any] = (await list_requests(account))[0]
     return newest
 
 
-async def listed(account: Account) -> list[dict[str, Any]]:
+async def list_requests(account: Account) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = (await account.get("/client-requests"))["items"]
     return items
 
@@ -84,7 +84,7 @@ async def test_the_last_fifty_requests_are_listed_with_the_decision_and_its_reas
 
     for number in range(MAX_REQUESTS):
         await record(server, ada, "quiet", "unknown_instruction", text=f"Request {number}.")
-    kept = await listed(ada)
+    kept = await list_requests(ada)
     assert [each["text"] for each in (kept[0], kept[-1])] == ["Request 49.", "Request 0."]
     page = await ada.get("/client-requests", limit=2)
     rest = await ada.get("/client-requests", after=page["next"])
@@ -170,7 +170,7 @@ async def test_a_chat_that_the_request_has_created_is_deleted(
     assert outcomes == ["removed", "followed"]
     assert (await ada.ask("GET", f"/chats/{wrong}")).status_code == 404
     assert len(await texts(ada, right)) == 4
-    gone = next(each for each in await listed(ada) if each["id"] == requests[0]["id"])
+    gone = next(each for each in await list_requests(ada) if each["id"] == requests[0]["id"])
     assert gone["chat_id"] is None
 
 
@@ -184,7 +184,7 @@ async def test_a_quiet_request_stays_and_the_next_one_is_a_turn(
     assert (rule["kind"], rule["text"]) == ("quiet", SUMMARISE)
     await ada.delete(f"/client-rules/{rule['id']}")
     assert (await ada.get("/client-rules"))["items"] == []
-    assert (await listed(ada))[0]["rule"] is None
+    assert (await list_requests(ada))[0]["rule"] is None
 
 
 @pytest.mark.parametrize(
@@ -227,4 +227,4 @@ async def test_a_request_of_a_chat_that_is_deleted_meanwhile_is_not_recorded(
         kind="turn", reason="new_line", chat_id=uuid4(), turn_id=None, instruction=None,
         details=RequestDetails(),
     )  # fmt: skip
-    assert await listed(ada) == []
+    assert await list_requests(ada) == []

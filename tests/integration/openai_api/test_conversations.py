@@ -12,7 +12,8 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageTooLongError
-from backend.chats.models import Chat, Message, MessageFile
+from backend.chats.models import MESSAGE_CONTENT, Chat, Message, MessageFile
+from backend.chats.text_digests import TextDigester
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.errors import TooLargeError
@@ -66,7 +67,7 @@ async def test_a_new_line_continues_the_chat_with_most_matching_messages(
     assert (list(placement.rest), placement.edits, placement.hides) == ([], {}, [])
     assert placement.window_start == 0
     assert [placement.pairs[n].position for n in range(7)] == list(range(7))
-    # What follows the common beginning tells them apart, also if it was trimmed.
+    # The lines after the common beginning decide, also if a reply was trimmed.
     assert (await desk.find([*other, NEXT])).chat_id == other_id
     trimmed = reply("As you like")
     assert (await desk.find([*other[:4], trimmed, NEXT])).chat_id == other_id
@@ -250,6 +251,36 @@ async def test_an_inserted_line_is_ignored(database: Database) -> None:
     assert placement.chat_id == chat_id
 
 
+async def test_a_client_that_leaves_out_the_middle_hides_nothing(database: Database) -> None:
+    long: list[Sent] = [
+        GREETING,
+        *[(role, f"{text} ({n})") for n in range(10) for role, text in STORY[1:]],
+    ]
+    desk, chat_id = await tell(database, long)
+    for first in (0, 10):
+        placement = await desk.find([*long[first : first + 3], *long[-4:], NEXT])
+        assert (placement.chat_id, placement.hides) == (chat_id, [])
+        assert placement.window_start == 57
+        assert [placement.pairs[n].position for n in (0, 2, 3, 6)] == [first, first + 2, 57, 60]
+
+
+async def test_a_reply_that_was_continued_is_found_with_its_new_text(database: Database) -> None:
+    desk, chat_id = await tell(database)
+    await desk.find([*STORY, NEXT])  # the path is cached now
+    [leaf] = (await desk.load_path(chat_id))[-1:]
+    longer = f"{TEXTS[-1]} Then the bell rings."
+    async with database.write() as session:
+        digest = TextDigester(desk.identity.sealer).compute("assistant", longer)
+        sealed = desk.identity.sealer.seal(MESSAGE_CONTENT, leaf.id, longer)
+        await session.execute(
+            update(Message)
+            .where(Message.id == leaf.id)
+            .values(text_digest=digest, sealed_content=sealed)
+        )
+    placement = await desk.find([*STORY[:-1], reply(longer), NEXT])
+    assert (placement.edits, len(placement.tail), len(placement.pairs)) == ({}, 1, 7)
+
+
 async def test_a_note_that_moves_with_the_last_line_is_stored_once(database: Database) -> None:
     desk, chat_id = await tell(database)
     note, messages = user("[Write in the style of a ballad.]"), list(STORY)
@@ -270,14 +301,13 @@ async def test_lines_that_were_played_elsewhere_are_stored_with_their_images(
     desk, chat_id = await tell(database)
     image = PromptImage(media_type="image/png", data=b"a picture")
     lines = make_lines([*STORY, user("A picture."), reply("A fine one."), NEXT])
-    lines[7] = replace(lines[7], images=(image,))
+    lines[7:9] = [replace(line, images=(image,)) for line in lines[7:9]]
     placement = await desk.find(lines)
     stored = await desk.writer.apply(desk.identity, placement, placement.tail[:-1])
     assert stored is not None
     assert await desk.show(chat_id) == [*TEXTS, "A picture.", "A fine one."]
     path = await desk.load_path(chat_id)
     assert stored.leaf_id == path[-1].id
-    await desk.writer.keep_images(desk.identity, path[-1].id, [image])
     async with database.read() as session:
         rows = await session.execute(select(MessageFile.message_id, MessageFile.file_id))
         files = {row.message_id: row.file_id for row in rows}
@@ -299,7 +329,7 @@ async def test_merged_messages_are_matched_by_the_lines_inside(database: Databas
     assert (placement.edits, placement.hides) == ({}, [])
     assert placement.pairs[3].position == 4
     assert [line.text for line in placement.tail] == [f"[A note.]\n\n{NEXT[1]}"]
-    # A new line that is merged with a stored one is a line of its own.
+    # A new line that is merged with a stored one is a separate line.
     placement = await desk.find(
         [*make_lines(STORY[:3]), make_merged("user", "I wait.", "And then?", place=3)]
     )
@@ -338,7 +368,7 @@ async def test_only_the_owners_chats_with_the_character_are_candidates(
         await desk.find(STORY, chat_id=chat_id)
 
 
-async def test_messages_without_a_digest_get_one_when_they_are_looked_for(
+async def test_messages_without_a_digest_get_one_in_a_search(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk, chat_id = await tell(database)

@@ -1,4 +1,4 @@
-"""The `openai` SDK for Python at every route of `/v1`, in front of a model server with a script."""
+"""The `openai` SDKs for Python and JavaScript at every route of `/v1`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -20,18 +22,21 @@ from pydantic import BaseModel
 
 from tests.fakes import openai_server as fake
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
-from tests.fakes.scripted_server import Gate
+from tests.fakes.scripted_server import Answer, Request
 from tests.integration.openai_api.conftest import make_key
 from tests.support.importing import plain_png
+from tests.support.npm import install_packages, run_script
 from tests.support.server import Account, Running
-from tests.support.shared import asking_server, shared_url, vendor
+from tests.support.shared import asking_server, shared_url
 
-__all__ = ["asking_server", "shared_url", "vendor"]
+__all__ = ["asking_server", "shared_url"]
 
 pytestmark = pytest.mark.anyio
 
 USUAL = "The rain has stopped."
 """The usual reply of the model server."""
+
+PICTURE = f"data:image/png;base64,{base64.b64encode(plain_png()).decode()}"
 
 PARAMETERS = {
     "type": "object",
@@ -43,6 +48,26 @@ LOOK: Any = {
     "type": "function",
     "function": {"name": "look", "description": "Look around.", "parameters": PARAMETERS},
 }
+
+
+BROKEN = fake.stream(
+    fake.chunk(content="Once upon a time"),
+    {"error": {"message": "The server has no memory left.", "code": 500}},
+)
+
+
+class Vendor(OpenAIServer):
+    """A model server that calls a tool, or fails in the middle, if the last message says so."""
+
+    def usual(self, request: Request) -> Answer:
+        """Answer a request."""
+        match (request.body or {}).get("messages"):
+            case [*_, {"content": "call"}]:
+                return fake.called(("look", {"at": "the door"}))
+            case [*_, {"content": "break"}]:
+                return BROKEN
+            case _:
+                return super().usual(request)
 
 
 class Place(BaseModel):
@@ -106,16 +131,49 @@ async def listen(desk: Desk, model: str, *messages: Any, **options: Any) -> Hear
     return heard
 
 
+class LosingTransport(httpx2.AsyncHTTPTransport):
+    """Loses the first response."""
+
+    has_lost = False
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request."""
+        response = await super().handle_async_request(request)
+        if self.has_lost:
+            return response
+        self.has_lost = True
+        await response.aread()
+        raise httpx2.ReadError("The connection is lost.")
+
+
 @asynccontextmanager
-async def connect(server: Running, key: str, **options: Any) -> AsyncGenerator[AsyncOpenAI]:
+async def connect(
+    server: Running,
+    key: str,
+    *,
+    max_retries: int = 0,
+    transport: httpx2.AsyncHTTPTransport | None = None,
+) -> AsyncGenerator[AsyncOpenAI]:
     """Yield a client that sends each request once."""
     async with AsyncOpenAI(
         base_url=f"{server.url}/v1",
         api_key=key,
-        http_client=DefaultAsyncHttpxClient(trust_env=False),
-        **{"max_retries": 0, **options},
+        max_retries=max_retries,
+        http_client=DefaultAsyncHttpxClient(trust_env=False, transport=transport),
     ) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+async def vendor() -> AsyncGenerator[Vendor]:
+    async with Vendor() as vendor:
+        yield vendor
+
+
+@pytest.fixture(scope="session")
+def npm_folder(pytestconfig: pytest.Config) -> Path:
+    """A folder with the SDK for JavaScript."""
+    return install_packages(pytestconfig)
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +245,7 @@ async def test_several_choices_are_told_apart(desk: Desk) -> None:
 
 
 async def test_tools_are_called_and_answered(desk: Desk) -> None:
-    desk.model.script(fake.called(("look", {"at": "the door"})))
-    line = said("user", "Is anyone there?")
+    line = said("user", "call")
     create = desk.client.chat.completions
     async with create.stream(model=MODEL_ID, messages=[line], tools=[LOOK]) as stream:
         asked = (await stream.get_final_completion()).choices[0]
@@ -342,10 +399,8 @@ async def test_each_error_is_an_exception_of_its_class(asking_server: Running, d
 
 @pytest.mark.parametrize("model", [MODEL_ID, "character:marlena"])
 async def test_an_error_in_the_middle_of_a_stream_is_raised_there(desk: Desk, model: str) -> None:
-    broken = {"error": {"message": "The server has no memory left.", "code": 500}}
-    desk.model.script(fake.stream(fake.chunk(content="Once upon a time"), broken))
     stream = await desk.client.chat.completions.create(
-        model=model, messages=[said("user", f"Tell {model} a tale.")], stream=True
+        model=model, messages=[said("user", "break")], stream=True
     )
     heard = ""
     with pytest.raises(openai.APIError) as caught:
@@ -360,15 +415,17 @@ async def test_a_request_that_the_sdk_repeats_is_stored_once(
     asking_server: Running, desk: Desk, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0)
-    desk.model.script(fake.stream(fake.chunk(content="The rain"), Gate()), fake.reply(" falls."))
-    async with connect(asking_server, key, max_retries=1, timeout=0.3) as client:
+    lines = [said("user", "How is the weather?")]
+    desk.model.script(fake.reply("The wind", " rises."))
+    transport = LosingTransport()
+    async with connect(asking_server, key, max_retries=1, transport=transport) as client:
         raw = await client.chat.completions.with_raw_response.create(
-            model="character:marlena", messages=[said("user", "How is the weather?")]
+            model="character:marlena", messages=lines
         )
     assert raw.retries_taken == 1
-    assert raw.parse().choices[0].message.content == "The rain falls."
+    assert raw.parse().choices[0].message.content == "The wind rises."
     stored = await desk.account.messages(raw.headers["x-talekeeper-chat"])
-    assert texts(stored)[-2:] == ["How is the weather?", "The rain falls."]
+    assert texts(stored)[-2:] == ["How is the weather?", "The wind rises."]
     assert stored[-1]["sibling_count"] == 1
 
 
@@ -384,19 +441,18 @@ async def test_a_refused_key_of_the_provider_is_not_tried_again(
 
 
 async def test_images_are_sent_to_the_model_and_kept_with_the_message(desk: Desk) -> None:
-    picture = f"data:image/png;base64,{base64.b64encode(plain_png()).decode()}"
     shown = said(
         "user",
         [
             {"type": "text", "text": "What is in this picture?"},
-            {"type": "image_url", "image_url": {"url": picture}},
+            {"type": "image_url", "image_url": {"url": PICTURE}},
         ],
     )
     for model in (MODEL_ID, "character:marlena"):
         heard = await listen(desk, model, shown)
         *_, line = (each for each in desk.sent["messages"] if each["role"] == "user")
         [image] = [part for part in line["content"] if part["type"] == "image_url"]
-        assert image["image_url"]["url"] == picture
+        assert image["image_url"]["url"] == PICTURE
     chat = heard.headers["x-talekeeper-chat"]
     lines = [shown, said("assistant", heard.text), said("user", "And who is that?")]
     await listen(desk, "character:marlena", *lines)
@@ -405,3 +461,47 @@ async def test_images_are_sent_to_the_model_and_kept_with_the_message(desk: Desk
     with zipfile.ZipFile(BytesIO(exported.content)) as archive:
         kept = [archive.read(name) for name in archive.namelist()]
     assert kept.count(plain_png()) == 1
+
+
+@pytest.mark.npm
+async def test_the_sdk_for_javascript_uses_every_route(
+    asking_server: Running, vendor: Vendor, npm_folder: Path
+) -> None:
+    vendor.unscript()
+    async with asking_server.account("Bea") as bea:
+        character = await bea.new_character(name="Marlena")
+        await bea.post("/campaigns", {"name": "The Salt Road"}, 201)
+        key = await make_key(bea, "chat")
+        found = await run_script(npm_folder, "routes.mjs", f"{asking_server.url}/v1", key, PICTURE)
+        assert {"auto", "campaign:the-salt-road", "demo", MODEL_ID} <= set(found["models"])
+        assert found["model"] == "character:marlena"
+
+        assert found["plain"]["choices"][0]["message"]["content"] == USUAL
+        assert found["plain"]["usage"]["total_tokens"] == 14
+        stream = found["stream"]
+        assert (stream["text"], stream["finish"], stream["chat"]) == (USUAL, "stop", None)
+        assert stream["usage"]["completion_tokens"] == 2
+        assert found["choices"] == [0, 1]
+        assert found["tools"] == {"name": "look", "reply": USUAL}
+        assert found["form"] == "chat.completion"
+        assert (found["completion"], found["continued"]) == (USUAL, USUAL)
+        assert found["embeddings"] == [fake.OWN_DIMENSION] * 2
+
+        chat = found["first"]["chat"]
+        assert {found[name]["chat"] for name in ("second", "swipe", "named", "auto")} == {chat}
+        assert found["campaign"]["chat"] not in {chat, None}
+        assert found["shown"]["text"] == USUAL
+        stored = await bea.messages(chat)
+        first, second = "Who turns the wheel, and why?", "And at night?"
+        assert texts(stored) == [first, USUAL, second, USUAL]
+        assert stored[-1]["sibling_count"] == 3
+        assert (await bea.get(f"/chats/{chat}"))["character_ids"] == [character["id"]]
+
+        errors = [(each["name"], each["status"], each["code"]) for each in found["errors"]]
+        assert errors[:4] == [
+            ("AuthenticationError", 401, "unauthenticated"),
+            ("NotFoundError", 404, "model-name-not-found"),
+            ("BadRequestError", 400, "invalid-parameter"),
+            ("UnprocessableEntityError", 422, "tool-messages"),
+        ]
+        assert [each[:2] for each in errors[4:]] == [("APIError", None)] * 2

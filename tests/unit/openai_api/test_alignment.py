@@ -1,4 +1,4 @@
-"""Lines of a client are paired with stored messages, whatever was edited, deleted or inserted."""
+"""Lines of a client are paired with stored messages, after edits, deletions and insertions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 from backend.chats.text_digests import DIGEST_BYTES, TextDigester
 from backend.openai_api.alignment import (
-    Candidate,
+    GapMessage,
+    PieceDigests,
+    TextProfile,
     Unit,
-    compare_texts,
     find_block,
     pair_digests,
     settle_gap,
@@ -130,7 +131,7 @@ def test_a_list_that_has_only_grown_is_one_block(
     ],
 )
 def test_a_trimmed_or_slightly_changed_text_is_near(stored: str, sent: str) -> None:
-    assert compare_texts(stored, sent) is not None
+    assert TextProfile(stored).compare(TextProfile(sent)) is not None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_trimmed_or_slightly_changed_text_is_near(stored: str, sent: str) -> N
     ],
 )
 def test_another_text_is_not_near(stored: str, sent: str) -> None:
-    assert compare_texts(stored, sent) is None
+    assert TextProfile(stored).compare(TextProfile(sent)) is None
 
 
 def make_units(*texts: str) -> list[tuple[int, Unit]]:
@@ -159,10 +160,10 @@ def get_role(text: str) -> Any:
     return "user" if text[0].isupper() else "assistant"
 
 
-def make_candidates(*texts: str) -> list[Candidate]:
+def make_candidates(*texts: str) -> list[GapMessage]:
     """Return stored messages. A text in brackets is hidden."""
     return [
-        Candidate(
+        GapMessage(
             stored=place,
             role=get_role(text.strip("[]")),
             is_hidden=text.startswith("["),
@@ -209,14 +210,14 @@ def test_a_merged_line_is_matched_by_the_lines_inside() -> None:
     pieces = ("First.", "One half.", "Other half.", "A note.", "Last.")
     line = Line(role="user", text="\n\n".join(pieces), author="", place=0, pieces=pieces)
     known = {digest("First."), digest("One half.\n\nOther half."), digest("Last.")}
-    units = split_lines(DIGESTER, [line], [digest(line.text)], known)
+    units = split_lines(PieceDigests(DIGESTER), [line], [digest(line.text)], known)
     assert [unit.text for unit in units] == [
         "First.",
         "One half.\n\nOther half.",
         "A note.",
         "Last.",
     ]
-    [whole] = split_lines(DIGESTER, [line], [digest(line.text)], set())
+    [whole] = split_lines(PieceDigests(DIGESTER), [line], [digest(line.text)], ())
     assert whole.text == line.text
 
 

@@ -118,7 +118,7 @@ DECISIONS: dict[str, tuple[list[Sent], Sequence[Sent] | None, str, str]] = {
         "continue",
         "ends_with_reply",
     ),
-    "an earlier reply to continue": (CHAT, [*CHAT, THANKS, SIT], "continue", "ends_with_reply"),
+    "an earlier reply to continue": (CHAT, [*CHAT, THANKS, SIT], "swipe", "ends_with_reply"),
     "a continue nudge": ([*CHAT, system(CONTINUE)], CHAT, "continue", "continue_nudge"),
     "a changed continue nudge": (
         [*CHAT, system("[Continue, but slowly.]")],
