@@ -146,6 +146,11 @@ class Player:
         assert seen == expected, f"The page shows\n{seen}\nand the client\n{expected}"
         await self.check_stored()
 
+    async def has_indexed(self) -> bool:
+        """True if no job of the account is left."""
+        jobs = (await self.account.get("/jobs", limit=100))["items"]
+        return all(job["state"] in {"done", "dead"} for job in jobs)
+
     async def correct(self, kind: str) -> dict[str, Any]:
         """Correct the decision about the last request."""
         last = (await self.account.get("/client-requests"))["items"][0]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.openai_api.sequences import GREETING, Player, read_reply
 from tests.support.clients import SillyTavernClient, SillyTavernSettings
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -218,15 +219,24 @@ async def test_a_window_of_the_client_changes_nothing_before_it(
     player: Player, keeps_greeting: bool
 ) -> None:
     client = player.client
+    old = "The locket of my sister is buried beneath the third pear tree."
     for number in range(1, 80):
         text = f"Message {number}: the river carries leaf {number} down to the mill."
-        client.receive(text) if number % 2 == 0 else client.say(text)
+        if number % 2:
+            client.say(old if number == 15 else text)
+        else:
+            client.receive(text)
     await player.ask(client.say("A first line."))
     await player.check("turn", "new_chat")
     client.settings.window = 30
     client.settings.keeps_greeting = keeps_greeting
     count = len(client.chat)
-    await player.ask(client.say("What did you say?"))
+    if keeps_greeting:
+        await until(player.has_indexed)
+    await player.ask(client.say("Where is the locket of my sister?"))
+    if keeps_greeting:
+        assert old in player.prompt_text
+        assert player.prompt_text.count(GREETING) == 1
     await player.check("turn", "new_line")
     await player.ask(client.swipe())
     await player.check("swipe", "reply_missing")
