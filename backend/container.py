@@ -365,8 +365,8 @@ class Services:
             batch=settings.embedding_batch,
         )
         plain_completions = PlainCompletions(self.plain_models, self.model_names)
-        paths = PathCache()
-        participants.add(paths)
+        self.client_paths = PathCache()
+        participants.add(self.client_paths)
         self.chat_completions = ChatCompletions(
             database,
             pool,
@@ -374,7 +374,7 @@ class Services:
             plain=plain_completions,
             user_models=user_models,
             cast=CastReader(database, self.accounts, self.model_names),
-            finder=ConversationFinder(database, pool, paths),
+            finder=ConversationFinder(database, pool, self.client_paths),
             writer=ConversationWriter(
                 database,
                 index,

@@ -57,7 +57,7 @@ class MessageChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedChanges:
-    """Changes whose texts are sealed and counted in one unit: the columns of each message."""
+    """Changes with the sealed texts, counted in one unit: the columns of each message."""
 
     changes: MessageChanges
     unit: str

@@ -1,8 +1,8 @@
-"""Keyed digests of messages' texts, by which the text of another program is recognised.
+"""Keyed digests of messages' texts, to recognise texts that another program sends.
 
 The key belongs to the user and to this purpose. It is derived from a key that stays the same if the
-user's other keys change, so that digests remain valid. A digest tells only that two messages of one
-user have the same role and text.
+user's other keys change, so that digests remain valid. Equal digests reveal that two messages of
+one user have the same role and text, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Align the lines of a client with the messages of a stored path, as a diff does. Pure.
 
 Messages are compared by digests first. Digests that are unique on both sides are the anchors of a
-patience diff. Around and between anchors, equal neighbours are paired. Then the texts of what is
-left between two pairs decide which stored message a line has changed.
+patience diff. Around and between anchors, equal neighbours are paired. Then the remaining texts
+between two pairs decide which stored message a line has changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_OCCURRENCES: Final = 8
 """Equal messages that each line is compared with, if a part of the list has no unique message."""
 
 MAX_GAP_CELLS: Final = 400
-"""Limit for lines times messages in a gap whose texts are compared. Others are paired in order."""
+"""Maximum of lines times messages for a comparison of texts. Larger gaps are paired in order."""
 
 COMPARED_CHARACTERS: Final = 20_000
 """Long texts are compared by their beginnings and ends of together this length."""
@@ -83,7 +83,7 @@ class PieceDigests:
         self._free_characters = MAX_RUN_CHARACTERS
 
     def split(self, line: Line, place: int, known: Container[bytes]) -> list[Unit]:
-        """Return runs of pieces that are known, the longest, and what is between them.
+        """Return runs of pieces that are known, the longest, and the pieces between them.
 
         Empty if no run is known.
         """
@@ -155,7 +155,7 @@ def find_block(ours: bytes, theirs: bytes, *, max_tail: int) -> tuple[int, int] 
 
     Both are digests without separators. Returns the index of the first message in theirs, and the
     number of messages of the block. None if there is no such block, or if one of the last few is
-    elsewhere in theirs. It costs microseconds, and finds the usual request, whose list has grown.
+    elsewhere in theirs. It costs microseconds, and finds the usual request: a list that has grown.
     """
     size = DIGEST_BYTES
     count = len(ours) // size

@@ -159,7 +159,8 @@ class ChatCompletions:
                 instruction=None,
                 details=RequestDetails(
                     model=request.model,
-                    client=options.agent,
+                    client=options.client,
+                    ignored=tuple(reply.ignored),
                     milliseconds=_measure(started_at),
                 ),
             )
@@ -508,7 +509,7 @@ class ChatCompletions:
             instruction=decision.instruction or None,
             details=RequestDetails(
                 model=case.request.model,
-                client=case.options.agent,
+                client=case.options.client,
                 lines=len(lines),
                 matched=len(placement.pairs),
                 edited=0 if is_quiet else len(placement.edits),

@@ -34,7 +34,7 @@ from backend.openai_api.stored_paths import (
 from backend.vault.sealing import SealBrokenError, Sealer
 
 PROBE_LINES: Final = 12
-"""Lines at the end of the list whose stored messages show which chats can be meant."""
+"""Lines at the end of the list. The chats that contain them are the candidates."""
 
 PROBE_CHUNK: Final = 400
 """Lines that are looked up at once, if the last ones are not stored."""
@@ -44,7 +44,7 @@ MAX_CHATS: Final = 8
 MAX_BRANCHES: Final = 6
 
 MAX_SETTLED: Final = 4
-"""Candidates whose texts are compared with the client's."""
+"""Number of candidates that are compared with the client's texts."""
 
 MAX_TEXTS: Final = 48
 """Stored texts that are read to find the changed messages of one candidate."""
@@ -59,7 +59,7 @@ MAX_NEW_DIGESTS: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationScope:
-    """Where to look for a conversation: chats with a character, of a campaign, or one chat."""
+    """The chats that a conversation can be of: those with a character, of a campaign, or one."""
 
     kind: Literal["character", "campaign", "chat"]
     id: UUID
@@ -138,7 +138,7 @@ class ConversationFinder:
         may_be_prefill: bool = True,
         is_retry: bool = False,
     ) -> Placement:
-        """Do the same for lines whose digests are computed."""
+        """Do the same for lines with their digests."""
         lookup = _Lookup(
             self._database,
             self._pool,

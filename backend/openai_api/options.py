@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Literal, get_args
 from uuid import UUID
 
+from backend.accounts.profile.activity import describe_client
 from backend.openai_api.errors import InvalidParameterError
 
 CHAT_HEADER = "X-Talekeeper-Chat"
@@ -47,7 +48,7 @@ class ClientOptions:
         uses_memory: False to add nothing to the client's prompt.
         max_context: The client's limit for prompt and reply together, in tokens.
         retry_count: The number of times that an SDK has sent this request before.
-        agent: The beginning of `User-Agent`.
+        client: The program, by its `User-Agent`.
     """
 
     chat_id: UUID | None = None
@@ -55,7 +56,7 @@ class ClientOptions:
     uses_memory: bool = True
     max_context: int | None = None
     retry_count: int = 0
-    agent: str = ""
+    client: str = ""
 
 
 def parse_options(headers: Mapping[str, str]) -> ClientOptions:
@@ -72,7 +73,7 @@ def parse_options(headers: Mapping[str, str]) -> ClientOptions:
         uses_memory=memory == "on",
         max_context=_read_max_context(_read(headers, MAX_CONTEXT_HEADER)),
         retry_count=_read_number(_read(headers, _RETRY_HEADER)) or 0,
-        agent=headers.get("user-agent", "")[:_MAX_AGENT_CHARACTERS],
+        client=describe_client(headers.get("user-agent", "")[:_MAX_AGENT_CHARACTERS]),
     )
 
 

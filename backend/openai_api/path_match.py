@@ -1,4 +1,4 @@
-"""How a client's list fits a stored path: equal, changed and missing messages, and what follows."""
+"""Match a client's list with a stored path: equal, changed and missing messages, and the tail."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_MISSING: Final = 40
 """Messages that a user can have deleted at another place. More are outside the window as well."""
 
 MIN_STORED_SHARE: Final = 3
-"""Of so many lines up to the last match, one must be stored."""
+"""One of this number of lines, up to the last match, must be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,10 @@ class PathMatch:
 
     Attributes:
         lines: The place of each line that is stored. A merged line has that of its last message.
-        places: The messages of all lines.
+        hidden: The messages of lines that are hidden.
         first: The first message of a line.
         window_start: The first message in the client's window. If the client keeps the first lines
-            of the chat and leaves out many after them, it is behind these.
+            of the chat and leaves out many after them, it is the first one after these.
         last: The last message of a line.
         last_line: The last line that is stored.
         tail: The lines after the last match, with their indexes in the list.
@@ -104,7 +104,7 @@ class PathMatch:
 
     path: StoredPath
     lines: Mapping[int, int]
-    places: Collection[int]
+    hidden: Collection[int]
     first: int
     window_start: int
     last: int
@@ -123,20 +123,21 @@ class PathMatch:
         return self.last_line + 1 - len(self.lines)
 
     def list_text_ids(self, limit: int) -> list[UUID]:
-        """Return the messages whose texts decide about the gaps."""
+        """Return the messages of the gaps. Their texts decide which of them were changed."""
         places = [place for gap in self.gaps if gap.units for place in gap.places]
         return [self.path.get_id(place) for place in places[:limit]]
 
     def settle(self, texts: Mapping[UUID, str]) -> None:
         """Decide about all gaps. CPU-bound."""
-        self.lines, self.places = lines, places = dict(self.lines), set(self.places)
+        self.lines, self.hidden = lines, hidden = dict(self.lines), set(self.hidden)
         for gap in self.gaps:
             candidates = [self._make_candidate(place, texts) for place in gap.places]
             pairs, units = settle_gap(gap.units, candidates), dict(gap.units)
             for pair in pairs:
                 unit = units[pair.unit]
                 lines[unit.line] = pair.stored
-                places.add(pair.stored)
+                if self.path.is_hidden(pair.stored):
+                    hidden.add(pair.stored)
                 self._take(pair, unit)
             taken = {pair.stored for pair in pairs}
             missing = (each for each in candidates if each.stored not in taken)
@@ -151,7 +152,9 @@ class PathMatch:
         line, _ = self.tail[0]
         self.path, self.last, self.last_line = path, self.last + 1, line
         self.tail = self.tail[1:]
-        self.lines, self.places = {**self.lines, line: self.last}, {*self.places, self.last}
+        self.lines = {**self.lines, line: self.last}
+        if path.is_hidden(self.last):
+            self.hidden = {*self.hidden, self.last}
         if text is not None:
             self.edits[self.last] = text
         self.matches += 1
@@ -159,9 +162,7 @@ class PathMatch:
 
     def list_shown(self, hidden: Collection[UUID]) -> list[UUID]:
         """Return the messages of the list among those that the endpoint has hidden."""
-        if not hidden or not self.path.has_hidden:
-            return []
-        found = [self.path.get_id(each) for each in self.places if self.path.is_hidden(each)]
+        found = [self.path.get_id(each) for each in self.hidden]
         return [each for each in found if each in hidden]
 
     def drop_notes(self, digests: Sequence[bytes], hidden: Collection[UUID]) -> None:
@@ -172,9 +173,9 @@ class PathMatch:
         """
         path = self.path
         texts = {path.get_digest(place) for place in self.hides}
-        if hidden and path.has_hidden:
-            places = (place for place in range(len(path)) if path.is_hidden(place))
-            texts |= {path.get_digest(place) for place in places if path.get_id(place) in hidden}
+        texts |= {
+            path.get_digest(place) for place in path.list_hidden() if path.get_id(place) in hidden
+        }
         users = [at for at, (_, line) in enumerate(self.tail) if line.role == "user"]
         end = users[-1] if users else 0
         self.tail = [
@@ -224,27 +225,37 @@ class PathMatch:
 def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
     """Match a list that has only grown: all lines but the last few are on the path, in one piece.
 
-    It costs microseconds.
+    The hidden messages of the path are all in the list, or none of them. It costs microseconds.
     """
-    block = find_block(client.joined, path.digests, max_tail=MAX_TAIL)
+    found = _match_block(client, path, ())
+    if found is None and path.has_hidden:
+        found = _match_block(client, path, path.list_hidden())
+    return found
+
+
+def _match_block(client: ClientLines, path: StoredPath, skipped: Sequence[int]) -> PathMatch | None:
+    """Match a list with a path without some messages."""
+    shown = path.without(skipped) if skipped else path
+    block = find_block(client.joined, shown.digests, max_tail=MAX_TAIL)
     if block is None:
         return None
     start, count = block
     tail = list(enumerate(client.lines[count:], count))
-    if start + count < len(path) and any(line.pieces for _, line in tail):
+    if start + count < len(shown) and any(line.pieces for _, line in tail):
         return None  # a part of a merged line may be the next message
-    flags = path.flags[max(1, start) : start + count]
+    lines = Block(start, count, skipped)
+    first, last = lines[0], lines[count - 1]
     return PathMatch(
         path=path,
-        lines=Block(start, count),
-        places=range(start, start + count),
-        first=start,
-        window_start=start,
-        last=start + count - 1,
+        lines=lines,
+        hidden=[each for each in path.list_hidden() if first <= each <= last and not skipped],
+        first=first,
+        window_start=first,
+        last=last,
         last_line=count - 1,
         tail=tail,
         matches=count,
-        replies=flags.lower().count("a"),
+        replies=shown.flags[max(1, start) : start + count].lower().count("a"),
     )
 
 
@@ -267,7 +278,7 @@ def match_digests(
     return PathMatch(
         path=path,
         lines={units[ours].line: theirs for ours, theirs in pairs},
-        places={theirs for _, theirs in pairs},
+        hidden={theirs for _, theirs in pairs if path.is_hidden(theirs)},
         first=pairs[0][1],
         window_start=outside[-1].places[-1] + 1 if outside else pairs[0][1],
         last=last,

@@ -66,8 +66,13 @@ class PlainCompletionReply:
         self._thoughts: defaultdict[int, SpokenText] = defaultdict(SpokenText)
 
     @property
+    def ignored(self) -> list[str]:
+        """The members of the request that have no effect, as far as they are known."""
+        return list(dict.fromkeys((*self._ignored, *self._reply.left_out)))
+
+    @property
     def headers(self) -> Mapping[str, str]:
-        ignored = list_names(dict.fromkeys((*self._ignored, *self._reply.left_out)))
+        ignored = list_names(self.ignored)
         return {**self._headers, **({IGNORED_HEADER: ignored} if ignored else {})}
 
     async def events(self) -> AsyncGenerator[list[ReplyEvent], None]:
@@ -124,7 +129,7 @@ class PlainCompletions:
         *,
         chat_id: UUID | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> CompletionReply:
+    ) -> PlainCompletionReply:
         """Answer the messages of a request as they are. Raises the errors of `PlainModels.start`.
 
         `chat_id` is the chat of a quiet request.

@@ -6,8 +6,11 @@ recognises a conversation. Columns of bytes are read, extended and compared as a
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Literal, overload
 from uuid import UUID
 
@@ -31,6 +34,7 @@ KEEP_SECONDS: Final = 3600.0
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
 """The digest of a message without one."""
 
+_HIDDEN: Final = re.compile("[A-Z]")
 _ROLES: Final[Mapping[str, Literal["user", "assistant", "system"]]] = {
     "u": "user",
     "a": "assistant",
@@ -57,6 +61,24 @@ class StoredPath:
     @property
     def has_hidden(self) -> bool:
         return not self.flags.islower() and len(self) > 0
+
+    def list_hidden(self) -> list[int]:
+        """Return the places of hidden messages."""
+        if not self.has_hidden:
+            return []
+        return [found.start() for found in _HIDDEN.finditer(self.flags)]
+
+    def without(self, places: Sequence[int]) -> StoredPath:
+        """Return the path without some messages, in ascending order, as if they did not exist."""
+        parts = list(pairwise([-1, *places, len(self)]))
+        spans = [(before + 1, end) for before, end in parts]
+        ids, digests = ID_BYTES, DIGEST_BYTES
+        return StoredPath(
+            b"".join([self.ids[first * ids : end * ids] for first, end in spans]),
+            b"".join([self.digests[first * digests : end * digests] for first, end in spans]),
+            "".join([self.flags[first:end] for first, end in spans]),
+            self.active - bisect_left(places, self.active),
+        )
 
     def contains(self, message_id: UUID) -> bool:
         at = self.ids.find(message_id.bytes)
@@ -153,16 +175,22 @@ class PathEnd(Sequence[StoredLine]):
 
 
 class Block(Mapping[int, int]):
-    """Maps the first lines of a client to consecutive messages of a path."""
+    """Maps the first lines of a client to consecutive messages of a path.
 
-    def __init__(self, start: int, count: int) -> None:
+    `hidden` are the places of messages that do not count, in ascending order. `start` is the first
+    message among the others.
+    """
+
+    def __init__(self, start: int, count: int, hidden: Sequence[int] = ()) -> None:
         self._start = start
         self._lines = range(count)
+        self._before = [place - number for number, place in enumerate(hidden)]
 
     def __getitem__(self, line: int) -> int:
         if line not in self._lines:
             raise KeyError(line)
-        return self._start + line
+        place = self._start + line
+        return place + bisect_right(self._before, place)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._lines)
@@ -202,7 +230,7 @@ _BRANCH = _make_branch()
 
 @dataclass(frozen=True, slots=True)
 class _CachedPath:
-    """The active path of a chat without its last message, whose text may be continued."""
+    """The active path of a chat without its last message, because its text may be continued."""
 
     hidden_changes: int
     path: StoredPath

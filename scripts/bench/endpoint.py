@@ -1,12 +1,12 @@
-"""Measure how a client's list is recognised in the store, at 50, 1,000 and 5,000 messages.
+"""Measure the lookup of a client's conversation in the store, at 50, 1,000 and 5,000 messages.
 
 Each turn sends the whole chat, or its last 20 messages, with a new line. `lookup` is the search of
-the store with the alignment. What a request costs before is reported beside it: parsing its JSON,
-and normalising and hashing its texts. The floor reads the digests and flags of the active path by
-an index, through the bare driver. It finds no chat and compares nothing.
+the store with the alignment. Two other costs of a request are separate rows: parsing its JSON, and
+normalising and hashing its texts. The floor reads the digests and flags of the active path by an
+index, through the bare driver. It finds no chat and compares nothing.
 
-`first` is a lookup after a start: nothing is cached. `edited` has a changed line in the middle,
-which the whole list is aligned for.
+`first` is a lookup after a start: nothing is cached. `edited` has a changed line in the middle, so
+that the whole list is aligned.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ async def bench_lookups(name: DatabaseName, folder: Path, options: argparse.Name
                 make_row(name, f"  {WINDOW} sent", windowed["lookup"]),
                 make_row(name, "  first, all sent", first["lookup"]),
                 make_row(name, "  edited, all sent", edited["lookup"]),
-                make_row(name, "  beside it: parsing", whole["parse"]),
-                make_row(name, "  beside it: normalising and hashing", whole["hash"]),
+                make_row(name, "  separate: parsing", whole["parse"]),
+                make_row(name, "  separate: normalising and hashing", whole["hash"]),
             ]
             if name == "sqlite":
                 file = database.url.database or ""

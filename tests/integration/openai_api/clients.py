@@ -56,7 +56,7 @@ def make_merged(role: Literal["user", "assistant"], *pieces: str, place: int = 0
 
 @dataclass
 class Desk:
-    """The store of one user, with one character, and what the endpoint does with it."""
+    """The store of one user with one character, and the endpoint's services for it."""
 
     database: Database
     identity: Identity

@@ -67,7 +67,7 @@ async def test_a_new_line_continues_the_chat_with_most_matching_messages(
     assert (list(placement.rest), placement.edits, placement.hides) == ([], {}, [])
     assert placement.window_start == 0
     assert [placement.pairs[n].position for n in range(7)] == list(range(7))
-    # What follows the common beginning tells them apart, also if it was trimmed.
+    # The lines after the common beginning decide, also if a reply was trimmed.
     assert (await desk.find([*other, NEXT])).chat_id == other_id
     trimmed = reply("As you like")
     assert (await desk.find([*other[:4], trimmed, NEXT])).chat_id == other_id
@@ -252,7 +252,10 @@ async def test_an_inserted_line_is_ignored(database: Database) -> None:
 
 
 async def test_a_client_that_leaves_out_the_middle_hides_nothing(database: Database) -> None:
-    long = [GREETING, *[(role, f"{text} ({n})") for n in range(10) for role, text in STORY[1:]]]
+    long: list[Sent] = [
+        GREETING,
+        *[(role, f"{text} ({n})") for n in range(10) for role, text in STORY[1:]],
+    ]
     desk, chat_id = await tell(database, long)
     for first in (0, 10):
         placement = await desk.find([*long[first : first + 3], *long[-4:], NEXT])
@@ -327,7 +330,7 @@ async def test_merged_messages_are_matched_by_the_lines_inside(database: Databas
     assert (placement.edits, placement.hides) == ({}, [])
     assert placement.pairs[3].position == 4
     assert [line.text for line in placement.tail] == [f"[A note.]\n\n{NEXT[1]}"]
-    # A new line that is merged with a stored one is a line of its own.
+    # A new line that is merged with a stored one is a separate line.
     placement = await desk.find(
         [*make_lines(STORY[:3]), make_merged("user", "I wait.", "And then?", place=3)]
     )
@@ -366,7 +369,7 @@ async def test_only_the_owners_chats_with_the_character_are_candidates(
         await desk.find(STORY, chat_id=chat_id)
 
 
-async def test_messages_without_a_digest_get_one_when_they_are_looked_for(
+async def test_messages_without_a_digest_get_one_in_a_search(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk, chat_id = await tell(database)

@@ -150,7 +150,7 @@ async def test_headers_of_a_request_are_its_options(
     ok(await client.post(CHAT, json=body("Hello"), headers=headers))
     options = completions.options[-1]
     assert (options.store, options.uses_memory, options.max_context) == ("never", False, 8192)
-    assert (options.retry_count, options.agent) == (1, "SillyTavern/1.18")
+    assert (options.retry_count, options.client) == (1, "SillyTavern")
 
 
 @pytest.mark.parametrize(

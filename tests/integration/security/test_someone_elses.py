@@ -21,6 +21,7 @@ from backend.chats.models import Chat
 from backend.database.base import now
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
+from backend.openai_api.requests import RequestDetails
 from backend.operations.openapi import make_operation_id
 from tests.integration.campaigns.drafting import compact
 from tests.integration.characters.pictures import picture
@@ -69,6 +70,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "patchMessage": {"json": {"text": "Not yours any more."}},
     "renamePasskey": {"json": {"label": "Mine"}},
     "removePasskey": {"json": {"password": PASSWORD}},
+    "correctClientRequest": {"json": {"kind": "turn"}},
     "takeTurn": {"json": {"text": "Let me in."}},
 }
 """Bodies of routes that refuse an empty object."""
@@ -131,6 +133,25 @@ async def make_job(server: Running, owner: Account) -> str:
         job_id = await server.parts.queue.enqueue(session, NewJob("example", user_id))
         await session.execute(update(Job).where(Job.id == job_id).values(state="done"))
     return str(job_id)
+
+
+async def correct_request(server: Running, owner: Account) -> dict[str, str]:
+    """Record a request of a program, and correct the decision about it."""
+    await server.parts.client_requests.record(
+        await identity_of(server, owner),
+        kind="quiet",
+        reason="unknown_instruction",
+        chat_id=None,
+        turn_id=None,
+        instruction="Describe the weather.",
+        details=RequestDetails(),
+    )
+    client = owner.client
+    request_id = ok(await client.get(f"{API}/client-requests"))["items"][0]["id"]
+    path = f"{API}/client-requests/{request_id}/correction"
+    ok(await client.post(path, json={"kind": "turn"}), 200)
+    rule_id = ok(await client.get(f"{API}/client-rules"))["items"][0]["id"]
+    return {"request_id": request_id, "rule_id": rule_id}
 
 
 async def play(owner: Account) -> dict[str, str]:
@@ -244,6 +265,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "address_id": ok(allowed, 201)["id"],
             "job_id": await make_job(server, owner),
             "import_id": (await bring(owner, b"The lamp.", "notes.bin"))[0]["id"],
+            **await correct_request(server, owner),
         },
     )
 

@@ -1,4 +1,4 @@
-"""Lines of a client are paired with stored messages, whatever was edited, deleted or inserted."""
+"""Lines of a client are paired with stored messages, after edits, deletions and insertions."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_merged_line_is_matched_by_the_lines_inside() -> None:
         "A note.",
         "Last.",
     ]
-    [whole] = split_lines(PieceDigests(DIGESTER), [line], [digest(line.text)], set())
+    [whole] = split_lines(PieceDigests(DIGESTER), [line], [digest(line.text)], ())
     assert whole.text == line.text
 
 

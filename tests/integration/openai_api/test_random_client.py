@@ -1,0 +1,278 @@
+"""A client that changes its chat at random, and the chat that Talekeeper shows after each request.
+
+Each walk has a seed. A failure shows the actions of its walk, so that the same walk can be repeated
+with fewer of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import pytest
+from sqlalchemy import func, select
+
+from backend.chats.models import Message
+from tests.fakes.openai_server import OpenAIServer
+from tests.integration.openai_api.sequences import GREETING, Player
+from tests.support.chronicling import new_event, opt_in, sum_up
+from tests.support.clients import ClientLine, Injection, SillyTavernClient, SillyTavernSettings
+from tests.support.thorough import rounds
+
+pytestmark = pytest.mark.anyio
+
+STEPS = 20
+
+PLAIN = SillyTavernSettings()
+SETTINGS = [
+    PLAIN,
+    SillyTavernSettings(window=9),
+    SillyTavernSettings(trims=True, continues_by_prefill=True, naming="content"),
+    SillyTavernSettings(window=14, post_history="Write one paragraph.", naming="field"),
+    SillyTavernSettings(
+        injections=[Injection(text="It is raining in the valley.", depth=4)], squashes=True
+    ),
+    SillyTavernSettings(post_processing="merge", continues_by_prefill=True),
+]
+"""The settings of the walks, in turn."""
+
+
+@dataclass
+class Walk:
+    """One client, its former lists, and what was recorded about its lines.
+
+    Attributes:
+        replaced: Texts that were changed in place, so that they are no longer stored.
+        swipes: The texts of the last reply and of its siblings.
+        events: The chronicle's events by the text that they are about.
+        summaries: The texts down to which a summary reaches, and the summary.
+        log: The actions so far.
+    """
+
+    player: Player
+    draw: random.Random
+    chronicle_id: str = ""
+    earlier: list[list[ClientLine]] = field(default_factory=list[list[ClientLine]])
+    replaced: set[str] = field(default_factory=set[str])
+    swipes: list[str] = field(default_factory=list[str])
+    events: dict[str, str] = field(default_factory=dict[str, str])
+    summaries: dict[str, str] = field(default_factory=dict[str, str])
+    log: list[str] = field(default_factory=list[str])
+    count: int = 0
+
+    @property
+    def client(self) -> SillyTavernClient:
+        return self.player.client
+
+    @property
+    def chat(self) -> list[ClientLine]:
+        return self.client.chat
+
+    @property
+    def history(self) -> str:
+        return ", ".join(self.log)
+
+    @property
+    def visible(self) -> list[tuple[str, str]]:
+        return [(line.role, line.text) for line in self.chat if not line.is_hidden]
+
+    def make_text(self) -> str:
+        """Return a text that shares no word with others."""
+        self.count += 1
+        return f"{' '.join(f'w{self.count}x{n}' for n in range(8))}."
+
+    def list_inner(self) -> list[int]:
+        """Return the places after the first line that the client sends."""
+        shown = [at for at, line in enumerate(self.chat) if not line.is_hidden]
+        window = self.client.settings.window
+        sent = shown if window is None else shown[-window:]
+        return [at for at in range(len(self.chat)) if at > sent[0]]
+
+    async def step(self) -> None:
+        """Do one random thing, and compare."""
+        actions: list[Callable[[], object]] = [
+            self.say, self.say, self.say, self.swipe, self.swipe, self.edit, self.delete,
+            self.hide, self.trim, self.proceed, self.branch, self.return_to_earlier,
+            self.choose_swipe, self.ask_quietly, self.play_elsewhere,
+        ]  # fmt: skip
+        action = self.draw.choice(actions) if self.earlier else self.say
+        before = list(self.log)
+        sent = action()
+        if self.log == before:
+            self.log.append(action.__name__)
+        if sent is None:
+            sent = self.client.say(self.make_text())
+            self.swipes = []
+        is_quiet = action == self.ask_quietly
+        await self.player.ask(sent, self.make_text())
+        if not is_quiet and self.chat[-1].role == "assistant":
+            self.swipes.append(self.chat[-1].text)
+        self.earlier.append(deepcopy(self.chat))
+        await self.check()
+        await self.record()
+
+    # Actions return the request, or None if a line of the user is to follow.
+
+    def say(self) -> None:
+        pass
+
+    def swipe(self) -> object:
+        if self.chat[-1].role != "assistant" or len(self.chat) < 3:
+            return None
+        return self.client.swipe()
+
+    def choose_swipe(self) -> None:
+        if self.chat[-1].role == "assistant" and self.swipes:
+            self.chat[-1].text = self.draw.choice(self.swipes)
+
+    def edit(self) -> None:
+        if inner := self.list_inner():
+            place = self.draw.choice(inner)
+            line = self.chat[place]
+            self.log.append(f"edit {place - len(self.chat)}")
+            self.replaced.add(line.text)
+            if self.draw.random() < 0.5:
+                line.text = self.make_text()
+            else:
+                words = line.text.split()
+                words[self.draw.randrange(len(words))] = f"other{self.count}"
+                line.text = " ".join(words)
+
+    def delete(self) -> None:
+        inner = self.list_inner()
+        if len(inner) > 3:
+            place = self.draw.choice(inner[:-1])
+            size = self.draw.randint(1, 2)
+            self.log.append(f"delete {place - len(self.chat)} {size}")
+            del self.chat[place : place + size]
+
+    def hide(self) -> None:
+        inner = self.list_inner()
+        if len(inner) > 3:
+            place = self.draw.choice(inner[:-1])
+            self.chat[place].is_hidden = not self.chat[place].is_hidden
+            self.log.append(f"hide {place - len(self.chat)} {self.chat[place].is_hidden}")
+
+    def trim(self) -> None:
+        line = self.chat[-1]
+        if line.role == "assistant" and len(self.chat) > 2:
+            self.replaced.add(line.text)
+            line.text = " ".join(line.text.split()[: self.draw.randint(4, 7)])
+
+    def proceed(self) -> object:
+        if self.chat[-1].role != "assistant" or len(self.chat) < 3:
+            return None
+        self.replaced.add(self.chat[-1].text)
+        self.swipes = []
+        return self.client.proceed()
+
+    def branch(self) -> object:
+        inner = self.list_inner()
+        if len(inner) > 4:
+            place = self.draw.choice(inner[2:])
+            self.log.append(f"branch {place - len(self.chat)}")
+            self.client.go_back(place)
+            self.swipes = []
+            if self.chat[-1].role == "user" and self.draw.random() < 0.5:
+                return self.client.send_nothing()
+        return None
+
+    def return_to_earlier(self) -> None:
+        window = self.client.settings.window or 1000
+        known = [
+            each
+            for each in self.earlier
+            if len(each) <= window and not self.replaced & {line.text for line in each}
+        ]
+        if known:
+            self.chat[:] = deepcopy(self.draw.choice(known))
+            self.swipes = []
+
+    def play_elsewhere(self) -> None:
+        """Lines that another server has answered."""
+        for _ in range(self.draw.randint(1, 2)):
+            self.client.say(self.make_text())
+            self.client.receive(self.make_text())
+        self.swipes = []
+
+    def ask_quietly(self) -> object:
+        return self.client.ask_quietly()
+
+    async def record(self) -> None:
+        """Record an event about a line, or a summary down to it."""
+        path = await self.player.read_path()
+        shown = [each for each in path if not each["hidden"]]
+        chat_id = await self.player.find_chat()
+        if not self.chronicle_id:
+            self.chronicle_id = await opt_in(self.player.account, chat_id)
+        each = self.draw.choice(shown)
+        if each["text"] in self.events:
+            return
+        self.events[each["text"]] = await new_event(
+            self.player.account,
+            self.chronicle_id,
+            f"About {each['text']}",
+            source_message_ids=[each["id"]],
+        )
+        covered = max((at for at, old in enumerate(path) if old["text"] in self.summaries), default=-1)
+        if self.draw.random() < 0.2 and each["position"] > covered:
+            text = f"Until {each['text']}"
+            self.summaries[each["text"]] = text
+            await sum_up(self.player.account, chat_id, text, through=each["id"])
+
+    async def check(self) -> None:
+        """Compare Talekeeper's chat with the client's, and look for what was recorded."""
+        assert await self.player.show() == self.visible, self.history
+        assert (await self.player.list_chats())[1:] == [], self.history
+        await self.check_count()
+        await self.check_events()
+        await self.check_summaries()
+
+    async def check_count(self) -> None:
+        """Assert that each text is stored once."""
+        query = (
+            select(func.count())
+            .where(Message.user_id == UUID(self.player.account.user["id"]))
+            .group_by(Message.text_digest)
+        )
+        async with self.player.server.parts.database.read() as session:
+            assert set(await session.scalars(query)) <= {1}, self.history
+
+    async def check_events(self) -> None:
+        """Assert that events about unchanged lines are active."""
+        if not self.events:
+            return
+        path = f"/chronicles/{self.chronicle_id}/events"
+        items = (await self.player.account.get(path, limit=100))["items"]
+        current = {each["id"] for each in items if each["is_current"]}
+        unchanged = {text for _, text in self.visible}
+        for text, event_id in self.events.items():
+            if text in unchanged:
+                assert event_id in current, f"{text}: {self.history}"
+
+    async def check_summaries(self) -> None:
+        """Assert that the path has a summary that reaches as far as one of an unchanged line."""
+        path = [each["text"] for each in await self.player.read_path()]
+        places = [at for at, text in enumerate(path) if text in self.summaries]
+        if places:
+            chat_id = await self.player.find_chat()
+            found = await self.player.account.get(f"/chats/{chat_id}/summary")
+            assert found["through_position"] >= places[-1], self.history
+
+
+async def walk(player: Player, seed: int, settings: SillyTavernSettings) -> None:
+    player.client = SillyTavernClient(settings, greeting=GREETING)
+    found = Walk(player, random.Random(seed))
+    for _ in range(STEPS):
+        await found.step()
+
+
+@pytest.mark.parametrize("seed", range(rounds(int(__import__("os").environ.get("W", "6")), 150)))
+async def test_the_active_path_is_the_list_of_a_random_client(
+    player: Player, vendor: OpenAIServer, seed: int
+) -> None:
+    vendor.requests.clear()
+    await walk(player, seed, SETTINGS[seed % len(SETTINGS)])
