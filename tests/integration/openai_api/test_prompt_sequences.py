@@ -10,6 +10,7 @@ from tests.integration.openai_api.sequences import Player
 from tests.support.clients import (
     EXPRESSION,
     SUMMARY,
+    ClientLine,
     Injection,
     PostProcessing,
     SillyTavernClient,
@@ -235,3 +236,31 @@ async def test_merged_messages_of_a_group_are_its_lines(
         "Bo",
         "Bo",
     ]
+
+
+async def test_groups_with_the_same_greetings_are_told_apart(player: Player) -> None:
+    await player.account.new_character(name="Bo", first_mes="Bo nods.")
+    clients: list[SillyTavernClient] = []
+    for line in ("I knock at the door.", "I whistle under the window."):
+        client = use(player, GROUP)
+        client.chat.append(ClientLine("assistant", "Bo nods to you.", "Bo"))
+        await player.ask(client.say(line, speaker="Bo"))
+        assert await player.decide() == ("turn", "new_chat")
+        clients.append(client)
+    for client in clients:
+        player.client = client
+        await player.ask(client.say("May I come in?", speaker="Marlena"))
+        assert await player.decide() == ("turn", "new_line")
+    newest, oldest = await player.list_chats()
+    assert [await player.show(newest), await player.show(oldest)] == [
+        clients[1].lines, clients[0].lines
+    ]  # fmt: skip
+
+
+async def test_a_story_without_lines_of_the_user_is_one_chat(player: Player) -> None:
+    client = use(player, SillyTavernSettings(members=["Marlena"]))
+    for number in range(3):
+        await player.ask(client.send_nothing(), f"The story goes on, part {number}.")
+        await player.check("turn", "group_nudge" if number else "new_chat")
+    await player.ask(client.say("And then?"))
+    await player.check("turn", "new_line")

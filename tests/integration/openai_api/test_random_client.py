@@ -217,7 +217,9 @@ class Walk:
             f"About {each['text']}",
             source_message_ids=[each["id"]],
         )
-        covered = max((at for at, old in enumerate(path) if old["text"] in self.summaries), default=-1)
+        covered = max(
+            (at for at, old in enumerate(path) if old["text"] in self.summaries), default=-1
+        )
         if self.draw.random() < 0.2 and each["position"] > covered:
             text = f"Until {each['text']}"
             self.summaries[each["text"]] = text

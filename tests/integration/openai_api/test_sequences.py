@@ -251,3 +251,27 @@ async def test_a_window_of_the_client_changes_nothing_before_it(
     await player.ask(client.say("I went back."))
     await player.check("turn", "new_line")
     assert client.lines[0] == client_reply(GREETING)
+
+
+async def test_a_line_that_is_said_again_and_again_is_found_at_its_place(player: Player) -> None:
+    client = player.client
+    for number in range(5):
+        await player.ask(client.say("Go on."), f"The story goes on, part {number}.")
+        await player.check("turn", "new_line" if number else "new_chat")
+    await player.ask(client.swipe(), "The story ends.")
+    await player.check("swipe", "reply_missing")
+    client.delete(3)
+    client.delete(3)
+    await player.ask(client.say("Go on."), "It does not.")
+    await player.check("turn", "new_line")
+    # The line is already stored after this reply.
+    client.go_back(5)
+    await player.ask(client.say("Go on."), "It does.")
+    await player.check("swipe", "reply_missing")
+    client.go_back(4)
+    await player.ask(client.send_nothing(), "It does indeed.")
+    await player.check("swipe", "reply_missing")
+    client.edit(1, "Stop.")
+    client.edit(2, "I never stop, she says.")
+    await player.ask(client.say("Go on."), "No.")
+    await player.check("turn", "new_line")
