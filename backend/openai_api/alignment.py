@@ -186,13 +186,13 @@ def pair_digests(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[tuple[i
     is preferred, because clients send the end of a chat.
     """
     pairs: list[tuple[int, int]] = []
-    _pair_gap(ours, theirs, Gap(0, len(ours), 0, len(theirs)), pairs, level=0)
+    _pair_gap(ours, theirs, PairGap(0, len(ours), 0, len(theirs)), pairs, level=0)
     pairs.sort()
     return pairs
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class PairGap:
     """A part of both lists, by indexes."""
 
     our_first: int
@@ -213,7 +213,7 @@ _MAX_LEVELS: Final = 3
 def _pair_gap(
     ours: Sequence[bytes],
     theirs: Sequence[bytes],
-    gap: Gap,
+    gap: PairGap,
     pairs: list[tuple[int, int]],
     *,
     level: int,
@@ -229,15 +229,15 @@ def _pair_gap(
     pairs += anchors
     before = (gap.our_first - 1, gap.their_first - 1)
     for our, their in [*anchors, (gap.our_end, gap.their_end)]:
-        inner = Gap(before[0] + 1, our, before[1] + 1, their)
+        inner = PairGap(before[0] + 1, our, before[1] + 1, their)
         if not inner.is_empty:
             _pair_gap(ours, theirs, inner, pairs, level=level + 1)
         before = our, their
 
 
 def _trim_gap(
-    ours: Sequence[bytes], theirs: Sequence[bytes], gap: Gap, pairs: list[tuple[int, int]]
-) -> Gap:
+    ours: Sequence[bytes], theirs: Sequence[bytes], gap: PairGap, pairs: list[tuple[int, int]]
+) -> PairGap:
     """Pair equal messages next to the anchors of a gap.
 
     The ends of the lists are no anchors: a client's window can begin anywhere in the path.
@@ -251,11 +251,11 @@ def _trim_gap(
         while our < our_end and their < their_end and ours[our_end - 1] == theirs[their_end - 1]:
             our_end, their_end = our_end - 1, their_end - 1
             pairs.append((our_end, their_end))
-    return Gap(our, our_end, their, their_end)
+    return PairGap(our, our_end, their, their_end)
 
 
 def _find_anchors(
-    ours: Sequence[bytes], theirs: Sequence[bytes], gap: Gap
+    ours: Sequence[bytes], theirs: Sequence[bytes], gap: PairGap
 ) -> list[tuple[int, int]]:
     """Return the longest ascending pairs of messages that are unique on both sides."""
     own = _index_unique(ours, gap.our_first, gap.our_end)
@@ -277,7 +277,7 @@ def _index_unique(digests: Sequence[bytes], first: int, end: int) -> dict[bytes,
 
 
 def _pair_occurrences(
-    ours: Sequence[bytes], theirs: Sequence[bytes], gap: Gap
+    ours: Sequence[bytes], theirs: Sequence[bytes], gap: PairGap
 ) -> list[tuple[int, int]]:
     """Pair repeated messages: a longest common subsequence of a bounded number of candidates.
 
@@ -289,7 +289,7 @@ def _pair_occurrences(
 
 
 def _list_candidates(
-    ours: Sequence[bytes], theirs: Sequence[bytes], gap: Gap
+    ours: Sequence[bytes], theirs: Sequence[bytes], gap: PairGap
 ) -> list[tuple[int, int]]:
     """Return possible pairs: for each of our messages, equal ones in descending order.
 
@@ -349,7 +349,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class GapMessage:
     """A message of a gap that a unit can be.
 
     `is_hidden` is true if the endpoint has hidden it: a unit is this message only if its text is
@@ -362,7 +362,7 @@ class Candidate:
     text: str | None = None
 
 
-def settle_gap(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidate]) -> list[Pair]:
+def settle_gap(units: Sequence[tuple[int, Unit]], candidates: Sequence[GapMessage]) -> list[Pair]:
     """Decide which messages between two pairs were changed. CPU-bound.
 
     Near texts are paired first, then messages of the same role, all in order. Units without a
@@ -397,7 +397,7 @@ def settle_gap(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidate
     return pairs
 
 
-def _pair_roles(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidate]) -> list[Pair]:
+def _pair_roles(units: Sequence[tuple[int, Unit]], candidates: Sequence[GapMessage]) -> list[Pair]:
     """Pair messages of the same role in order, without their texts."""
     pairs: list[Pair] = []
     rest = iter([each for each in candidates if not each.is_hidden])
@@ -411,7 +411,7 @@ def _pair_roles(units: Sequence[tuple[int, Unit]], candidates: Sequence[Candidat
     return pairs
 
 
-def _weigh(unit: Unit, sent: TextProfile, candidate: Candidate, stored: TextProfile) -> float:
+def _weigh(unit: Unit, sent: TextProfile, candidate: GapMessage, stored: TextProfile) -> float:
     """Return 0 if a unit cannot be a message."""
     if unit.role != candidate.role or not sent.text:
         return 0.0

@@ -391,19 +391,13 @@ class ChatCompletions:
             )
             if stored is None:
                 return None
-        request = await self._choose_speaker(case, decision, request, chat_id)
-        if continued is not None:
-            client = self._build_rest_prompt(case, found, continued, continues=True)
-        else:
-            client = build_client_prompt(
-                case.request,
-                case.reading,
-                decision,
-                _find_positions(case.reading, placement, lines),
-                options=case.options,
-                settings=identity.settings.client,
-            )
-        turn_id = await self._turns.take(identity, chat_id, request, client)
+        try:
+            turn_id = await self._begin_turn(case, found, chat_id, request, lines, continued)
+        except BaseException:
+            if placement.chat_id is None:
+                # The next attempt begins with its own chat.
+                await asyncio.shield(self._chats.delete(identity, chat_id))
+            raise
         turn = await self._open_turns.get(identity, turn_id)
         if turn is None:
             return None
@@ -426,6 +420,31 @@ class ChatCompletions:
             headers=_make_headers(chat_id, turn, case.request, unsent),
             prefill="" if continued is not None else decision.prefill,
         )
+
+    async def _begin_turn(
+        self,
+        case: _Case,
+        found: _Found,
+        chat_id: UUID,
+        request: TurnRequest,
+        stored: Sequence[Line],
+        continued: TurnStatus | None,
+    ) -> UUID:
+        """Take the turn. `stored` are the lines that were added to the chat before."""
+        decision = found.decision
+        request = await self._choose_speaker(case, decision, request, chat_id)
+        if continued is not None:
+            client = self._build_rest_prompt(case, found, continued, continues=True)
+        else:
+            client = build_client_prompt(
+                case.request,
+                case.reading,
+                decision,
+                _find_positions(case.reading, decision.placement, stored),
+                options=case.options,
+                settings=case.identity.settings.client,
+            )
+        return await self._turns.take(case.identity, chat_id, request, client)
 
     def _build_rest_prompt(
         self, case: _Case, found: _Found, turn: TurnStatus, *, continues: bool

@@ -40,7 +40,7 @@ MAX_HIDDEN: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Speakers:
+class _ChatSpeakers:
     """The names of a chat's people, and its characters by name."""
 
     user_name: str
@@ -64,7 +64,7 @@ class _Speakers:
 
 
 @dataclass(frozen=True, slots=True)
-class _SealedLine:
+class _SealedClientLine:
     """A line to store, with its images."""
 
     columns: dict[str, Any]
@@ -146,26 +146,9 @@ class ConversationWriter:
                 leaf_id = await self._add_lines(session, identity, chat, leaf_id, sealed_lines)
             return StoredConversation(chat_id=chat.id, leaf_id=leaf_id)
 
-    async def keep_images(
-        self, identity: Identity, message_id: UUID, images: Sequence[PromptImage]
-    ) -> None:
-        """Store the images of a message that a turn has stored.
-
-        Raises `MessageNotFoundError`, `StorageQuotaExceededError`.
-        """
-        files, references = await self._pool.run(
-            identity.user_id, partial(seal_images, identity.sealer, message_id, images)
-        )
-        if not references:
-            return
-        async with self._database.write() as session:
-            await repository.lock_message(session, message_id, owner_id=identity.user_id)
-            await insert_files(session, identity.user_id, files, references)
-            await self._check(session, identity)
-
     async def _seal_lines(
         self, identity: Identity, chat_id: UUID, lines: Sequence[Line]
-    ) -> tuple[str, list[_SealedLine]]:
+    ) -> tuple[str, list[_SealedClientLine]]:
         """Seal and count lines in the chat's present unit, which is returned."""
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
@@ -187,7 +170,7 @@ class ConversationWriter:
 
     async def _load_speakers(
         self, session: AsyncSession, identity: Identity, chat: Chat
-    ) -> _Speakers:
+    ) -> _ChatSpeakers:
         owner_id, sealer = identity.user_id, identity.sealer
         member_ids = (await repository.list_character_ids(session, [chat.id])).get(chat.id, [])
         names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
@@ -198,7 +181,7 @@ class ConversationWriter:
         user_name = persona.name if persona else None
         if user_name is None:
             user_name = await find_player_name(session, sealer, chat.campaign_id)
-        return _Speakers(
+        return _ChatSpeakers(
             user_name=user_name or self._accounts.name_of(identity),
             persona_id=persona.id if persona else None,
             members={name: character_id for character_id, name in names.items()},
@@ -232,7 +215,7 @@ class ConversationWriter:
         identity: Identity,
         chat: Chat,
         leaf_id: UUID | None,
-        lines: Sequence[_SealedLine],
+        lines: Sequence[_SealedClientLine],
     ) -> UUID | None:
         """Store lines below the leaf, one below the other. Returns the last one."""
         parent = None
@@ -270,15 +253,15 @@ def _seal_lines(
     sealer: Sealer,
     drafts: Sequence[tuple[MessageDraft, Sequence[PromptImage]]],
     unit: CountUnit,
-) -> list[_SealedLine]:
+) -> list[_SealedClientLine]:
     """CPU-bound."""
-    sealed: list[_SealedLine] = []
+    sealed: list[_SealedClientLine] = []
     for draft, images in drafts:
         check_stopped()
         columns = seal_draft(sealer, draft, unit=unit)
         files, references = seal_images(sealer, columns["id"], images)
         sealed.append(
-            _SealedLine(
+            _SealedClientLine(
                 columns=columns,
                 files=files,
                 references=references,

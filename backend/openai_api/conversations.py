@@ -25,10 +25,10 @@ from backend.openai_api.contracts import ChatVersion, Line, Placement
 from backend.openai_api.path_match import ClientLines, PathMatch, match_block, match_digests
 from backend.openai_api.stored_paths import (
     NO_DIGEST,
+    MessagePath,
     PathCache,
     PathEnd,
     PathLines,
-    StoredPath,
     load_branch,
 )
 from backend.vault.sealing import SealBrokenError, Sealer
@@ -80,7 +80,7 @@ class _Candidate:
     """A chat that a list may be of. `hidden` are the messages that the endpoint has hidden."""
 
     chat: ChatVersion
-    active: StoredPath
+    active: MessagePath
     hidden: Collection[UUID]
     match: PathMatch
 
@@ -274,7 +274,7 @@ class _Lookup:
 
     async def _read_chat(
         self, session: AsyncSession, hits: Sequence[_Hit]
-    ) -> tuple[ChatVersion, StoredPath, Collection[UUID], Sequence[_Hit]]:
+    ) -> tuple[ChatVersion, MessagePath, Collection[UUID], Sequence[_Hit]]:
         chat = hits[0].chat
         active = await self._paths.load(session, chat)
         hidden: Collection[UUID] = ()
@@ -282,12 +282,12 @@ class _Lookup:
             hidden = set((await load_state(session, self._sealer, chat.id)).hidden)
         return chat, active, hidden, hits
 
-    async def _read_branches(self, active: StoredPath, hits: Sequence[_Hit]) -> list[StoredPath]:
+    async def _read_branches(self, active: MessagePath, hits: Sequence[_Hit]) -> list[MessagePath]:
         """Return the paths of other branches with messages of the list, its last lines first."""
         if not hits:
             return []
         places = {digest: place for place, digest in enumerate(self._client.digests)}
-        paths: list[StoredPath] = []
+        paths: list[MessagePath] = []
         async with self._database.read() as session:
             for hit in sorted(hits, key=lambda hit: (places[hit.digest], hit.id), reverse=True):
                 if len(paths) == MAX_BRANCHES:
@@ -296,7 +296,7 @@ class _Lookup:
                     paths.append(await load_branch(session, active, hit.id))
         return paths
 
-    async def _match(self, path: StoredPath, hidden: Collection[UUID]) -> PathMatch | None:
+    async def _match(self, path: MessagePath, hidden: Collection[UUID]) -> PathMatch | None:
         client = self._client
         if (found := match_block(client, path)) is not None:
             return found

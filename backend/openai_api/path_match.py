@@ -10,7 +10,7 @@ from uuid import UUID
 
 from backend.chats.text_digests import TextDigester
 from backend.openai_api.alignment import (
-    Candidate,
+    GapMessage,
     Pair,
     PieceDigests,
     Unit,
@@ -21,7 +21,7 @@ from backend.openai_api.alignment import (
     split_lines,
 )
 from backend.openai_api.contracts import Line
-from backend.openai_api.stored_paths import Block, StoredPath
+from backend.openai_api.stored_paths import LineBlock, MessagePath
 
 MAX_TAIL: Final = 3
 """New lines of a usual request: a line of the user, an instruction, the beginning of a reply."""
@@ -62,7 +62,7 @@ class ClientLines:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class OpenGap:
     """Units between two pairs, and the places of the messages that they may be."""
 
     units: Sequence[tuple[int, Unit]]
@@ -102,7 +102,7 @@ class PathMatch:
         changes: The number of lines that replace another text.
     """
 
-    path: StoredPath
+    path: MessagePath
     lines: Mapping[int, int]
     hidden: Collection[int]
     first: int
@@ -110,7 +110,7 @@ class PathMatch:
     last: int
     last_line: int
     tail: Sequence[tuple[int, Line]]
-    gaps: Sequence[Gap] = ()
+    gaps: Sequence[OpenGap] = ()
     edits: dict[int, str] = field(default_factory=dict[int, str])
     hides: list[int] = field(default_factory=list[int])
     matches: int
@@ -144,7 +144,7 @@ class PathMatch:
             self.hides += [each.stored for each in missing if not each.is_hidden]
         self.gaps = ()
 
-    def follow(self, path: StoredPath, *, text: str | None) -> None:
+    def follow(self, path: MessagePath, *, text: str | None) -> None:
         """Take the first line of the tail as the next message of `path`.
 
         `text` is the client's text if it is not the stored one.
@@ -213,8 +213,8 @@ class PathMatch:
             self.matches += 1
             self.replies += unit.role == "assistant"
 
-    def _make_candidate(self, place: int, texts: Mapping[UUID, str]) -> Candidate:
-        return Candidate(
+    def _make_candidate(self, place: int, texts: Mapping[UUID, str]) -> GapMessage:
+        return GapMessage(
             stored=place,
             role=self.path.get_role(place),
             is_hidden=self.path.is_hidden(place),
@@ -222,7 +222,7 @@ class PathMatch:
         )
 
 
-def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
+def match_block(client: ClientLines, path: MessagePath) -> PathMatch | None:
     """Match a list that has only grown: all lines but the last few are on the path, in one piece.
 
     The hidden messages of the path are all in the list, or none of them. It costs microseconds.
@@ -233,7 +233,9 @@ def match_block(client: ClientLines, path: StoredPath) -> PathMatch | None:
     return found
 
 
-def _match_block(client: ClientLines, path: StoredPath, skipped: Sequence[int]) -> PathMatch | None:
+def _match_block(
+    client: ClientLines, path: MessagePath, skipped: Sequence[int]
+) -> PathMatch | None:
     """Match a list with a path without some messages."""
     shown = path.without(skipped) if skipped else path
     block = find_block(client.joined, shown.digests, max_tail=MAX_TAIL)
@@ -243,7 +245,7 @@ def _match_block(client: ClientLines, path: StoredPath, skipped: Sequence[int]) 
     tail = list(enumerate(client.lines[count:], count))
     if start + count < len(shown) and any(line.pieces for _, line in tail):
         return None  # a part of a merged line may be the next message
-    lines = Block(start, count, skipped)
+    lines = LineBlock(start, count, skipped)
     first, last = lines[0], lines[count - 1]
     return PathMatch(
         path=path,
@@ -260,7 +262,7 @@ def _match_block(client: ClientLines, path: StoredPath, skipped: Sequence[int]) 
 
 
 def match_digests(
-    client: ClientLines, path: StoredPath, hidden: Collection[UUID]
+    client: ClientLines, path: MessagePath, hidden: Collection[UUID]
 ) -> PathMatch | None:
     """Match a list by digests. None if no line is on the path.
 
@@ -291,12 +293,12 @@ def match_digests(
 
 
 def _list_gaps(
-    path: StoredPath,
+    path: MessagePath,
     units: Sequence[Unit],
     pairs: Sequence[tuple[int, int]],
     hidden: Collection[UUID],
-) -> list[Gap]:
-    gaps: list[Gap] = []
+) -> list[OpenGap]:
+    gaps: list[OpenGap] = []
     for (our, their), (next_our, next_their) in pairwise(pairs):
         if next_their == their + 1:
             continue  # lines that were inserted here are ignored
@@ -307,7 +309,7 @@ def _list_gaps(
             and (not path.is_hidden(place) or path.get_id(place) in hidden)
         ]
         if places:
-            gaps.append(Gap([(at, units[at]) for at in range(our + 1, next_our)], places))
+            gaps.append(OpenGap([(at, units[at]) for at in range(our + 1, next_our)], places))
     return gaps
 
 

@@ -43,7 +43,7 @@ _ROLES: Final[Mapping[str, Literal["user", "assistant", "system"]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPath:
+class MessagePath:
     """A path from the root: ids, digests and flags of its messages, each joined.
 
     A flag is the first letter of the message's role, in upper case if the message is hidden. The
@@ -68,12 +68,12 @@ class StoredPath:
             return []
         return [found.start() for found in _HIDDEN.finditer(self.flags)]
 
-    def without(self, places: Sequence[int]) -> StoredPath:
+    def without(self, places: Sequence[int]) -> MessagePath:
         """Return the path without some messages, in ascending order, as if they did not exist."""
         parts = list(pairwise([-1, *places, len(self)]))
         spans = [(before + 1, end) for before, end in parts]
         ids, digests = ID_BYTES, DIGEST_BYTES
-        return StoredPath(
+        return MessagePath(
             b"".join([self.ids[first * ids : end * ids] for first, end in spans]),
             b"".join([self.digests[first * digests : end * digests] for first, end in spans]),
             "".join([self.flags[first:end] for first, end in spans]),
@@ -113,21 +113,21 @@ class StoredPath:
         size = DIGEST_BYTES
         return [self.digests[at : at + size] for at in range(0, len(self.digests), size)]
 
-    def cut(self, count: int) -> StoredPath:
+    def cut(self, count: int) -> MessagePath:
         """Return the first messages."""
-        return StoredPath(
+        return MessagePath(
             self.ids[: ID_BYTES * count],
             self.digests[: DIGEST_BYTES * count],
             self.flags[:count],
             min(self.active, count),
         )
 
-    def extend(self, rows: Sequence[Any], *, are_active: bool) -> StoredPath:
+    def extend(self, rows: Sequence[Any], *, are_active: bool) -> MessagePath:
         """Return the path with the rows of the messages after it (id, role, hidden, digest)."""
         # The driver of SQLite returns bytes, that of PostgreSQL a UUID.
         ids = [row[0] if isinstance(row[0], bytes) else row[0].bytes for row in rows]
         flags = [row[1][0].upper() if row[2] else row[1][0] for row in rows]
-        return StoredPath(
+        return MessagePath(
             self.ids + b"".join(ids),
             self.digests + b"".join([row[3] or NO_DIGEST for row in rows]),
             self.flags + "".join(flags),
@@ -138,7 +138,7 @@ class StoredPath:
 class PathLines(Mapping[int, StoredLine]):
     """The stored messages of a client's lines, made when they are asked for."""
 
-    def __init__(self, path: StoredPath, places: Mapping[int, int]) -> None:
+    def __init__(self, path: MessagePath, places: Mapping[int, int]) -> None:
         self._path = path
         self._places = places
 
@@ -155,7 +155,7 @@ class PathLines(Mapping[int, StoredLine]):
 class PathEnd(Sequence[StoredLine]):
     """The messages of a path from a place on, made when they are asked for."""
 
-    def __init__(self, path: StoredPath, first: int) -> None:
+    def __init__(self, path: MessagePath, first: int) -> None:
         self._path = path
         self._places = range(first, len(path))
 
@@ -174,7 +174,7 @@ class PathEnd(Sequence[StoredLine]):
         return len(self._places)
 
 
-class Block(Mapping[int, int]):
+class LineBlock(Mapping[int, int]):
     """Maps the first lines of a client to consecutive messages of a path.
 
     `hidden` are the places of messages that do not count, in ascending order. `start` is the first
@@ -233,7 +233,7 @@ class _CachedPath:
     """The active path of a chat without its last message, because its text may be continued."""
 
     hidden_changes: int
-    path: StoredPath
+    path: MessagePath
 
 
 class PathCache(UserSignedOut):
@@ -248,22 +248,22 @@ class PathCache(UserSignedOut):
             most=MAX_CACHED_BYTES, seconds=KEEP_SECONDS
         )
 
-    async def load(self, session: AsyncSession, chat: ChatVersion) -> StoredPath:
+    async def load(self, session: AsyncSession, chat: ChatVersion) -> MessagePath:
         """Return the active path. Reads only the messages after the cached ones, and the last."""
         kept = self._kept.get(chat.user_id, chat.id)
-        path = StoredPath()
+        path = MessagePath()
         if kept is not None and kept.hidden_changes == chat.hidden_changes:
             path = kept.path
         first = max(0, len(path) - 1)
         rows = (await session.execute(_ACTIVE, {"chat_id": chat.id, "first": first})).all()
-        read = StoredPath().extend(rows, are_active=True)
+        read = MessagePath().extend(rows, are_active=True)
         if len(path) and read.ids[:ID_BYTES] != path.ids[-ID_BYTES:]:
             # The path has moved to another branch.
             rows = (await session.execute(_ACTIVE, {"chat_id": chat.id, "first": 0})).all()
-            return self._keep(chat, StoredPath().extend(rows, are_active=True))
+            return self._keep(chat, MessagePath().extend(rows, are_active=True))
         return self._keep(chat, path.cut(first).extend(rows, are_active=True))
 
-    def _keep(self, chat: ChatVersion, path: StoredPath) -> StoredPath:
+    def _keep(self, chat: ChatVersion, path: MessagePath) -> MessagePath:
         kept = path.cut(len(path) - 1) if len(path) else path
         if len(kept) and NO_DIGEST not in kept.digests:
             size = len(kept.ids) + len(kept.digests) + len(kept.flags)
@@ -277,7 +277,7 @@ class PathCache(UserSignedOut):
         self._kept.sweep()
 
 
-async def load_branch(session: AsyncSession, active: StoredPath, message_id: UUID) -> StoredPath:
+async def load_branch(session: AsyncSession, active: MessagePath, message_id: UUID) -> MessagePath:
     """Return the path through an inactive message, to the last leaf below it."""
     leaf = await find_last_leaf(session, message_id)
     rows = (await session.execute(_BRANCH, {"leaf": leaf})).all()

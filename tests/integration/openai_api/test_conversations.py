@@ -301,14 +301,13 @@ async def test_lines_that_were_played_elsewhere_are_stored_with_their_images(
     desk, chat_id = await tell(database)
     image = PromptImage(media_type="image/png", data=b"a picture")
     lines = make_lines([*STORY, user("A picture."), reply("A fine one."), NEXT])
-    lines[7] = replace(lines[7], images=(image,))
+    lines[7:9] = [replace(line, images=(image,)) for line in lines[7:9]]
     placement = await desk.find(lines)
     stored = await desk.writer.apply(desk.identity, placement, placement.tail[:-1])
     assert stored is not None
     assert await desk.show(chat_id) == [*TEXTS, "A picture.", "A fine one."]
     path = await desk.load_path(chat_id)
     assert stored.leaf_id == path[-1].id
-    await desk.writer.keep_images(desk.identity, path[-1].id, [image])
     async with database.read() as session:
         rows = await session.execute(select(MessageFile.message_id, MessageFile.file_id))
         files = {row.message_id: row.file_id for row in rows}

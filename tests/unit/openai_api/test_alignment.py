@@ -12,7 +12,7 @@ import pytest
 
 from backend.chats.text_digests import DIGEST_BYTES, TextDigester
 from backend.openai_api.alignment import (
-    Candidate,
+    GapMessage,
     PieceDigests,
     TextProfile,
     Unit,
@@ -160,10 +160,10 @@ def get_role(text: str) -> Any:
     return "user" if text[0].isupper() else "assistant"
 
 
-def make_candidates(*texts: str) -> list[Candidate]:
+def make_candidates(*texts: str) -> list[GapMessage]:
     """Return stored messages. A text in brackets is hidden."""
     return [
-        Candidate(
+        GapMessage(
             stored=place,
             role=get_role(text.strip("[]")),
             is_hidden=text.startswith("["),
