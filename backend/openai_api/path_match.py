@@ -186,8 +186,8 @@ class PathMatch:
         """True if enough lines are stored to take the list for this chat.
 
         Greetings and first lines of the user, which may begin many chats, are enough only if the
-        chat went no further. Each member of a group can have a greeting. If the chat is named, a greeting and a line are enough, and if the
-        request is sent again, the last line.
+        chat went no further. Each member of a group can have a greeting. If the chat is named, a
+        greeting and a line are enough, and if the request is sent again, the last line.
         """
         last_line = self.last_line
         is_sparse = MIN_STORED_SHARE * self.matches < last_line + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -36,12 +37,12 @@ async def play_everything(player: Player) -> None:
     mode = client.settings.post_processing
     # Notes that are merged with the first line are known as notes once they have moved.
     is_unclear = mode in {"semi", "strict", "single"} and bool(client.settings.injections)
-    for sent, kind, reason in [
-        (lambda: client.say("I knock at the door."), "turn", "new_chat"),
-        (lambda: client.say("May I stay for the night?"), "turn", "new_line"),
-        (client.swipe, "swipe", "reply_missing"),
+    for act, kind, reason in [
+        (partial(client.say, "I knock at the door."), "turn", "new_chat"),
+        (partial(client.say, "May I stay for the night?"), "turn", "new_line"),
+        (partial(client.swipe), "swipe", "reply_missing"),
     ]:
-        await player.ask(sent())
+        await player.ask(act())
         seen = await player.show() if is_unclear else None
         await player.check(kind, reason, shown=seen)
     await player.play(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 
 from tests.integration.openai_api.sequences import GREETING, Player, read_reply
@@ -78,7 +80,7 @@ async def test_a_deletion_in_the_middle_hides_messages_until_they_are_sent_again
 async def test_a_deletion_of_the_end_and_another_line_are_a_branch(player: Player) -> None:
     client = player.client
     await player.play(3)
-    first = [(each.role, each.text, each.author) for each in client.chat]
+    first = deepcopy(client.chat)
     client.go_back(3)
     await player.ask(client.say("I leave by the back door."))
     await player.check("turn", "new_line")
@@ -89,7 +91,7 @@ async def test_a_deletion_of_the_end_and_another_line_are_a_branch(player: Playe
     # Messages follow the old reply on other branches, so that it keeps its text.
     await player.check("swipe", "continue_nudge")
     assert await player.list_siblings(2) == [old, f"{old} She bars the door."]
-    client.chat = [type(client.chat[0])(*each) for each in first]
+    client.chat = first
     await player.ask(client.say("I go on as before."))
     await player.check("turn", "new_line")
 

@@ -280,6 +280,16 @@ def test_a_swipe_with_the_same_beginning_leaves_the_stored_reply_alone() -> None
     assert [line.role for line in again.placement.rest] == ["assistant"]
 
 
+@pytest.mark.parametrize("nudge", [[], [system(CONTINUE)]])
+def test_a_reply_that_others_follow_is_continued_as_another_version(nudge: list[Sent]) -> None:
+    decision = ask([*CHAT, *nudge], [*CHAT, THANKS, SIT], state=KNOWN)
+    assert (decision.kind, decision.prefill) == ("swipe", CHAT[-1][1])
+    last, rest = decision.placement.last, decision.placement.rest
+    assert last is not None
+    assert last.position == len(CHAT) - 2
+    assert [each.position for each in rest[:2]] == [len(CHAT) - 1, len(CHAT)]
+
+
 def test_an_instruction_is_known_after_the_turn_that_brought_it() -> None:
     sent = [*CHAT, THANKS, system("A note."), system(OTHER)]
     state = build_state(read(sent), ask(sent), sealer=SEALER)

@@ -288,6 +288,17 @@ def test_the_marker_of_a_group_names_its_members_and_their_lines() -> None:
     assert reading.instructions[0].name == "Bo"
 
 
+@pytest.mark.parametrize("begin", [[], [user("Let's get started.")]])
+def test_an_unknown_name_of_the_user_is_found_if_the_client_writes_names(
+    begin: list[SentMessage],
+) -> None:
+    sent = [*begin, assistant("Marlena: Welcome."), user("Zed: Note: I am tired.")]
+    reading = read_list(sent, Names(characters=["Marlena"]))
+    assert [line.text for line in reading.lines] == ["Welcome.", "Note: I am tired."]
+    unnamed = read_list([assistant("Welcome."), user("Note: I am tired.")])
+    assert unnamed.lines[-1].text == "Note: I am tired."
+
+
 def test_a_name_in_the_field_is_the_author_as_the_name_is_spelled() -> None:
     reading = read_list([user("Aye.", "Captain_O_Neill"), assistant("Marlena: Hm.", "Marlena")])
     assert [(line.author, line.text) for line in reading.lines] == [
