@@ -21,7 +21,7 @@ from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.engine import Database
 from backend.openai_api.alignment import TextProfile
 from backend.openai_api.chat_state import load_state
-from backend.openai_api.contracts import ChatVersion, Line, Placement
+from backend.openai_api.contracts import ChatPlacement, ChatVersion, Line
 from backend.openai_api.path_match import ClientLines, PathMatch, match_block, match_digests
 from backend.openai_api.stored_paths import (
     NO_DIGEST,
@@ -117,7 +117,7 @@ class ConversationFinder:
         *,
         may_be_prefill: bool = True,
         is_retry: bool = False,
-    ) -> Placement:
+    ) -> ChatPlacement:
         """Return the place of a client's list in the stored chats.
 
         With `may_be_prefill`, an assistant's last line may be the beginning of a new reply, so that
@@ -146,7 +146,7 @@ class ConversationFinder:
         *,
         may_be_prefill: bool = True,
         is_retry: bool = False,
-    ) -> Placement:
+    ) -> ChatPlacement:
         """Do the same for lines with their digests."""
         lookup = _Lookup(
             self._database,
@@ -189,7 +189,7 @@ class _Lookup:
         self._is_retry = is_retry
         self._named: ChatVersion | None = None
 
-    async def run(self) -> Placement:
+    async def run(self) -> ChatPlacement:
         candidates = await self._match_chats()
         candidates.sort(key=lambda each: each.rank, reverse=True)
         candidates = candidates[:MAX_SETTLED]
@@ -204,9 +204,11 @@ class _Lookup:
             best = max(found, key=lambda each: each.rank)
             return self._make_placement(best, is_leaf=await self._is_leaf(best.match))
         if self._named is None:
-            return Placement(tail=self._client.lines)
+            return ChatPlacement(tail=self._client.lines)
         line = self._client.last_user
-        return Placement(chat_id=self._named.id, tail=[line] if line else [], version=self._named)
+        return ChatPlacement(
+            chat_id=self._named.id, tail=[line] if line else [], version=self._named
+        )
 
     async def _read_chats(self) -> list[_ReadChat]:
         """Read the chats that the list may be of, in one transaction if all have digests."""
@@ -384,10 +386,10 @@ class _Lookup:
         async with self._database.read() as session:
             return not await has_children(session, match.path.get_id(match.last))
 
-    def _make_placement(self, candidate: _Candidate, *, is_leaf: bool) -> Placement:
+    def _make_placement(self, candidate: _Candidate, *, is_leaf: bool) -> ChatPlacement:
         match, path = candidate.match, candidate.match.path
         is_active = match.last < path.active
-        return Placement(
+        return ChatPlacement(
             chat_id=candidate.chat.id,
             pairs=PathLines(path, match.lines),
             edits={path.get_id(place): text for place, text in match.edits.items()},

@@ -44,7 +44,7 @@ RuledKind = Literal["turn", "quiet"]
 class ClientChat(Base):
     """What the endpoint knows about a chat that clients play.
 
-    `sealed_state` is the JSON of a `ChatState`.
+    `sealed_state` is the JSON of a `ClientState`.
     """
 
     __tablename__ = "client_chats"
