@@ -288,8 +288,8 @@ class ChatCompletions:
     async def _repeat(self, case: _ChatRequest, found: _DecidedRequest) -> CompletionReply | None:
         """Join the turn of the first attempt. None if that turn was another one, or is deleted.
 
-        The connection of the first attempt has broken, which stops its turn. What is missing of
-        the reply is written then, by a turn of its own.
+        The connection of the first attempt has broken, which stops its turn. Another turn then
+        writes the rest of the reply.
         """
         identity, state, placement = case.identity, found.state, found.placement
         turns = await self._load_attempts(identity, state)
