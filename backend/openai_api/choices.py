@@ -29,7 +29,7 @@ MIN_WORDS_CHARACTERS = 3
 
 
 def render_options(waiting: Mapping[str, Any]) -> str:
-    """Return the options of a `turn.awaiting_choice` as text, to be added to the text of the turn."""
+    """Return the options of a `turn.awaiting_choice` as text, to be added to that of the turn."""
     lines = [waiting["prompt"]] if waiting["prompt"] else []
     for number, option in enumerate(waiting["options"], 1):
         detail = f" ({option['detail']})" if option.get("detail") else ""
