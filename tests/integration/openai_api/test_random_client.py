@@ -7,7 +7,7 @@ with fewer of them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +94,7 @@ class Walk:
 
     async def step(self) -> None:
         """Do one random thing, and compare."""
-        actions: list[Callable[[], Sequence[dict[str, Any]] | None]] = [
+        actions: list[Callable[[], Any]] = [
             self.say, self.say, self.say, self.swipe, self.swipe, self.edit, self.delete,
             self.hide, self.trim, self.proceed, self.branch, self.return_to_earlier,
             self.choose_swipe, self.ask_quietly, self.play_elsewhere,
