@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.generation.model import PromptImage, ToolCall
-from backend.openai_api.contracts import Names, Reading, SentMessage
+from backend.openai_api.contracts import Names, SentConversation, SentMessage
 from backend.openai_api.reading import MAX_PIECES, read_conversation
 
 NAMES = Names(user=["Alex", "Captain O'Neill"], characters=["Marlena", "Bo"])
@@ -46,15 +46,15 @@ def assistant(text: str, name: str = "") -> SentMessage:
     return SentMessage(role="assistant", text=text, name=name)
 
 
-def read_list(sent: Sequence[SentMessage], names: Names = NAMES) -> Reading:
+def read_list(sent: Sequence[SentMessage], names: Names = NAMES) -> SentConversation:
     return read_conversation(sent, names)
 
 
-def list_lines(reading: Reading) -> list[tuple[str, str]]:
+def list_lines(reading: SentConversation) -> list[tuple[str, str]]:
     return [(line.role, line.text) for line in reading.lines]
 
 
-def list_instructions(reading: Reading) -> list[tuple[str, str]]:
+def list_instructions(reading: SentConversation) -> list[tuple[str, str]]:
     return [(each.kind, each.text) for each in reading.instructions]
 
 
