@@ -31,7 +31,7 @@ MAX_RESUMED: Final = 10
 """Turns of one reply that a chat remembers. SDKs send a request three times by default."""
 
 MAX_PLAYED_CHATS: Final = 20
-"""Chats of campaigns whose parts are compared with a list, the last played ones."""
+"""Chats of campaigns with parts that are compared with a list, the last played ones."""
 
 _STATE = select(ClientChat.sealed_state).where(
     ClientChat.chat_id == bindparam("chat_id"), ClientChat.user_id == bindparam("owner_id")
@@ -79,7 +79,7 @@ def _open(sealer: Sealer, chat_id: UUID, sealed: bytes) -> ClientState:
 
 
 class ChatStates:
-    """Reads and changes the states of chats, each in a transaction of its own."""
+    """Reads and changes the states of chats. Each call is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -97,7 +97,7 @@ class ChatStates:
         *,
         resumes: bool = False,
     ) -> None:
-        """Store the state after a turn has begun. Keeps what other changes have added.
+        """Store the state after a turn has begun. Keeps the hidden messages and the parts.
 
         With `resumes`, the turn writes the rest of the previous one's reply, for the same request.
         """

@@ -64,7 +64,7 @@ def build_rest_prompt(
     """Return the client's messages for the rest of a turn's reply: those before the reply.
 
     If the turn has ended and another one `continues` its reply, the stored text of the reply
-    follows them. None if the client sends nothing of what is before the reply.
+    follows them. None if the client sends none of the messages before the reply.
 
     `window_start` is that of the placement. For the other arguments, see `build_client_prompt`.
     """

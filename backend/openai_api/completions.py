@@ -186,9 +186,12 @@ class ChatCompletions:
             started_at=started_at,
         )
         # Two requests at once must not both begin the same chat.
-        lock = self._locks.setdefault(target.id, asyncio.Lock())
-        async with lock:
+        async with self._hold(target.id):
             return await self._play(case)
+
+    def _hold(self, key: UUID) -> asyncio.Lock:
+        """Return the lock of a target, or of an account that gets a new character."""
+        return self._locks.setdefault(key, asyncio.Lock())
 
     async def _find_target(
         self, identity: Identity, request: ChatCompletionRequest, options: ClientOptions
@@ -200,15 +203,18 @@ class ChatCompletions:
         if target is not None:
             return target
         if identity.settings.client.unknown_characters == "create" and any(texts):
-            return await self._characters.make(identity, texts)
+            # Two requests at once must not both create the character.
+            async with self._hold(identity.user_id):
+                target = await self._names.resolve(identity, request.model, texts)
+                return target or await self._characters.make(identity, texts)
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
         return PlainTarget(identity.settings.model or models.default_id)
 
-    async def _play(self, case: _ChatRequest) -> CompletionReply:
+    async def _play(self, sent: _ChatRequest) -> CompletionReply:
         """Answer a request for a chat. Finds the place again if the chat changes meanwhile."""
         for _ in range(MAX_ATTEMPTS):
-            case = await self._fold_choices(case)
+            case = await self._fold_choices(sent)
             found = await self._decide(case)
             kind = found.decision.kind
             if kind == "quiet" or (kind == "impersonate" and found.placement.chat_id is None):
@@ -217,11 +223,14 @@ class ChatCompletions:
                 reply = await self._repeat(case, found)
                 if reply is not None:
                     return reply
-                case = replace(case, retries=0)
+                sent = replace(sent, retries=0)
                 continue
             chat_id = found.placement.chat_id
             turn = await self._open_turns.find(case.identity, chat_id) if chat_id else None
             if turn is not None:
+                if turn.waiting is not None and kind == "impersonate":
+                    # A draft of the player's answer leaves the question open.
+                    return await self._answer_quietly(case, found)
                 reply = await self._choose(case, found, turn)
                 if reply is not None:
                     return reply
@@ -288,8 +297,8 @@ class ChatCompletions:
     async def _repeat(self, case: _ChatRequest, found: _DecidedRequest) -> CompletionReply | None:
         """Join the turn of the first attempt. None if that turn was another one, or is deleted.
 
-        The connection of the first attempt has broken, which stops its turn. What is missing of
-        the reply is written then, by a turn of its own.
+        The connection of the first attempt has broken, which stops its turn. Another turn then
+        writes the rest of the reply.
         """
         identity, state, placement = case.identity, found.state, found.placement
         turns = await self._load_attempts(identity, state)

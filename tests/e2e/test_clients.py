@@ -13,14 +13,13 @@ import pytest
 from openai import DefaultHttpxClient, OpenAI
 
 from tests.e2e.test_crash import browser
-from tests.e2e.test_memory import BY_WORDS, are_jobs_done
+from tests.e2e.test_memory import BY_WORDS, wait_for_jobs
 from tests.fakes import openai_server as fake
 from tests.fakes.openai_server import MODEL, MODEL_ID, OpenAIServer
 from tests.fakes.scripted_server import Answer, Request
 from tests.support.memory import MODEL_FOLDER
 from tests.support.process import serving
 from tests.support.server import Account, ok
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -130,7 +129,7 @@ async def test_a_client_with_a_short_window_is_reminded_of_the_third_turn(
                 key = ok(await ada.client.post("/api/v1/api-keys", json=body), 201)["token"]
                 with connect(served.url, key) as client:
                     await asyncio.to_thread(play, client)
-                    await until(lambda: are_jobs_done(ada))
+                    await wait_for_jobs(ada)
                     await asyncio.to_thread(client.say, question)
                     sent = client.texts[-WINDOW - 1 : -1]
                     assert FACT not in sent

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.fakes.game_master import ENGAGE, OUTCOMES
-from tests.fakes.openai_server import OpenAIServer, called
+from tests.fakes.openai_server import OpenAIServer, called, reply
 from tests.integration.openai_api.conftest import make_key
 from tests.integration.turns.playing import CHOICES, FINISH, QUESTION
 from tests.support.clients import AssistantClient, Wire
@@ -49,6 +49,9 @@ class Player(AssistantClient):
 
     async def ask(self, text: str) -> str:
         return await self.send(self.say(text))
+
+    def list_messages(self) -> list[Wire]:
+        return [{"role": role, "content": text} for role, text in self.lines]
 
     async def stored(self) -> list[str]:
         """Return the texts of the active path."""
@@ -211,3 +214,18 @@ async def test_a_client_that_trims_sentences_still_has_one_reply(
     assert await player.stored() == [
         "I go in.", "Two tunnels.\n\nYou walk. And th", "What is there?", "A door."
     ]  # fmt: skip
+
+
+async def test_a_draft_of_the_answer_leaves_the_question_open(
+    player: Player, vendor: OpenAIServer
+) -> None:
+    vendor.script(ask(), reply("I go left."), called(FINISH, text="You walk."))
+    await player.ask("I go in.")
+    nudge = "[Write your next reply from the point of view of Alex, without Marlena's lines.]"
+    sent = [*player.list_messages(), {"role": "system", "content": nudge}]
+    body = {"model": player.model, "messages": sent}
+    draft = ok(await player.program.post("/v1/chat/completions", json=body))
+    assert draft["choices"][0]["message"]["content"] == "I go left."
+    assert await player.stored() == ["I go in.", "Two tunnels."]
+    assert await player.ask("I go left.") == "You walk."
+    assert await player.stored() == ["I go in.", "Two tunnels.\n\nYou walk."]

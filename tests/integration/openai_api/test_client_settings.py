@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from itertools import count
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.openai_api.conftest import make_key
-from tests.integration.openai_api.sequences import GREETING, Player
+from tests.integration.openai_api.sequences import CHAT, GREETING, Player
 from tests.support.clients import SillyTavernClient, SillyTavernSettings
 from tests.support.server import Running, ok, running
 from tests.support.shared import asking_server, shared_url, vendor
@@ -88,8 +89,13 @@ async def test_a_model_whose_replies_cannot_be_begun_writes_them_without(
     async with stubborn_server.account(f"eve-{next(NUMBERS)}") as account:
         await account.new_character(name="Marlena", first_mes=GREETING)
         async with stubborn_server.program(await make_key(account, "chat")) as program:
-            player = Player(server=stubborn_server, account=account, program=program, vendor=vendor)
-            player.client = SillyTavernClient(SillyTavernSettings(prefix=BEGINNING))
+            player = Player(
+                server=stubborn_server,
+                account=account,
+                program=program,
+                vendor=vendor,
+                client=SillyTavernClient(SillyTavernSettings(prefix=BEGINNING)),
+            )
             sent = player.client.say("Who are you?")
             spoken = await player.ask(sent, "Well, I keep the mill by the river.")
             assert spoken == "I keep the mill by the river."
@@ -132,6 +138,20 @@ async def test_auto_finds_the_character_of_a_card_and_is_a_plain_model_without_o
     await bring(player, auto=False)
     refused = await player.send(other.say("Hello?"))
     assert refused.status_code == 404
+
+
+async def test_equal_requests_at_the_same_time_make_one_character(player: Player) -> None:
+    await bring(player, unknown_characters="create")
+    player.vendor.unscript()
+    settings = SillyTavernSettings(character="Tamsin", main_prompt=CARD, description="")
+    messages = SillyTavernClient(settings).say("Good evening.")
+    body = {"model": "auto", "messages": messages}
+    sent = (player.program.post(CHAT, json=body) for _ in range(3))
+    for response in await asyncio.gather(*sent):
+        ok(response)
+    names = [each["name"] for each in (await player.account.get("/characters"))["items"]]
+    assert sorted(names) == ["Marlena", "Tamsin"]
+    assert len(await player.list_chats()) == 1
 
 
 async def test_a_chat_keeps_a_chronicle_if_the_account_wants_it(player: Player) -> None:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -93,7 +94,7 @@ class Walk:
 
     async def step(self) -> None:
         """Do one random thing, and compare."""
-        actions: list[Callable[[], object]] = [
+        actions: list[Callable[[], Any]] = [
             self.say, self.say, self.say, self.swipe, self.swipe, self.edit, self.delete,
             self.hide, self.trim, self.proceed, self.branch, self.return_to_earlier,
             self.choose_swipe, self.ask_quietly, self.play_elsewhere,
