@@ -61,13 +61,11 @@ class Vendor(OpenAIServer):
 
     def usual(self, request: Request) -> Answer:
         """Answer a request."""
-        match (request.body or {}).get("messages"):
-            case [*_, {"content": "call"}]:
-                return fake.called(("look", {"at": "the door"}))
-            case [*_, {"content": "break"}]:
-                return BROKEN
-            case _:
-                return super().usual(request)
+        messages: list[dict[str, Any]] = (request.body or {}).get("messages") or [{}]
+        last = messages[-1].get("content")
+        if last == "call":
+            return fake.called(("look", {"at": "the door"}))
+        return BROKEN if last == "break" else super().usual(request)
 
 
 class Place(BaseModel):
@@ -93,7 +91,8 @@ class Desk:
     async def ask(self, model: str, *messages: Any, **options: Any) -> Any:
         """Return the reply, and fail if the model server was not asked."""
         count = len(self.model.requests)
-        reply = await self.client.chat.completions.create(
+        create: Any = self.client.chat.completions.create
+        reply: Any = await create(
             model=model, messages=messages or [said("user", "Hello.")], **options
         )
         assert len(self.model.requests) > count
