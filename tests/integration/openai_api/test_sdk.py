@@ -61,8 +61,8 @@ class Vendor(OpenAIServer):
 
     def usual(self, request: Request) -> Answer:
         """Answer a request."""
-        messages: list[dict[str, Any]] = (request.body or {}).get("messages") or [{}]
-        last = messages[-1].get("content")
+        body: Any = request.body or {}
+        last: Any = body.get("messages", [{}])[-1].get("content")
         if last == "call":
             return fake.called(("look", {"at": "the door"}))
         return BROKEN if last == "break" else super().usual(request)
