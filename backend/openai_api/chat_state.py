@@ -19,7 +19,7 @@ from backend.chats.text_digests import TextDigester
 from backend.database.base import now, upsert
 from backend.database.engine import Database
 from backend.openai_api.choices import ReplyParts, fold_choices, list_part_forms
-from backend.openai_api.contracts import ChatState, Line, ReplyPart
+from backend.openai_api.contracts import ClientState, Line, ReplyPart
 from backend.openai_api.models import CLIENT_CHAT_STATE, ClientChat
 from backend.turns.models import Turn
 from backend.vault.sealing import Sealer
@@ -31,7 +31,7 @@ MAX_RESUMED: Final = 10
 """Turns of one reply that a chat remembers. SDKs send a request three times by default."""
 
 MAX_PLAYED_CHATS: Final = 20
-"""Chats of campaigns whose parts are compared with a list, the last played ones."""
+"""Chats of campaigns with parts that are compared with a list, the last played ones."""
 
 _STATE = select(ClientChat.sealed_state).where(
     ClientChat.chat_id == bindparam("chat_id"), ClientChat.user_id == bindparam("owner_id")
@@ -52,14 +52,14 @@ _REPLIES = select(
 )
 
 
-async def load_state(session: AsyncSession, sealer: Sealer, chat_id: UUID) -> ChatState:
+async def load_state(session: AsyncSession, sealer: Sealer, chat_id: UUID) -> ClientState:
     values = {"chat_id": chat_id, "owner_id": sealer.user_id}
     sealed = await session.scalar(_STATE, values)
-    return _open(sealer, chat_id, sealed) if sealed is not None else ChatState()
+    return _open(sealer, chat_id, sealed) if sealed is not None else ClientState()
 
 
 async def save_state(
-    session: AsyncSession, sealer: Sealer, chat_id: UUID, state: ChatState
+    session: AsyncSession, sealer: Sealer, chat_id: UUID, state: ClientState
 ) -> None:
     """Store the state of a chat. The chat's row is locked."""
     values = {
@@ -73,18 +73,18 @@ async def save_state(
     )
 
 
-def _open(sealer: Sealer, chat_id: UUID, sealed: bytes) -> ChatState:
+def _open(sealer: Sealer, chat_id: UUID, sealed: bytes) -> ClientState:
     data = sealer.open_bytes(CLIENT_CHAT_STATE, chat_id, sealed)
-    return msgspec.json.decode(data, type=ChatState)
+    return msgspec.json.decode(data, type=ClientState)
 
 
 class ChatStates:
-    """Reads and changes the states of chats, each in a transaction of its own."""
+    """Reads and changes the states of chats. Each call is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def load(self, identity: Identity, chat_id: UUID) -> ChatState:
+    async def load(self, identity: Identity, chat_id: UUID) -> ClientState:
         async with self._database.read() as session:
             return await load_state(session, identity.sealer, chat_id)
 
@@ -92,12 +92,12 @@ class ChatStates:
         self,
         identity: Identity,
         chat_id: UUID,
-        state: ChatState,
+        state: ClientState,
         turn_id: UUID,
         *,
         resumes: bool = False,
     ) -> None:
-        """Store the state after a turn has begun. Keeps what other changes have added.
+        """Store the state after a turn has begun. Keeps the hidden messages and the parts.
 
         With `resumes`, the turn writes the rest of the previous one's reply, for the same request.
         """

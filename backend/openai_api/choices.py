@@ -25,11 +25,11 @@ _NUMBER = re.compile(r"\W{0,3}(?:option|number|nr|no)?\W{0,3}(\d{1,2})(?!\w)", r
 _SENTENCE_ENDS = ".!?*\"'`)}]~\u2026\u201d\u2019"
 
 MIN_WORDS_CHARACTERS = 3
-"""Shorter words do not choose an option whose label merely contains them."""
+"""Shorter words do not choose an option if its label only contains them."""
 
 
 def render_options(waiting: Mapping[str, Any]) -> str:
-    """Return the options of a `turn.awaiting_choice` as text, below what the turn has said."""
+    """Return the options of a `turn.awaiting_choice` as text, to be added to that of the turn."""
     lines = [waiting["prompt"]] if waiting["prompt"] else []
     for number, option in enumerate(waiting["options"], 1):
         detail = f" ({option['detail']})" if option.get("detail") else ""
@@ -129,7 +129,7 @@ def fold_choices(
         if is_cut and last + 1 < len(lines) and lines[last + 1].role == "user":
             at = last + 2
             continue
-        # The last message of the reply is its place, so that what follows it stays behind it.
+        # The last message of the reply is its place, so that later messages follow it.
         folded.append(replace(lines[last], text=reply.text))
         at = last + 1
     return folded

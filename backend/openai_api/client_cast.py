@@ -28,7 +28,7 @@ from backend.openai_api.model_names import (
 ClientTarget = CharacterTarget | CampaignTarget | StoredChatTarget
 
 MAX_PERSONAS = 100
-"""The newest personas, whose names are removed from the user's lines."""
+"""The newest personas. Their names are removed from the user's lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from backend.accounts.profile.settings import ClientSettings
 from backend.generation.model import PromptMessage
-from backend.openai_api.contracts import Decision, Reading
+from backend.openai_api.contracts import Decision, SentConversation
 from backend.openai_api.options import ClientOptions
 from backend.openai_api.turn_reply import TurnStatus
 from backend.openai_api.wire import ChatCompletionRequest
@@ -15,7 +15,7 @@ from backend.turns.prompt.client import ClientMessage, ClientPrompt
 
 def build_client_prompt(
     request: ChatCompletionRequest,
-    reading: Reading,
+    reading: SentConversation,
     decision: Decision,
     positions: Mapping[int, int],
     *,
@@ -35,8 +35,9 @@ def build_client_prompt(
     Tool messages are left out, because a character has no tools of a client.
     """
     places = list(range(len(request.messages)))
-    if decision.prefill:
-        places.remove(max(at for at in places if request.messages[at].role == "assistant"))
+    # The beginning of the reply stays in its message if the client has put everything into one.
+    if decision.prefill and request.messages[reading.lines[-1].place].role == "assistant":
+        places.remove(reading.lines[-1].place)
     messages, line = _list_messages(
         request, places, positions, answered=_find_answered(reading, decision)
     )
@@ -64,7 +65,7 @@ def build_rest_prompt(
     """Return the client's messages for the rest of a turn's reply: those before the reply.
 
     If the turn has ended and another one `continues` its reply, the stored text of the reply
-    follows them. None if the client sends nothing of what is before the reply.
+    follows them. None if the client sends none of the messages before the reply.
 
     `window_start` is that of the placement. For the other arguments, see `build_client_prompt`.
     """
@@ -125,7 +126,7 @@ def _make_prompt(
     )
 
 
-def _find_answered(reading: Reading, decision: Decision) -> int | None:
+def _find_answered(reading: SentConversation, decision: Decision) -> int | None:
     """Return the place of the user's line that the turn answers.
 
     None if it continues a reply, or if another member replies to the last reply.

@@ -27,12 +27,13 @@ from backend.openai_api.choices import CHOOSE_ONE, parse_choice, render_options
 from backend.openai_api.client_cast import CastReader, ClientCast, ClientTarget
 from backend.openai_api.client_prompts import build_client_prompt, build_rest_prompt
 from backend.openai_api.contracts import (
-    ChatState,
+    ChatPlacement,
+    ClientState,
     Decision,
     Line,
-    Placement,
-    Reading,
+    SentConversation,
     StoreChoice,
+    StoredConversation,
 )
 from backend.openai_api.conversation_writer import ConversationWriter
 from backend.openai_api.conversations import ConversationFinder
@@ -74,7 +75,7 @@ _CHARACTERS_PER_STEP = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
+class _ChatRequest:
     """A request for a chat, with all that is known about it.
 
     Attributes:
@@ -86,17 +87,17 @@ class _Case:
     request: ChatCompletionRequest
     options: ClientOptions
     cast: ClientCast
-    reading: Reading
+    reading: SentConversation
     retries: int
     started_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _DecidedRequest:
     """A decided request. `state` is that of the chat before it."""
 
-    placement: Placement
-    state: ChatState
+    placement: ChatPlacement
+    state: ClientState
     decision: Decision
 
 
@@ -176,7 +177,7 @@ class ChatCompletions:
             ),
             size=sum(len(message.text) for message in request.messages) // _CHARACTERS_PER_STEP,
         )
-        case = _Case(
+        case = _ChatRequest(
             identity=identity,
             request=request,
             options=options,
@@ -211,7 +212,7 @@ class ChatCompletions:
             models = await self._user_models.of(session, identity.user, identity.sealer)
         return PlainTarget(identity.settings.model or models.default_id)
 
-    async def _play(self, sent: _Case) -> CompletionReply:
+    async def _play(self, sent: _ChatRequest) -> CompletionReply:
         """Answer a request for a chat. Finds the place again if the chat changes meanwhile."""
         for _ in range(MAX_ATTEMPTS):
             case = await self._fold_choices(sent)
@@ -245,12 +246,12 @@ class ChatCompletions:
                 return reply
         raise ChatChangedError("Other requests change the chat at the same time. Try again.")
 
-    async def _fold_choices(self, case: _Case) -> _Case:
+    async def _fold_choices(self, case: _ChatRequest) -> _ChatRequest:
         """Join the answers of replies that waited for choices."""
         lines = await self._states.fold_choices(case.identity, case.reading.lines)
         return replace(case, reading=replace(case.reading, lines=lines))
 
-    async def _decide(self, case: _Case) -> _Found:
+    async def _decide(self, case: _ChatRequest) -> _DecidedRequest:
         identity, reading = case.identity, case.reading
         is_last = bool(reading.lines) and reading.lines[-1].place == len(reading.messages) - 1
         placement = await self._finder.find(
@@ -260,7 +261,7 @@ class ChatCompletions:
             may_be_prefill=is_last,
             is_retry=case.retries > 0,
         )
-        state = ChatState()
+        state = ClientState()
         if placement.chat_id is not None:
             state = await self._states.load(identity, placement.chat_id)
         decision = decide(
@@ -272,9 +273,9 @@ class ChatCompletions:
             store=_read_store_choice(case.options),
             retries=case.retries,
         )
-        return _Found(placement=placement, state=state, decision=decision)
+        return _DecidedRequest(placement=placement, state=state, decision=decision)
 
-    async def _answer_quietly(self, case: _Case, found: _Found) -> CompletionReply:
+    async def _answer_quietly(self, case: _ChatRequest, found: _DecidedRequest) -> CompletionReply:
         """Answer with the chat's model, and store nothing."""
         chat_id = found.placement.chat_id
         model_id = await self._choose_model(case.identity, chat_id)
@@ -294,11 +295,11 @@ class ChatCompletions:
                 return settings.model
         return identity.settings.model or models.default_id
 
-    async def _repeat(self, case: _Case, found: _Found) -> CompletionReply | None:
+    async def _repeat(self, case: _ChatRequest, found: _DecidedRequest) -> CompletionReply | None:
         """Join the turn of the first attempt. None if that turn was another one, or is deleted.
 
-        The connection of the first attempt has broken, which stops its turn. What is missing of
-        the reply is written then, by a turn of its own.
+        The connection of the first attempt has broken, which stops its turn. Another turn then
+        writes the rest of the reply.
         """
         identity, state, placement = case.identity, found.state, found.placement
         turns = await self._load_attempts(identity, state)
@@ -330,7 +331,7 @@ class ChatCompletions:
         await self._record(case, found, chat_id=chat_id, turn_id=turn.id, stored=0)
         return JoinedReply(parts)
 
-    async def _load_attempts(self, identity: Identity, state: ChatState) -> list[TurnStatus]:
+    async def _load_attempts(self, identity: Identity, state: ClientState) -> list[TurnStatus]:
         """Return the turns that have written the last reply. Empty if the last one is deleted."""
         if state.turn_id is None:
             return []
@@ -338,7 +339,9 @@ class ChatCompletions:
         last = await self._open_turns.get(identity, state.turn_id)
         return [each for each in (*turns, last) if each is not None] if last else []
 
-    async def _choose(self, case: _Case, found: _Found, turn: TurnStatus) -> CompletionReply | None:
+    async def _choose(
+        self, case: _ChatRequest, found: _DecidedRequest, turn: TurnStatus
+    ) -> CompletionReply | None:
         """Answer a waiting turn with the new line. None if the line does not follow its reply."""
         identity, placement = case.identity, found.placement
         chat_id, tail = placement.chat_id, found.decision.placement.tail
@@ -358,8 +361,8 @@ class ChatCompletions:
 
     async def _make_choice(
         self,
-        case: _Case,
-        found: _Found,
+        case: _ChatRequest,
+        found: _DecidedRequest,
         turn: TurnStatus,
         choice: ChoiceRequest,
         headers: Mapping[str, str],
@@ -377,7 +380,7 @@ class ChatCompletions:
         return self._follow(case, chat_id, turn, headers=headers, last_id=last_id)
 
     async def _take(
-        self, case: _Case, found: _Found, *, continued: TurnStatus | None = None
+        self, case: _ChatRequest, found: _DecidedRequest, *, continued: TurnStatus | None = None
     ) -> TurnReply | None:
         """Bring the chat in line with the list, and take the turn.
 
@@ -390,7 +393,8 @@ class ChatCompletions:
         request = _make_turn_request(decision, text)
         chat_id = placement.chat_id
         if chat_id is None:
-            chat_id = await self._open_chat(case, lines)
+            opened = await self._open_chat(case, lines)
+            chat_id, lines = opened.chat_id, list(opened.lines)
         elif continued is None:
             stored = await self._writer.apply(
                 identity,
@@ -432,8 +436,8 @@ class ChatCompletions:
 
     async def _begin_turn(
         self,
-        case: _Case,
-        found: _Found,
+        case: _ChatRequest,
+        found: _DecidedRequest,
         chat_id: UUID,
         request: TurnRequest,
         stored: Sequence[Line],
@@ -456,7 +460,7 @@ class ChatCompletions:
         return await self._turns.take(case.identity, chat_id, request, client)
 
     def _build_rest_prompt(
-        self, case: _Case, found: _Found, turn: TurnStatus, *, continues: bool
+        self, case: _ChatRequest, found: _DecidedRequest, turn: TurnStatus, *, continues: bool
     ) -> ClientPrompt | None:
         return build_rest_prompt(
             case.request,
@@ -468,7 +472,7 @@ class ChatCompletions:
             settings=case.identity.settings.client,
         )
 
-    async def _open_chat(self, case: _Case, lines: Sequence[Line]) -> UUID:
+    async def _open_chat(self, case: _ChatRequest, lines: Sequence[Line]) -> StoredConversation:
         """Store the lines of a list that matches nothing as a new chat."""
         identity, cast = case.identity, case.cast
         members = list(cast.member_ids)
@@ -482,10 +486,10 @@ class ChatCompletions:
             await self._chats.patch_settings(
                 identity, stored.chat_id, {"chronicle_enabled": True}, if_match=None
             )
-        return stored.chat_id
+        return stored
 
     async def _choose_speaker(
-        self, case: _Case, decision: Decision, request: TurnRequest, chat_id: UUID
+        self, case: _ChatRequest, decision: Decision, request: TurnRequest, chat_id: UUID
     ) -> TurnRequest:
         """Set the member that a nudge names, or the first one if no line is answered."""
         if request.continue_ or request.impersonate:
@@ -500,7 +504,7 @@ class ChatCompletions:
 
     def _follow(
         self,
-        case: _Case,
+        case: _ChatRequest,
         chat_id: UUID,
         turn: TurnStatus,
         *,
@@ -521,7 +525,13 @@ class ChatCompletions:
         )
 
     async def _record(
-        self, case: _Case, found: _Found, *, chat_id: UUID | None, turn_id: UUID | None, stored: int
+        self,
+        case: _ChatRequest,
+        found: _DecidedRequest,
+        *,
+        chat_id: UUID | None,
+        turn_id: UUID | None,
+        stored: int,
     ) -> None:
         decision, placement = found.decision, found.decision.placement
         kind: RequestKind = decision.kind
@@ -559,7 +569,7 @@ def _read_store_choice(options: ClientOptions) -> StoreChoice | None:
     return None if options.store == "auto" else options.store
 
 
-def _is_about(turn: TurnStatus, placement: Placement) -> bool:
+def _is_about(turn: TurnStatus, placement: ChatPlacement) -> bool:
     """True if a turn has answered the last line of a list, or written it."""
     last = placement.last
     return last is not None and last.id in {turn.user_message_id, turn.reply_id}
@@ -591,7 +601,7 @@ def _make_turn_request(decision: Decision, text: str | None) -> TurnRequest:
 
 
 def _find_positions(
-    reading: Reading, placement: Placement, stored: Sequence[Line]
+    reading: SentConversation, placement: ChatPlacement, stored: Sequence[Line]
 ) -> dict[int, int]:
     """Return the positions on the stored path of a list's messages, by their place in the list."""
     positions = {

@@ -90,7 +90,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class SentConversation:
     """The list of a request, read as a conversation.
 
     Attributes:
@@ -133,7 +133,7 @@ class StoredLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class ChatPlacement:
     """The place of a conversation in the stored chats.
 
     Attributes:
@@ -168,10 +168,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredConversation:
-    """A chat in line with a client's list. `leaf_id` is the message that a turn follows."""
+    """A chat in line with a client's list.
+
+    Attributes:
+        leaf_id: The message that a turn follows.
+        lines: The lines that were added.
+    """
 
     chat_id: UUID
     leaf_id: UUID | None
+    lines: Sequence[Line] = ()
 
 
 ReplyPart = tuple[tuple[bytes, ...], UUID]
@@ -181,7 +187,7 @@ A choice has no digests until a part follows it.
 """
 
 
-class ChatState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClientState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The memory of the previous turn of a chat, used to decide about the next request.
 
     Attributes:
@@ -223,7 +229,7 @@ class Decision:
 
     kind: RequestKind
     reason: RequestReason
-    placement: Placement = Placement()
+    placement: ChatPlacement = ChatPlacement()
     prefill: str = ""
     speaker: str = ""
     instruction: str = ""

@@ -30,7 +30,7 @@ from backend.database.engine import Database
 from backend.generation.model import PromptImage
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.openai_api.chat_state import load_state, save_state
-from backend.openai_api.contracts import Line, Placement, StoredConversation
+from backend.openai_api.contracts import ChatPlacement, Line, StoredConversation
 from backend.openai_api.conversations import make_version
 from backend.quotas.service import CheckAdded
 from backend.vault.sealing import Sealer
@@ -102,7 +102,7 @@ class ConversationWriter:
     async def apply(
         self,
         identity: Identity,
-        placement: Placement,
+        placement: ChatPlacement,
         lines: Sequence[Line],
         *,
         keeps_rest: bool = False,
@@ -144,7 +144,7 @@ class ConversationWriter:
                 await self._choose_leaf(session, identity, chat, leaf_id)
             if sealed_lines:
                 leaf_id = await self._add_lines(session, identity, chat, leaf_id, sealed_lines)
-            return StoredConversation(chat_id=chat.id, leaf_id=leaf_id)
+            return StoredConversation(chat_id=chat.id, leaf_id=leaf_id, lines=lines)
 
     async def _seal_lines(
         self, identity: Identity, chat_id: UUID, lines: Sequence[Line]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Select, bindparam, select, update
@@ -21,7 +21,7 @@ from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.engine import Database
 from backend.openai_api.alignment import TextProfile
 from backend.openai_api.chat_state import load_state
-from backend.openai_api.contracts import ChatVersion, Line, Placement
+from backend.openai_api.contracts import ChatPlacement, ChatVersion, Line
 from backend.openai_api.path_match import ClientLines, PathMatch, match_block, match_digests
 from backend.openai_api.stored_paths import (
     NO_DIGEST,
@@ -75,6 +75,15 @@ class _Hit:
     digest: bytes
 
 
+class _ReadChat(NamedTuple):
+    """A chat with lines of the client. `hidden` are the messages that the endpoint has hidden."""
+
+    chat: ChatVersion
+    active: MessagePath
+    hidden: Collection[UUID]
+    hits: Sequence[_Hit]
+
+
 @dataclass(slots=True, kw_only=True)
 class _Candidate:
     """A chat that a list may be of. `hidden` are the messages that the endpoint has hidden."""
@@ -108,7 +117,7 @@ class ConversationFinder:
         *,
         may_be_prefill: bool = True,
         is_retry: bool = False,
-    ) -> Placement:
+    ) -> ChatPlacement:
         """Return the place of a client's list in the stored chats.
 
         With `may_be_prefill`, an assistant's last line may be the beginning of a new reply, so that
@@ -137,7 +146,7 @@ class ConversationFinder:
         *,
         may_be_prefill: bool = True,
         is_retry: bool = False,
-    ) -> Placement:
+    ) -> ChatPlacement:
         """Do the same for lines with their digests."""
         lookup = _Lookup(
             self._database,
@@ -180,8 +189,7 @@ class _Lookup:
         self._is_retry = is_retry
         self._named: ChatVersion | None = None
 
-    async def run(self) -> Placement:
-        await self._add_digests()
+    async def run(self) -> ChatPlacement:
         candidates = await self._match_chats()
         candidates.sort(key=lambda each: each.rank, reverse=True)
         candidates = candidates[:MAX_SETTLED]
@@ -196,22 +204,32 @@ class _Lookup:
             best = max(found, key=lambda each: each.rank)
             return self._make_placement(best, is_leaf=await self._is_leaf(best.match))
         if self._named is None:
-            return Placement(tail=self._client.lines)
+            return ChatPlacement(tail=self._client.lines)
         line = self._client.last_user
-        return Placement(chat_id=self._named.id, tail=[line] if line else [], version=self._named)
+        return ChatPlacement(
+            chat_id=self._named.id, tail=[line] if line else [], version=self._named
+        )
 
-    async def _add_digests(self) -> None:
-        """Compute the digests of messages from before they had any, the newest first."""
-        values = {"owner": self._owner_id, "scope": self._scope.id}
+    async def _read_chats(self) -> list[_ReadChat]:
+        """Read the chats that the list may be of, in one transaction if all have digests."""
         async with self._database.read() as session:
             if self._is_named:
                 self._named = make_version(
                     await repository.get_chat(session, self._scope.id, owner_id=self._owner_id)
                 )
-            query = _select_undigested(self._scope.kind)
-            rows = (await session.execute(query, values)).all()
-        if not rows:
-            return
+            rows = await self._find_undigested(session)
+            if not rows:
+                return await self._find_chats(session)
+        await self._add_digests(rows)
+        async with self._database.read() as session:
+            return await self._find_chats(session)
+
+    async def _find_undigested(self, session: AsyncSession) -> Sequence[Any]:
+        """Return messages from before they had digests, the newest first."""
+        values = {"owner": self._owner_id, "scope": self._scope.id}
+        return (await session.execute(_select_undigested(self._scope.kind), values)).all()
+
+    async def _add_digests(self, rows: Sequence[Any]) -> None:
         digests = await self._pool.run(
             self._owner_id,
             partial(_digest_rows, self._sealer, rows),
@@ -222,11 +240,8 @@ class _Lookup:
             await connection.execute(_ADD_DIGEST, digests)
 
     async def _match_chats(self) -> list[_Candidate]:
-        async with self._database.read() as session:
-            chats = await self._find_chats(session)
-            read = [await self._read_chat(session, hits) for hits in chats]
         candidates: list[_Candidate] = []
-        for chat, active, hidden, hits in read:
+        for chat, active, hidden, hits in await self._read_chats():
             matched = await self._match(active, hidden)
             if matched is not None:
                 candidates.append(
@@ -244,8 +259,8 @@ class _Lookup:
                     )
         return candidates
 
-    async def _find_chats(self, session: AsyncSession) -> list[list[_Hit]]:
-        """Return the hits of the chats with most of them, the newest chats first."""
+    async def _find_chats(self, session: AsyncSession) -> list[_ReadChat]:
+        """Read the chats with most hits, the newest first."""
         digests = self._client.digests
         hits = await self._find_hits(session, digests[-PROBE_LINES:])
         for part in split_chunks(digests[:-PROBE_LINES][::-1], PROBE_CHUNK):
@@ -260,7 +275,7 @@ class _Lookup:
             key=lambda found: (len({hit.digest for hit in found}), found[0].chat.id),
             reverse=True,
         )
-        return chats[:MAX_CHATS]
+        return [await self._read_chat(session, hits) for hits in chats[:MAX_CHATS]]
 
     async def _find_hits(self, session: AsyncSession, digests: Sequence[bytes]) -> list[_Hit]:
         if not digests:
@@ -268,19 +283,17 @@ class _Lookup:
         values = {"owner": self._owner_id, "scope": self._scope.id, "digests": set(digests)}
         rows = (await session.execute(_select_hits(self._scope.kind), values)).all()
         ids = {row.chat_id for row in rows}
-        chats = await session.scalars(_CHATS, {"ids": ids}) if ids else ()
+        chats = await session.execute(_CHATS, {"ids": ids}) if ids else ()
         versions = {chat.id: make_version(chat) for chat in chats}
         return [_Hit(row.id, versions[row.chat_id], row.is_active, row.text_digest) for row in rows]
 
-    async def _read_chat(
-        self, session: AsyncSession, hits: Sequence[_Hit]
-    ) -> tuple[ChatVersion, MessagePath, Collection[UUID], Sequence[_Hit]]:
+    async def _read_chat(self, session: AsyncSession, hits: Sequence[_Hit]) -> _ReadChat:
         chat = hits[0].chat
         active = await self._paths.load(session, chat)
         hidden: Collection[UUID] = ()
         if active.has_hidden or not all(hit.is_active for hit in hits):
             hidden = set((await load_state(session, self._sealer, chat.id)).hidden)
-        return chat, active, hidden, hits
+        return _ReadChat(chat, active, hidden, hits)
 
     async def _read_branches(self, active: MessagePath, hits: Sequence[_Hit]) -> list[MessagePath]:
         """Return the paths of other branches with messages of the list, its last lines first."""
@@ -373,10 +386,10 @@ class _Lookup:
         async with self._database.read() as session:
             return not await has_children(session, match.path.get_id(match.last))
 
-    def _make_placement(self, candidate: _Candidate, *, is_leaf: bool) -> Placement:
+    def _make_placement(self, candidate: _Candidate, *, is_leaf: bool) -> ChatPlacement:
         match, path = candidate.match, candidate.match.path
         is_active = match.last < path.active
-        return Placement(
+        return ChatPlacement(
             chat_id=candidate.chat.id,
             pairs=PathLines(path, match.lines),
             edits={path.get_id(place): text for place, text in match.edits.items()},
@@ -391,7 +404,8 @@ class _Lookup:
         )
 
 
-def make_version(chat: Chat) -> ChatVersion:
+def make_version(chat: Any) -> ChatVersion:
+    """Return the version of a chat, from its row or its columns."""
     return ChatVersion(
         id=chat.id,
         user_id=chat.user_id,
@@ -485,7 +499,9 @@ def _select_undigested(kind: str) -> Select[*tuple[Any, ...]]:
     )
 
 
-_CHATS = select(Chat).where(Chat.id.in_(bindparam("ids", expanding=True)))
+_CHATS = select(Chat.id, Chat.user_id, Chat.leaf_id, Chat.hidden_changes, Chat.updated_at).where(
+    Chat.id.in_(bindparam("ids", expanding=True))
+)
 _MESSAGES = get_table(Message)
 _ADD_DIGEST = (
     update(_MESSAGES)

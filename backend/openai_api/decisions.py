@@ -16,12 +16,12 @@ from uuid import UUID
 import msgspec
 
 from backend.openai_api.contracts import (
-    ChatState,
+    ChatPlacement,
+    ClientState,
     Decision,
     Instruction,
     Line,
-    Placement,
-    Reading,
+    SentConversation,
     StoreChoice,
 )
 from backend.openai_api.models import RequestKind, RequestReason, RuledKind
@@ -50,11 +50,11 @@ def digest_instruction(sealer: Sealer, text: str) -> bytes:
 
 
 def decide(
-    reading: Reading,
-    placement: Placement,
+    reading: SentConversation,
+    placement: ChatPlacement,
     *,
     sealer: Sealer,
-    state: ChatState | None = None,
+    state: ClientState | None = None,
     rules: Mapping[bytes, RuledKind] | None = None,
     store: StoreChoice | None = None,
     retries: int = 0,
@@ -70,7 +70,7 @@ def decide(
         store: The header `X-Talekeeper-Store`, which precedes everything else.
         retries: The header `x-stainless-retry-count`.
     """
-    case = _Case(reading, placement, _Digests(sealer), state or ChatState())
+    case = _Case(reading, placement, _Digests(sealer), state or ClientState())
     rule = (rules or {}).get(case.digests.make(case.subject)) if case.subject else None
     quiet = case.find_quiet_reason()
     if store == "never":
@@ -87,18 +87,18 @@ def decide(
 
 
 def build_state(
-    reading: Reading,
+    reading: SentConversation,
     decision: Decision,
     *,
     sealer: Sealer,
-    previous: ChatState | None = None,
+    previous: ClientState | None = None,
     hidden: Sequence[UUID] = (),
-) -> ChatState:
+) -> ClientState:
     """Return the state to store after a request that was not quiet.
 
     Only a turn and a swipe show which instructions a turn has.
     """
-    previous = previous or ChatState()
+    previous = previous or ClientState()
     if decision.kind not in ("turn", "swipe"):
         return msgspec.structs.replace(previous, hidden=tuple(hidden))
     digests = _Digests(sealer)
@@ -119,7 +119,7 @@ def build_state(
         pieces = previous.pieces if parts[0] in previous.pieces else ()
     else:
         pieces = tuple(parts)
-    return ChatState(
+    return ClientState(
         instructions=tuple(dict.fromkeys(instructions)),
         pieces=pieces,
         prefill=digests.make(decision.prefill) if decision.prefill else None,
@@ -168,7 +168,7 @@ class _Ending:
         is_new: True if nothing stored matches it.
     """
 
-    placement: Placement
+    placement: ChatPlacement
     last: Line | None
     is_new: bool
     prefill: str = ""
@@ -187,7 +187,11 @@ class _Case:
     """One request, with its place and the state of its chat."""
 
     def __init__(
-        self, reading: Reading, placement: Placement, digests: _Digests, state: ChatState
+        self,
+        reading: SentConversation,
+        placement: ChatPlacement,
+        digests: _Digests,
+        state: ClientState,
     ) -> None:
         self.digests = digests
         self._reading = reading
@@ -281,7 +285,7 @@ class _Case:
         return line.text + sent[len(sent.rstrip()) :]
 
     def _make(
-        self, kind: RequestKind, reason: RequestReason, placement: Placement, speaker: str = ""
+        self, kind: RequestKind, reason: RequestReason, placement: ChatPlacement, speaker: str = ""
     ) -> Decision:
         return Decision(
             kind=kind,
@@ -329,7 +333,7 @@ class _Case:
         head = text.partition("\n")[0].strip()
         return head[:_MAX_HEAD] if len(head) >= _MIN_HEAD else text
 
-    def _find_ending(self, placement: Placement) -> _Ending:
+    def _find_ending(self, placement: ChatPlacement) -> _Ending:
         lines, instructions = self._reading.lines, self._reading.instructions
         instruction = instructions[-1] if instructions else None
         count, prefill = len(lines), ""
@@ -358,7 +362,7 @@ class _Case:
             instruction=instruction,
         )
 
-    def _is_prefill(self, last: Line, placement: Placement) -> bool:
+    def _is_prefill(self, last: Line, placement: ChatPlacement) -> bool:
         """True if the last message begins a reply that nothing stored equals.
 
         If a reply is regenerated with the same beginning, the beginning matches the stored reply as
@@ -374,7 +378,7 @@ class _Case:
             and self.digests.make(last.text) == self._state.prefill
         )
 
-    def _remove_prefill(self, placement: Placement) -> Placement:
+    def _remove_prefill(self, placement: ChatPlacement) -> ChatPlacement:
         if placement.tail:
             return replace(placement, tail=placement.tail[:-1])
         pairs = dict(placement.pairs)
@@ -391,7 +395,7 @@ class _Case:
             is_leaf=False,
         )
 
-    def _split_notes(self, line: Line, index: int, placement: Placement) -> _SplitLine:
+    def _split_notes(self, line: Line, index: int, placement: ChatPlacement) -> _SplitLine:
         """Split the last line of the tail from notes that the client has merged with it."""
         if index in placement.pairs:
             return self._split_remainder(line)

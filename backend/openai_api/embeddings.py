@@ -45,12 +45,6 @@ Encoding = Literal["float", "base64"]
 DEFAULT_MODEL = "default"
 """The name of the account's embedding model, or else the installation's."""
 
-MAX_TEXTS = 1_024
-"""Maximum number of texts in a request. Clients send up to 1,000, LangChain's default."""
-
-MAX_CHARACTERS = 1_000_000
-"""Maximum number of characters of all texts together."""
-
 SLOT_SECONDS = 120.0
 """Time that a request waits for turns at a server with few slots."""
 
@@ -59,7 +53,7 @@ _BATCH = 64
 
 
 class EmbeddingInputError(ValidationError):
-    """The texts are too many, too long or empty."""
+    """A text is too long to be embedded whole."""
 
     slug, title = "embedding-input", "These texts cannot be embedded"
 
@@ -140,7 +134,7 @@ class PlainEmbeddings:
             dimensions: The length of the vectors. None is the model's own.
 
         Raises:
-            EmbeddingInputError: The texts are too many, too long or empty.
+            EmbeddingInputError: A text is too long to be embedded whole.
             UnknownModelError: The account has no such provider.
             NoEmbeddingsError: The provider has no embedding models.
             NoEmbeddingModelError: Neither the account nor the installation has a model.
@@ -149,7 +143,7 @@ class PlainEmbeddings:
             ModelBusyError: Turns used the model's server for too long.
             EmbedderError: The model failed.
         """
-        size = sum(map(len, texts[:MAX_TEXTS]))
+        size = sum(map(len, texts))
         await self._pool.run(identity.user_id, partial(check_texts, texts), size=size)
         await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
         source = await self._find(identity, model, dimensions)
@@ -236,16 +230,7 @@ def render_vectors(found: TextVectors, encoding: Encoding) -> bytes:
 
 def check_texts(texts: Sequence[str]) -> None:
     """Raise `EmbeddingInputError` if texts cannot be embedded whole. CPU-bound."""
-    if not texts or len(texts) > MAX_TEXTS:
-        raise EmbeddingInputError(f"input: send 1 to {MAX_TEXTS:,} texts.")
-    size = sum(map(len, texts))
-    if size > MAX_CHARACTERS:
-        raise EmbeddingInputError(
-            f"input: the texts have {size:,} characters. The limit is {MAX_CHARACTERS:,}."
-        )
     for place, text in enumerate(texts):
-        if not text.strip():
-            raise EmbeddingInputError(f"input[{place}]: the text is empty.")
         if len(prepare_text(text)) < len(text):
             raise EmbeddingInputError(
                 f"input[{place}]: the text has more than {MAX_TEXT_TOKENS:,} tokens."

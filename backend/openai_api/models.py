@@ -12,7 +12,7 @@ from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, Prima
 from backend.vault.sealing import Column
 
 RequestKind = Literal["turn", "swipe", "continue", "impersonate", "quiet", "repeat", "plain"]
-"""What a request was taken for. `repeat` is a retry that joined its turn, `plain` a request to a
+"""The kind of a request. `repeat` is a retry that joined its turn, `plain` a request to a
 model without a chat."""
 
 RequestReason = Literal[
@@ -42,9 +42,9 @@ RuledKind = Literal["turn", "quiet"]
 
 
 class ClientChat(Base):
-    """What the endpoint knows about a chat that clients play.
+    """The state of a chat that clients play.
 
-    `sealed_state` is the JSON of a `ChatState`.
+    `sealed_state` is the JSON of a `ClientState`.
     """
 
     __tablename__ = "client_chats"

@@ -45,7 +45,7 @@ class CharacterMaker:
 
 
 def find_character_name(text: str) -> str:
-    """Return the name of the character that a main prompt tells the model to play, or ""."""
+    """Return the name of the character in a main prompt, or "" if there is none."""
     for form in _FORMS:
         if found := form.search(text):
             return " ".join(found["name"].split())[:_MAX_NAME]

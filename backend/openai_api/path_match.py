@@ -185,20 +185,20 @@ class PathMatch:
     def is_recognised(self, *, is_named: bool, is_retry: bool = False) -> bool:
         """True if enough lines are stored to take the list for this chat.
 
-        A greeting and first lines of the user, which may begin many chats, are enough only if the
-        chat went no further. If the chat is named, a greeting and a line are enough, and if the
-        request is sent again, the last line.
+        Greetings and first lines of the user, which may begin many chats, are enough only if the
+        chat went no further. Each member of a group can have a greeting. If the chat is named, a
+        greeting and a line are enough, and if the request is sent again, the last line.
         """
         last_line = self.last_line
         is_sparse = MIN_STORED_SHARE * self.matches < last_line + 1
-        if is_sparse or 2 * self.changes > self.matches:
+        if is_sparse or self.changes > self.matches:
             return False
-        if self.replies:
+        flags, places = self.path.flags.lower(), self.lines.values()
+        greetings = flags.find("u") if "u" in flags else len(flags)
+        if self.replies and any(flags[at] == "a" and at > greetings for at in places):
             return True
-        places = self.lines.values()
-        if not any(self.path.get_role(place) == "user" for place in places):
+        if not self.replies and not any(flags[at] == "u" for at in places):
             return False
-        flags = self.path.flags.lower()
         if is_named and self.first == 0 and flags[0] == "a":
             return True
         if is_named and is_retry:

@@ -17,7 +17,7 @@ from backend.openai_api.contracts import (
     InstructionKind,
     Line,
     Names,
-    Reading,
+    SentConversation,
     SentMessage,
 )
 from backend.openai_api.nudges import PLACEHOLDERS, collapse, find_chat_marker, find_nudge
@@ -43,7 +43,7 @@ _LineRole = Literal["user", "assistant"]
 
 def read_conversation(
     messages: Sequence[SentMessage], names: Names, *, finds_tasks: bool = True
-) -> Reading:
+) -> SentConversation:
     """Read a list.
 
     `finds_tasks` is false if the client wants every request stored: a user message with the words
@@ -60,7 +60,7 @@ def read_conversation(
         users = (each.text for each in texts if each.role == "user")
         speakers.guess_user(text for text in users if collapse(text) not in PLACEHOLDERS)
     lines = [_make_line(each, messages[each.place], speakers) for each in texts]
-    return Reading(
+    return SentConversation(
         messages=messages,
         lines=_drop_extra_lines(lines),
         instructions=instructions,

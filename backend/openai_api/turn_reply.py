@@ -135,7 +135,7 @@ class TurnReply:
                 await asyncio.shield(self._stop())
 
     async def _stop(self) -> None:
-        """Stop the turn, and record what the client has got of a reply with several parts."""
+        """Stop the turn, and record the part of its reply that the client has got."""
         with contextlib.suppress(AppError):
             await self._turns.stop(self._identity, self._turn_id)
         if self._has_choices and self._is_stream and self._reply_id is not None:
@@ -152,7 +152,7 @@ class TurnReply:
                 self._thinking_before += len(event.data["text"])
 
     def _convert(self, event: TurnEvent) -> list[ReplyEvent]:
-        """Take the text of an event, and return what is not text."""
+        """Take the text of an event. Returns its other contents."""
         data = event.data
         match event.name:
             case "text.delta":
@@ -225,5 +225,5 @@ class FixedReply:
 
 
 def _find_finish_reason(name: str) -> FinishReason:
-    """Return the reason of a completed turn. A stopped turn has no reason of its own."""
+    """Return the reason of a completed turn. That of a stopped turn is `stop`."""
     return cast("FinishReason", name) if name in _FINISH_REASONS else "stop"

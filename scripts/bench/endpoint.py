@@ -7,6 +7,11 @@ index, through the bare driver. It finds no chat and compares nothing.
 
 `first` is a lookup after a start: nothing is cached. `edited` has a changed line in the middle, so
 that the whole list is aligned.
+
+`--only first-token` measures the time to the first token of a provider that answers at once: asked
+directly, through a server that only passes requests on (the floor), and through the endpoint, as a
+plain model and as a character with 1,000 stored messages, of which the client sends 50. Vectors
+come from hashed words, so that embedding costs nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +28,9 @@ from uuid import UUID
 import msgspec
 import uvloop
 
-from backend.characters.cards.model import Card
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, make_message
-from backend.chats.models import ChatCharacter, Message
+from backend.chats.models import Message
 from backend.chats.token_counting import CountUnit
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import configure_logging
@@ -36,8 +40,16 @@ from backend.openai_api.contracts import Line
 from backend.openai_api.conversations import ConversationFinder, ConversationScope
 from backend.openai_api.path_match import ClientLines
 from backend.openai_api.stored_paths import PathCache
-from scripts.bench.application import Account, make_chat, make_settings, open_account
+from backend.settings import Settings
+from scripts.bench.application import (
+    Account,
+    make_settings,
+    open_account,
+    serve,
+    use_hashed_words,
+)
 from scripts.bench.data import CRD3, join_utterances, read_utterances
+from scripts.bench.first_token import bench_first_tokens, make_played_chat
 from scripts.bench.processes import create_database
 from scripts.bench.stopwatch import OneModelRegistry, StopwatchModel
 from scripts.bench.tables import (
@@ -106,13 +118,13 @@ class Lookups:
             client = await self.finder.digest_lines(self._identity, sent)
             hashed = time.perf_counter()
             finder = self.make_finder() if is_first else self.finder
-            hashed = time.perf_counter()
+            sought = time.perf_counter()
             await self._check(finder, client, is_edited=is_edited)
             found = time.perf_counter()
             if turn >= WARM_UP_TURNS:
                 times["parse"].append((parsed - began) * 1000)
                 times["hash"].append((hashed - parsed) * 1000)
-                times["lookup"].append((found - hashed) * 1000)
+                times["lookup"].append((found - sought) * 1000)
             if not is_edited:
                 await self._take_turn(sent[-1].text, f"A reply to it. ({turn})")
         return times
@@ -160,28 +172,17 @@ def measure_floor(file: str, chat_id: UUID, turns: int) -> list[float]:
     return times
 
 
-async def bench_lookups(name: DatabaseName, folder: Path, options: argparse.Namespace) -> list[Row]:
-    lines = read_utterances(options.data)
-    texts = join_utterances(lines, get_tokenizer("o200k_base").count, MESSAGE_TOKENS)
-    authored = [("Someone", text) for text in texts]
+async def bench_lookups(
+    name: DatabaseName, database: Database, settings: Settings, texts: Sequence[str], options: Any
+) -> list[Row]:
     rows: list[Row] = []
-    async with create_database(name) as url:
-        database = Database(url)
-        account = await open_account(
-            make_settings(url, folder),
-            database,
-            "bench",
-            registry=OneModelRegistry(StopwatchModel()),
-        )
+    account = await open_account(
+        settings, database, "bench", registry=OneModelRegistry(StopwatchModel())
+    )
+    async with serve(account):
         for count in options.messages:
-            character = await account.services.characters.create(
-                account.identity, Card(name=f"Mara {count}")
-            )
-            chat_id = await make_chat(database, account.identity, authored, count)
-            async with database.write() as session:
-                session.add(ChatCharacter(chat_id=chat_id, character_id=character.id, place=0))
-            await database.optimize()
-            lookups = Lookups(account, character.id, chat_id)
+            character_id, chat_id = await make_played_chat(account, texts, count)
+            lookups = Lookups(account, character_id, chat_id)
             await lookups.load(texts, count)
             whole = await lookups.measure(options.turns)
             windowed = await lookups.measure(options.turns, window=WINDOW)
@@ -201,21 +202,32 @@ async def bench_lookups(name: DatabaseName, folder: Path, options: argparse.Name
                 rows.append(
                     make_row(name, "  floor: read", measure_floor(file, chat_id, options.turns))
                 )
-        await database.dispose()
     return rows
 
 
 async def run(options: argparse.Namespace) -> list[Row]:
+    lines = read_utterances(options.data)
+    texts = join_utterances(lines, get_tokenizer("o200k_base").count, MESSAGE_TOKENS)
     rows: list[Row] = []
     for name in list_databases(options):
-        with TemporaryDirectory() as folder:
-            rows += await bench_lookups(name, Path(folder), options)
+        for part, bench in PARTS.items():
+            if options.only not in {None, part}:
+                continue
+            with TemporaryDirectory() as folder, use_hashed_words():
+                async with create_database(name) as url:
+                    database, settings = Database(url), make_settings(url, Path(folder))
+                    rows += await bench(name, database, settings, texts, options)
+                    await database.dispose()
     return rows
+
+
+PARTS = {"lookup": bench_lookups, "first-token": bench_first_tokens}
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = new_parser("endpoint", __doc__)
     add_database_option(parser)
+    parser.add_argument("--only", choices=list(PARTS), help="measure only this part")
     parser.add_argument("--data", type=Path, default=CRD3, help="folder of CRD3's transcripts")
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--messages", type=int, nargs="+", default=SIZES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ import pytest
 from openai import DefaultHttpxClient, OpenAI
 
 from tests.e2e.test_crash import browser
-from tests.e2e.test_memory import BY_WORDS, are_jobs_done
+from tests.e2e.test_memory import BY_WORDS, wait_for_jobs
 from tests.fakes import openai_server as fake
 from tests.fakes.openai_server import MODEL, MODEL_ID, OpenAIServer
 from tests.fakes.scripted_server import Answer, Request
 from tests.support.memory import MODEL_FOLDER
 from tests.support.process import serving
 from tests.support.server import Account, ok
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -34,8 +33,9 @@ TOPICS = ("the tide", "the lamp", "the harbour", "a loaf of bread", "the fog", "
 class Narrator(OpenAIServer):
     """A model server that never says the same twice."""
 
-    def usual(self, _: Request) -> Answer:
+    def usual(self, request: Request) -> Answer:
         """Answer a request."""
+        del request
         topic = TOPICS[len(self.requests) % len(TOPICS)]
         return fake.reply(f"She tells of {topic},", f" and of night {len(self.requests)}.")
 
@@ -77,7 +77,7 @@ class ListClient:
 
 
 @contextmanager
-def connect(url: str, key: str, *messages: Any) -> Iterator[ListClient]:
+def connect(url: str, key: str, *messages: Any) -> Generator[ListClient]:
     http = DefaultHttpxClient(trust_env=False)
     with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http) as api:
         yield ListClient(api, *messages)
@@ -130,7 +130,7 @@ async def test_a_client_with_a_short_window_is_reminded_of_the_third_turn(
                 key = ok(await ada.client.post("/api/v1/api-keys", json=body), 201)["token"]
                 with connect(served.url, key) as client:
                     await asyncio.to_thread(play, client)
-                    await until(lambda: are_jobs_done(ada))
+                    await wait_for_jobs(ada)
                     await asyncio.to_thread(client.say, question)
                     sent = client.texts[-WINDOW - 1 : -1]
                     assert FACT not in sent

@@ -177,7 +177,11 @@ class PromptAssembler:
             fixed, history, unsaid = fit_history(prompt, items, count=count, reserved=reserved)
             first = _find_first(prompt, history)
             retrieved, repeated = split_by_history(
-                found, prompt.memories, first, chat_id=loaded.chat.id
+                found,
+                prompt.memories,
+                first,
+                chat_id=loaded.chat.id,
+                sent=frozenset(loaded.client.positions) if loaded.client else (),
             )
             assembled = assemble(
                 fixed,

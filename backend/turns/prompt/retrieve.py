@@ -277,20 +277,27 @@ def sort_by_rank(
 
 
 def split_by_history(
-    items: Sequence[PromptItem], memories: Sequence[Memory], first: int | None, *, chat_id: UUID
+    items: Sequence[PromptItem],
+    memories: Sequence[Memory],
+    first: int | None,
+    *,
+    chat_id: UUID,
+    sent: Collection[int] = (),
 ) -> tuple[list[PromptItem], list[LeftOut]]:
     """Split items into those outside the history, and those that it already contains.
 
-    `first` is the position of the first message in the prompt. If all messages of an event belong
-    to this chat, it has the position of its first message.
+    `first` is the position of the first message in the prompt, and `sent` are those of messages
+    that a client sends, which may be before it. If all messages of an event belong to this chat, it
+    has the position of its first message.
     """
-    in_history = {
-        memory.recalled.source_id
-        for memory in memories
-        if first is not None
-        and memory.recalled.chat_id == chat_id
-        and memory.recalled.position >= first
-    }
+
+    def is_sent(recalled: MemoryItem) -> bool:
+        if first is None or recalled.chat_id != chat_id:
+            return False
+        is_kept = recalled.kind == "message" and recalled.position in sent
+        return is_kept or recalled.position >= first
+
+    in_history = {memory.recalled.source_id for memory in memories if is_sent(memory.recalled)}
     kept: list[PromptItem] = []
     left_out: list[LeftOut] = []
     for item in items:

@@ -22,7 +22,7 @@ from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.openai_api.contracts import Line, Placement, StoredConversation
+from backend.openai_api.contracts import ChatPlacement, Line, StoredConversation
 from backend.openai_api.conversation_writer import ConversationWriter
 from backend.openai_api.conversations import ConversationFinder, ConversationScope
 from backend.openai_api.new_conversations import ConversationImporter
@@ -88,6 +88,7 @@ class Desk:
         shelf = ChatShelf(self.database, self.identity, checks=self.checks, pool=self.pool)
         self.importer = ConversationImporter(
             self.database,
+            self.pool,
             chats=self.grove.chats,
             openings=openings,
             store_chat=shelf.importer.store,
@@ -114,7 +115,7 @@ class Desk:
         *,
         chat_id: UUID | None = None,
         may_be_prefill: bool = True,
-    ) -> Placement:
+    ) -> ChatPlacement:
         lines = [each if isinstance(each, Line) else make_lines([each])[0] for each in messages]
         scope = ConversationScope(kind="character", id=self.character_id)
         if chat_id is not None:
@@ -147,7 +148,9 @@ class Desk:
         await self.add(stored.chat_id, leaf, "assistant", reply)
         return stored.chat_id
 
-    async def _write(self, placement: Placement, tail: Sequence[Line]) -> StoredConversation | None:
+    async def _write(
+        self, placement: ChatPlacement, tail: Sequence[Line]
+    ) -> StoredConversation | None:
         if placement.chat_id is None:
             return await self.importer.store(self.identity, tail, character_ids=[self.character_id])
         return await self.writer.apply(self.identity, placement, tail)

@@ -12,6 +12,7 @@ import tests.support.server
 from backend.container import Services, build_services
 from tests.fakes.openai_server import OpenAIServer
 from tests.integration.openai_api.sequences import GREETING, Player
+from tests.support.clients import SillyTavernClient
 from tests.support.openai_replies import ScriptedCompletions, ScriptedEmbedder, ScriptedTexts
 from tests.support.server import APPLICATIONS, Account, Running, ok, running
 from tests.support.shared import asking_server, shared_url, vendor
@@ -82,4 +83,10 @@ async def player(asking_server: Running, vendor: OpenAIServer) -> AsyncGenerator
     async with asking_server.account(f"ada-{next(_numbers)}") as account:
         await account.new_character(name="Marlena", first_mes=GREETING)
         async with asking_server.program(await make_key(account, "chat")) as program:
-            yield Player(server=asking_server, account=account, program=program, vendor=vendor)
+            yield Player(
+                server=asking_server,
+                account=account,
+                program=program,
+                vendor=vendor,
+                client=SillyTavernClient(),
+            )

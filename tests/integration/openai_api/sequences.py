@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 import httpx
@@ -24,17 +24,46 @@ CHAT = "/v1/chat/completions"
 GREETING = "Welcome to the mill."
 
 
+class ChatClient(Protocol):
+    """A client that keeps its own chat."""
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The chat as the client's user sees it."""
+        ...
+
+    def receive(self, reply: str) -> object:
+        """Take the reply to the last request."""
+        ...
+
+
+Client = TypeVar("Client", bound=ChatClient)
+Other = TypeVar("Other", bound=ChatClient)
+
+
 @dataclass(kw_only=True)
-class Player:
+class Seat(Generic[Client]):
     """A user with a client, a page and a scripted model."""
 
     server: Running
     account: Account
     program: httpx.AsyncClient
     vendor: OpenAIServer
-    client: Any = field(default_factory=SillyTavernClient)
+    client: Client
     model: str = "character:marlena"
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def use(self, client: Other) -> Seat[Other]:
+        """Return the same user with another client."""
+        return Seat(
+            server=self.server,
+            account=self.account,
+            program=self.program,
+            vendor=self.vendor,
+            client=client,
+            model=self.model,
+            headers=self.headers,
+        )
 
     async def send(
         self, sent: Sequence[Wire], text: str = "", *, is_stream: bool = False, **headers: str
@@ -78,11 +107,6 @@ class Player:
         self.vendor.script(error(400, message="No."))
         body = {"model": self.model, "messages": list(sent)}
         return await self.program.post(CHAT, json=body, headers=self.headers)
-
-    async def play(self, count: int) -> None:
-        """Say some lines, and take the replies."""
-        for _ in range(count):
-            await self.ask(self.client.say(f"Line {len(self.client.chat)}: {_WORDS}"))
 
     def script(self, text: str) -> None:
         """Let the model answer the next request with a text."""
@@ -146,6 +170,11 @@ class Player:
         assert seen == expected, f"The page shows\n{seen}\nand the client\n{expected}"
         await self.check_stored()
 
+    async def has_indexed(self) -> bool:
+        """True if no job of the account is left."""
+        jobs = (await self.account.get("/jobs", limit=100))["items"]
+        return all(job["state"] in {"done", "dead"} for job in jobs)
+
     async def correct(self, kind: str) -> dict[str, Any]:
         """Correct the decision about the last request."""
         last = (await self.account.get("/client-requests"))["items"][0]
@@ -160,6 +189,15 @@ class Player:
         )
         async with self.server.parts.database.read() as session:
             assert set(await session.scalars(query)) <= {1}
+
+
+class Player(Seat[SillyTavernClient]):
+    """A user of SillyTavern."""
+
+    async def play(self, count: int) -> None:
+        """Say some lines, and take the replies."""
+        for _ in range(count):
+            await self.ask(self.client.say(f"Line {len(self.client.chat)}: {_WORDS}"))
 
 
 _WORDS = "I walk along the river and look for the miller."

@@ -25,38 +25,40 @@ def user(text: str) -> Wire:
 
 
 async def test_open_web_uis_tasks_and_documents_are_not_stored(player: Player) -> None:
-    player.client = client = OpenWebUIClient()
-    await player.ask(client.say("Who owns the mill?"), "Marlena does.")
-    await player.check("turn", "new_chat")
+    client = OpenWebUIClient()
+    seat = player.use(client)
+    await seat.ask(client.say("Who owns the mill?"), "Marlena does.")
+    await seat.check("turn", "new_chat")
     for task in (
         client.ask_title(), client.ask_tags(), client.ask_follow_ups(), client.ask_queries(),
         client.ask_completion("Since wh"),
     ):  # fmt: skip
-        assert read_reply(await player.send(task, "{}")) == "{}"
-        await player.check("quiet", "known_quiet_form")
-        assert player.prompt == [("user", task[0]["content"])]
-    await player.ask(client.say_with_documents("Since when?", "The mill was sold in 1802."))
-    await player.check("turn", "new_line")
-    assert "sold in 1802" in player.prompt_text
-    await player.ask(client.regenerate())
-    await player.check("swipe", "reply_missing")
-    assert len(await player.list_siblings(3)) == 2
-    await player.ask(client.say("And before?"))
-    await player.check("turn", "new_line")
+        assert read_reply(await seat.send(task, "{}")) == "{}"
+        await seat.check("quiet", "known_quiet_form")
+        assert seat.prompt == [("user", task[0]["content"])]
+    await seat.ask(client.say_with_documents("Since when?", "The mill was sold in 1802."))
+    await seat.check("turn", "new_line")
+    assert "sold in 1802" in seat.prompt_text
+    await seat.ask(client.regenerate())
+    await seat.check("swipe", "reply_missing")
+    assert len(await seat.list_siblings(3)) == 2
+    await seat.ask(client.say("And before?"))
+    await seat.check("turn", "new_line")
 
 
 async def test_libre_chats_tasks_are_not_stored(player: Player) -> None:
-    player.client = client = LibreChatClient(system_prompt="You are Marlena.")
-    await player.ask(client.say("Who owns the mill?"), "I do.")
+    client = LibreChatClient(system_prompt="You are Marlena.")
+    seat = player.use(client)
+    await seat.ask(client.say("Who owns the mill?"), "I do.")
     for task in (client.ask_title(), client.ask_structured_title(), client.ask_summary()):
-        assert read_reply(await player.send(task, "The mill")) == "The mill"
-        await player.check("quiet", "known_quiet_form")
-    await player.ask(client.say("Since when?"), is_stream=True)
-    await player.check("turn", "new_line")
+        assert read_reply(await seat.send(task, "The mill")) == "The mill"
+        await seat.check("quiet", "known_quiet_form")
+    await seat.ask(client.say("Since when?"), is_stream=True)
+    await seat.check("turn", "new_line")
     client.chat[2].text = "For how long?"
-    await player.ask(client.regenerate())
-    await player.check("turn", "new_line")
-    assert await player.list_siblings(2) == ["For how long?", "Since when?"]
+    await seat.ask(client.regenerate())
+    await seat.check("turn", "new_line")
+    assert await seat.list_siblings(2) == ["For how long?", "Since when?"]
 
 
 async def test_two_chats_with_the_same_beginning_are_told_apart(player: Player) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.integration.openai_api.sequences import Player
 from tests.support.clients import (
     EXPRESSION,
     SUMMARY,
+    ClientLine,
     Injection,
     PostProcessing,
     SillyTavernClient,
@@ -35,12 +37,12 @@ async def play_everything(player: Player) -> None:
     mode = client.settings.post_processing
     # Notes that are merged with the first line are known as notes once they have moved.
     is_unclear = mode in {"semi", "strict", "single"} and bool(client.settings.injections)
-    for sent, kind, reason in [
-        (lambda: client.say("I knock at the door."), "turn", "new_chat"),
-        (lambda: client.say("May I stay for the night?"), "turn", "new_line"),
-        (client.swipe, "swipe", "reply_missing"),
+    for act, kind, reason in [
+        (partial(client.say, "I knock at the door."), "turn", "new_chat"),
+        (partial(client.say, "May I stay for the night?"), "turn", "new_line"),
+        (partial(client.swipe), "swipe", "reply_missing"),
     ]:
-        await player.ask(sent())
+        await player.ask(act())
         seen = await player.show() if is_unclear else None
         await player.check(kind, reason, shown=seen)
     await player.play(2)
@@ -122,6 +124,18 @@ async def test_a_users_note_that_moves_is_not_stored_twice(player: Player) -> No
     assert await player.show() == client.lines
     await player.ask(client.swipe())
     await player.check("swipe", "reply_missing")
+
+
+async def test_a_users_note_before_the_greeting_does_not_join_two_chats(player: Player) -> None:
+    settings = SillyTavernSettings(injections=[Injection(text=NOTE, depth=4, role="user")])
+    for line in ("I knock at the door.", "I whistle under the window."):
+        client = use(player, settings)
+        await player.ask(client.say(line))
+        assert await player.decide() == ("turn", "new_chat")
+        assert await player.show((await player.list_chats())[0]) == client.lines
+        await player.ask(client.say(f"{line} Once more."))
+        assert await player.decide() == ("turn", "new_line")
+        assert await player.show((await player.list_chats())[0]) == client.lines
 
 
 async def test_a_changed_note_changes_nothing_in_the_chat(player: Player) -> None:
@@ -235,3 +249,31 @@ async def test_merged_messages_of_a_group_are_its_lines(
         "Bo",
         "Bo",
     ]
+
+
+async def test_groups_with_the_same_greetings_are_told_apart(player: Player) -> None:
+    await player.account.new_character(name="Bo", first_mes="Bo nods.")
+    clients: list[SillyTavernClient] = []
+    for line in ("I knock at the door.", "I whistle under the window."):
+        client = use(player, GROUP)
+        client.chat.append(ClientLine("assistant", "Bo nods to you.", "Bo"))
+        await player.ask(client.say(line, speaker="Bo"))
+        assert await player.decide() == ("turn", "new_chat")
+        clients.append(client)
+    for client in clients:
+        player.client = client
+        await player.ask(client.say("May I come in?", speaker="Marlena"))
+        assert await player.decide() == ("turn", "new_line")
+    newest, oldest = await player.list_chats()
+    assert [await player.show(newest), await player.show(oldest)] == [
+        clients[1].lines, clients[0].lines
+    ]  # fmt: skip
+
+
+async def test_a_story_without_lines_of_the_user_is_one_chat(player: Player) -> None:
+    client = use(player, SillyTavernSettings(members=["Marlena"]))
+    for number in range(3):
+        await player.ask(client.send_nothing(), f"The story goes on, part {number}.")
+        await player.check("turn", "group_nudge" if number else "new_chat")
+    await player.ask(client.say("And then?"))
+    await player.check("turn", "new_line")

@@ -61,13 +61,11 @@ class Vendor(OpenAIServer):
 
     def usual(self, request: Request) -> Answer:
         """Answer a request."""
-        match (request.body or {}).get("messages"):
-            case [*_, {"content": "call"}]:
-                return fake.called(("look", {"at": "the door"}))
-            case [*_, {"content": "break"}]:
-                return BROKEN
-            case _:
-                return super().usual(request)
+        body: Any = request.body or {}
+        last: Any = body.get("messages", [{}])[-1].get("content")
+        if last == "call":
+            return fake.called(("look", {"at": "the door"}))
+        return BROKEN if last == "break" else super().usual(request)
 
 
 class Place(BaseModel):
@@ -93,7 +91,8 @@ class Desk:
     async def ask(self, model: str, *messages: Any, **options: Any) -> Any:
         """Return the reply, and fail if the model server was not asked."""
         count = len(self.model.requests)
-        reply = await self.client.chat.completions.create(
+        create: Any = self.client.chat.completions.create
+        reply: Any = await create(
             model=model, messages=messages or [said("user", "Hello.")], **options
         )
         assert len(self.model.requests) > count
@@ -291,8 +290,8 @@ async def test_embeddings_are_equal_as_numbers_and_as_base64(desk: Desk) -> None
     coded = await create(model="openai/words", input="a door", encoding_format="base64")
     assert len(usual.data) == 2
     assert usual.data[0].embedding == pytest.approx(numbers.data[0].embedding)
-    raw = coded.data[0].embedding
-    assert isinstance(raw, str)
+    # The SDK declares numbers here, whatever format was asked for.
+    raw = str(coded.data[0].embedding)
     assert len(base64.b64decode(raw)) == 4 * len(numbers.data[0].embedding)
     assert usual.usage.prompt_tokens > 0
 

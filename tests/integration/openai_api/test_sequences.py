@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 
 from tests.integration.openai_api.sequences import GREETING, Player, read_reply
 from tests.support.clients import SillyTavernClient, SillyTavernSettings
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -77,7 +80,7 @@ async def test_a_deletion_in_the_middle_hides_messages_until_they_are_sent_again
 async def test_a_deletion_of_the_end_and_another_line_are_a_branch(player: Player) -> None:
     client = player.client
     await player.play(3)
-    first = [(each.role, each.text, each.author) for each in client.chat]
+    first = deepcopy(client.chat)
     client.go_back(3)
     await player.ask(client.say("I leave by the back door."))
     await player.check("turn", "new_line")
@@ -88,7 +91,7 @@ async def test_a_deletion_of_the_end_and_another_line_are_a_branch(player: Playe
     # Messages follow the old reply on other branches, so that it keeps its text.
     await player.check("swipe", "continue_nudge")
     assert await player.list_siblings(2) == [old, f"{old} She bars the door."]
-    client.chat = [type(client.chat[0])(*each) for each in first]
+    client.chat = first
     await player.ask(client.say("I go on as before."))
     await player.check("turn", "new_line")
 
@@ -218,15 +221,24 @@ async def test_a_window_of_the_client_changes_nothing_before_it(
     player: Player, keeps_greeting: bool
 ) -> None:
     client = player.client
+    old = "The locket of my sister is buried beneath the third pear tree."
     for number in range(1, 80):
         text = f"Message {number}: the river carries leaf {number} down to the mill."
-        client.receive(text) if number % 2 == 0 else client.say(text)
+        if number % 2:
+            client.say(old if number == 15 else text)
+        else:
+            client.receive(text)
     await player.ask(client.say("A first line."))
     await player.check("turn", "new_chat")
     client.settings.window = 30
     client.settings.keeps_greeting = keeps_greeting
     count = len(client.chat)
-    await player.ask(client.say("What did you say?"))
+    if keeps_greeting:
+        await until(player.has_indexed)
+    await player.ask(client.say("Where is the locket of my sister?"))
+    if keeps_greeting:
+        assert old in player.prompt_text
+        assert player.prompt_text.count(GREETING) == 1
     await player.check("turn", "new_line")
     await player.ask(client.swipe())
     await player.check("swipe", "reply_missing")
@@ -241,3 +253,27 @@ async def test_a_window_of_the_client_changes_nothing_before_it(
     await player.ask(client.say("I went back."))
     await player.check("turn", "new_line")
     assert client.lines[0] == client_reply(GREETING)
+
+
+async def test_a_line_that_is_said_again_and_again_is_found_at_its_place(player: Player) -> None:
+    client = player.client
+    for number in range(5):
+        await player.ask(client.say("Go on."), f"The story goes on, part {number}.")
+        await player.check("turn", "new_line" if number else "new_chat")
+    await player.ask(client.swipe(), "The story ends.")
+    await player.check("swipe", "reply_missing")
+    client.delete(3)
+    client.delete(3)
+    await player.ask(client.say("Go on."), "It does not.")
+    await player.check("turn", "new_line")
+    # The line is already stored after this reply.
+    client.go_back(5)
+    await player.ask(client.say("Go on."), "It does.")
+    await player.check("swipe", "reply_missing")
+    client.go_back(4)
+    await player.ask(client.send_nothing(), "It does indeed.")
+    await player.check("swipe", "reply_missing")
+    client.edit(1, "Stop.")
+    client.edit(2, "I never stop, she says.")
+    await player.ask(client.say("Go on."), "No.")
+    await player.check("turn", "new_line")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 from uuid import UUID
 
-from backend.openai_api.contracts import Line, Placement, Reading, StoredLine
+from backend.openai_api.contracts import ChatPlacement, Line, SentConversation, StoredLine
 from backend.vault.sealing import Sealer
 
 SEALER = Sealer(UUID(int=1), {1: bytes(32)}, user_key=bytes(32))
@@ -15,7 +15,7 @@ SEALER = Sealer(UUID(int=1), {1: bytes(32)}, user_key=bytes(32))
 Sent = tuple[Literal["system", "user", "assistant"], str]
 
 
-def place(reading: Reading, stored: Sequence[Sent], cut: str = "") -> Placement:
+def place(reading: SentConversation, stored: Sequence[Sent], cut: str = "") -> ChatPlacement:
     """Align equal lines, and stored texts among the pieces of a line.
 
     `cut` is a stored text that its beginning matches.
@@ -48,7 +48,7 @@ def place(reading: Reading, stored: Sequence[Sent], cut: str = "") -> Placement:
         remainder = [replace(line, text="\n\n".join(after), pieces=())] if after else []
     if len(pairs) < len(reading.lines):
         remainder = []
-    return Placement(
+    return ChatPlacement(
         chat_id=UUID(int=99),
         pairs=pairs,
         edits=edits,

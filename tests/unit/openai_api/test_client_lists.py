@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from backend.openai_api.contracts import Names, Reading, SentMessage
+from backend.openai_api.contracts import Names, SentConversation, SentMessage
 from backend.openai_api.quiet_forms import find_list_form, is_connection_test
 from backend.openai_api.reading import read_conversation
 from tests.support.clients import (
@@ -49,7 +49,7 @@ def parse(sent: Sequence[Wire]) -> list[SentMessage]:
     ]
 
 
-def read(sent: Sequence[Wire]) -> Reading:
+def read(sent: Sequence[Wire]) -> SentConversation:
     return read_conversation(parse(sent), NAMES)
 
 

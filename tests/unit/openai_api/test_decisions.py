@@ -14,11 +14,11 @@ import pytest
 
 from backend.generation.model import PromptImage
 from backend.openai_api.contracts import (
-    ChatState,
+    ChatPlacement,
+    ClientState,
     Decision,
     Names,
-    Placement,
-    Reading,
+    SentConversation,
     SentMessage,
 )
 from backend.openai_api.decisions import build_state, decide, digest_instruction
@@ -59,7 +59,7 @@ def assistant(text: str) -> Sent:
     return ("assistant", text)
 
 
-def read(sent: Sequence[Sent]) -> Reading:
+def read(sent: Sequence[Sent]) -> SentConversation:
     return read_conversation([SentMessage(role=role, text=text) for role, text in sent], NAMES)
 
 
@@ -71,13 +71,13 @@ def ask(
     **options: Any,
 ) -> Decision:
     reading = read(sent)
-    placement = Placement() if stored is None else place(reading, stored, cut)
+    placement = ChatPlacement() if stored is None else place(reading, stored, cut)
     return decide(reading, placement, sealer=SEALER, **options)
 
 
-def remember(*instructions: str, **more: Any) -> ChatState:
+def remember(*instructions: str, **more: Any) -> ClientState:
     made = tuple(digest_instruction(SEALER, each) for each in instructions)
-    return ChatState(instructions=made, **more)
+    return ClientState(instructions=made, **more)
 
 
 def list_tail(decision: Decision) -> list[Sent]:
@@ -280,12 +280,22 @@ def test_a_swipe_with_the_same_beginning_leaves_the_stored_reply_alone() -> None
     assert [line.role for line in again.placement.rest] == ["assistant"]
 
 
+@pytest.mark.parametrize("nudge", [[], [system(CONTINUE)]])
+def test_a_reply_that_others_follow_is_continued_as_another_version(nudge: list[Sent]) -> None:
+    decision = ask([*CHAT, *nudge], [*CHAT, THANKS, SIT], state=KNOWN)
+    assert (decision.kind, decision.prefill) == ("swipe", CHAT[-1][1])
+    last, rest = decision.placement.last, decision.placement.rest
+    assert last is not None
+    assert last.position == len(CHAT) - 2
+    assert [each.position for each in rest[:2]] == [len(CHAT) - 1, len(CHAT)]
+
+
 def test_an_instruction_is_known_after_the_turn_that_brought_it() -> None:
     sent = [*CHAT, THANKS, system("A note."), system(OTHER)]
     state = build_state(read(sent), ask(sent), sealer=SEALER)
     swipe = ask(sent, [*CHAT, THANKS, SIT], state=state)
     assert (swipe.kind, swipe.reason) == ("swipe", "reply_missing")
-    assert ask([*CHAT, system(OTHER)], state=ChatState()).kind == "quiet"
+    assert ask([*CHAT, system(OTHER)], state=ClientState()).kind == "quiet"
 
 
 def test_an_instruction_that_looks_like_a_nudge_is_none_if_every_turn_has_it() -> None:
@@ -343,7 +353,7 @@ def test_the_header_decides_before_everything_else(sent: list[Sent]) -> None:
 def test_a_task_is_a_line_if_the_header_wants_everything_stored() -> None:
     messages = [SentMessage(role="user", text=SUMMARY)]
     reading = read_conversation(messages, NAMES, finds_tasks=False)
-    decision = decide(reading, Placement(), sealer=SEALER, store="always")
+    decision = decide(reading, ChatPlacement(), sealer=SEALER, store="always")
     assert (decision.kind, decision.reason) == ("turn", "header_always")
     assert list_tail(decision) == [user(SUMMARY)]
 
@@ -450,9 +460,9 @@ def test_a_caption_of_an_image_is_quiet_in_a_list_of_its_own() -> None:
     image = PromptImage(url="https://example.test/a.png")
     question = SentMessage(role="user", text="What's in this image?", images=(image,))
     alone = read_conversation([question], NAMES)
-    assert decide(alone, Placement(), sealer=SEALER).reason == "known_quiet_form"
+    assert decide(alone, ChatPlacement(), sealer=SEALER).reason == "known_quiet_form"
     asked = read_conversation([replace(question, images=()), question], NAMES)
-    assert decide(asked, Placement(), sealer=SEALER).kind == "turn"
+    assert decide(asked, ChatPlacement(), sealer=SEALER).kind == "turn"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from backend.openai_api.contracts import ChatState, Decision, Names, Placement, SentMessage
+from backend.openai_api.contracts import ChatPlacement, ClientState, Decision, Names, SentMessage
 from backend.openai_api.decisions import build_state, decide
 from backend.openai_api.reading import read_conversation
 from tests.support.clients import (
@@ -36,13 +36,13 @@ class Player:
     def __init__(self, settings: SillyTavernSettings) -> None:
         self.client = SillyTavernClient(settings)
         self._stored: list[Sent] | None = None
-        self._state: ChatState | None = None
+        self._state: ClientState | None = None
 
     def ask(self, sent: Sequence[Wire], reply: str = "Hm.") -> Decision:
         reading = read_conversation(
             [SentMessage(role=each["role"], text=each["content"]) for each in sent], NAMES
         )
-        placement = place(reading, self._stored) if self._stored else Placement()
+        placement = place(reading, self._stored) if self._stored else ChatPlacement()
         decision = decide(reading, placement, sealer=SEALER, state=self._state)
         if decision.kind != "quiet":
             self._state = build_state(reading, decision, sealer=SEALER, previous=self._state)

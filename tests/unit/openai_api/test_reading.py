@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.generation.model import PromptImage, ToolCall
-from backend.openai_api.contracts import Names, Reading, SentMessage
+from backend.openai_api.contracts import Names, SentConversation, SentMessage
 from backend.openai_api.reading import MAX_PIECES, read_conversation
 
 NAMES = Names(user=["Alex", "Captain O'Neill"], characters=["Marlena", "Bo"])
@@ -46,15 +46,15 @@ def assistant(text: str, name: str = "") -> SentMessage:
     return SentMessage(role="assistant", text=text, name=name)
 
 
-def read_list(sent: Sequence[SentMessage], names: Names = NAMES) -> Reading:
+def read_list(sent: Sequence[SentMessage], names: Names = NAMES) -> SentConversation:
     return read_conversation(sent, names)
 
 
-def list_lines(reading: Reading) -> list[tuple[str, str]]:
+def list_lines(reading: SentConversation) -> list[tuple[str, str]]:
     return [(line.role, line.text) for line in reading.lines]
 
 
-def list_instructions(reading: Reading) -> list[tuple[str, str]]:
+def list_instructions(reading: SentConversation) -> list[tuple[str, str]]:
     return [(each.kind, each.text) for each in reading.instructions]
 
 
@@ -286,6 +286,17 @@ def test_the_marker_of_a_group_names_its_members_and_their_lines() -> None:
         ("Zed", "Two of you?"),
     ]
     assert reading.instructions[0].name == "Bo"
+
+
+@pytest.mark.parametrize("begin", [[], [user("Let's get started.")]])
+def test_an_unknown_name_of_the_user_is_found_if_the_client_writes_names(
+    begin: list[SentMessage],
+) -> None:
+    sent = [*begin, assistant("Marlena: Welcome."), user("Zed: Note: I am tired.")]
+    reading = read_list(sent, Names(characters=["Marlena"]))
+    assert [line.text for line in reading.lines] == ["Welcome.", "Note: I am tired."]
+    unnamed = read_list([assistant("Welcome."), user("Note: I am tired.")])
+    assert unnamed.lines[-1].text == "Note: I am tired."
 
 
 def test_a_name_in_the_field_is_the_author_as_the_name_is_spelled() -> None:

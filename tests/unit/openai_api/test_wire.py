@@ -197,7 +197,7 @@ def test_texts_to_embed_are_one_or_several() -> None:
 
     assert embed(input="one").texts == ["one"]
     assert embed(input=["one", "two"], encoding_format="base64").is_base64
-    for refused in ([1, 2], [[1]], [], ["one", " "]):
+    for refused in ([1, 2], [[1]], [], ["one", " "], ["a"] * 2_049, ["a" * 2_000_001]):
         with pytest.raises(InvalidParameterError):
             embed(input=refused)
 

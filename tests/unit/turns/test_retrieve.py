@@ -216,6 +216,15 @@ def test_messages_in_the_history_are_not_repeated_as_memories() -> None:
     assert [each.reasons for each in left_out] == [[Reason("in_history")]]
 
 
+def test_first_messages_that_a_client_always_sends_are_not_repeated_as_memories() -> None:
+    found = [memory(1), memory(2, position=0), memory(3, kind="event", title="", position=0)]
+    kept, left_out = split_by_history(
+        make_memory_items(found, count=count), found, 5, chat_id=CHAT, sent={0, 5, 6}
+    )
+    assert titles(kept) == ["message 2", "Something of rank 3."]
+    assert titles(left_out) == ["message 1"]
+
+
 def test_events_of_the_history_are_not_repeated_as_memories() -> None:
     events = [
         memory(1, kind="event", title="", text="From before.", position=4),
