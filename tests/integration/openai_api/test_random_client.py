@@ -7,9 +7,11 @@ with fewer of them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from string import ascii_lowercase
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -59,7 +61,7 @@ class Walk:
         replaced: Texts that were changed in place, so that they are no longer stored.
         swipes: The texts of the last reply and of its siblings.
         events: The chronicle's events by the text that they are about.
-        summaries: The texts down to which a summary reaches, and the summary.
+        summaries: The last messages of summaries with their texts.
         log: The actions so far.
     """
 
@@ -88,9 +90,11 @@ class Walk:
         return [(line.role, line.text) for line in self.chat if not line.is_hidden]
 
     def make_text(self) -> str:
-        """Return a text that shares no word with others."""
+        """Return a text that shares no word with others. Digits would count as equal."""
         self.count += 1
-        return f"{' '.join(f'w{self.count}x{n}' for n in range(8))}."
+        first, second = divmod(self.count, len(ascii_lowercase))
+        name = ascii_lowercase[first] + ascii_lowercase[second]
+        return f"{' '.join(name + letter * 2 for letter in 'abcdefgh')}."
 
     def list_inner(self) -> list[int]:
         """Return the places after the first line that the client sends before a new one."""
@@ -145,11 +149,12 @@ class Walk:
             line = self.chat[place]
             self.log.append(f"{place - len(self.chat)}")
             self.replaced.add(line.text)
+            self.swipes = []
             if self.draw.random() < 0.5:
                 line.text = self.make_text()
             else:
                 words = line.text.split()
-                words[self.draw.randrange(len(words))] = f"other{self.count}"
+                words[self.draw.randrange(len(words))] = f"other{words[0]}"
                 line.text = " ".join(words)
         return self.go_on()
 
@@ -234,13 +239,14 @@ class Walk:
             f"About {each['text']}",
             source_message_ids=[each["id"]],
         )
-        covered = max(
-            (at for at, old in enumerate(path) if old["text"] in self.summaries), default=-1
-        )
-        if self.draw.random() < 0.2 and each["position"] > covered:
+        if self.draw.random() < 0.2 and each["position"] > self.find_covered(path):
+            self.summaries[each["id"]] = each["text"]
             text = f"Until {each['text']}"
-            self.summaries[each["text"]] = text
             await sum_up(self.player.account, chat_id, text, through=each["id"])
+
+    def find_covered(self, path: Sequence[Mapping[str, Any]]) -> int:
+        """Return the position down to which a path is summarised, or -1."""
+        return max((each["position"] for each in path if each["id"] in self.summaries), default=-1)
 
     async def check(self) -> None:
         """Compare Talekeeper's chat with the client's, and look for what was recorded."""
@@ -273,13 +279,13 @@ class Walk:
                 assert event_id in current, f"{text}: {self.history}"
 
     async def check_summaries(self) -> None:
-        """Assert that the path has a summary that reaches as far as one of an unchanged line."""
-        path = [each["text"] for each in await self.player.read_path()]
-        places = [at for at, text in enumerate(path) if text in self.summaries]
-        if places:
+        """Assert that the path has its last summary, unless the message there has changed."""
+        path = await self.player.read_path()
+        covered = self.find_covered(path)
+        if covered >= 0 and path[covered]["text"] == self.summaries[path[covered]["id"]]:
             chat_id = await self.player.find_chat()
             found = await self.player.account.get(f"/chats/{chat_id}/summary")
-            assert found["through_position"] >= places[-1], self.history
+            assert found["through_position"] == covered, self.history
 
 
 async def walk(player: Player, seed: int, settings: SillyTavernSettings) -> None:
