@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ TOPICS = ("the tide", "the lamp", "the harbour", "a loaf of bread", "the fog", "
 class Narrator(OpenAIServer):
     """A model server that never says the same twice."""
 
-    def usual(self, _: Request) -> Answer:
+    def usual(self, request: Request) -> Answer:  # noqa: ARG002  # all get the same
         """Answer a request."""
         topic = TOPICS[len(self.requests) % len(TOPICS)]
         return fake.reply(f"She tells of {topic},", f" and of night {len(self.requests)}.")
@@ -76,7 +76,7 @@ class ListClient:
 
 
 @contextmanager
-def connect(url: str, key: str, *messages: Any) -> Iterator[ListClient]:
+def connect(url: str, key: str, *messages: Any) -> Generator[ListClient]:
     http = DefaultHttpxClient(trust_env=False)
     with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http) as api:
         yield ListClient(api, *messages)
