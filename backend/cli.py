@@ -18,12 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from pydantic import ValidationError as SettingsFault
 
 import backend
 from backend.core.logs import configure_logging, get_logger
-from backend.core.operating_system import forbid_core_dumps, keep_files_private, stop_signals
+from backend.core.operating_system import (
+    FileLockedError,
+    forbid_core_dumps,
+    keep_files_private,
+    lock_file,
+    stop_signals,
+)
 from backend.errors import AppError
 from backend.settings import Settings
 
@@ -590,8 +595,8 @@ def _lock(settings: Settings) -> Generator[None]:
 
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     try:
-        lock = FileLock(settings.data_dir / "lock").acquire(blocking=False)
-    except Timeout:
+        lock = lock_file(settings.data_dir / "lock")
+    except FileLockedError:
         raise UsageError(
             f"Another process uses {settings.data_dir}. With SQLite there is one process: "
             "stop the other one, choose another folder with --data-dir, or use PostgreSQL "

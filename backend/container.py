@@ -386,6 +386,7 @@ class Services:
             ),
             importer=ConversationImporter(
                 database,
+                pool,
                 chats=self.chats,
                 openings=self.opening,
                 store_chat=self.chat_importer.store,

@@ -12,14 +12,14 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     import socket
     import subprocess
-import asyncio
 
 _PRIVATE = 0o077
 _CONSOLE_ENDS = (2, 5, 6)  # Windows' CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT and CTRL_SHUTDOWN_EVENT
@@ -54,6 +54,46 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class FileLockedError(Exception):
+    """The file is locked already, usually by another process."""
+
+
+_LOCK_POLL_SECONDS = 0.05
+
+
+def lock_file(path: Path, *, wait_seconds: float = 0.0) -> BinaryIO:
+    """Lock a file until the result is closed. The file is created, and never deleted.
+
+    Raises `FileLockedError` if it is still locked after `wait_seconds`.
+    """
+    # The library filelock imports asyncio, which takes as long as the whole start of an index.
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+    deadline = time.monotonic() + wait_seconds
+    while not _try_to_lock(file):
+        if time.monotonic() >= deadline:
+            file.close()
+            raise FileLockedError(path)
+        time.sleep(_LOCK_POLL_SECONDS)
+    return file
+
+
+def _try_to_lock(file: BinaryIO) -> bool:
+    """Lock a file, and return True, unless it is locked already."""
+    try:
+        try:
+            import fcntl  # noqa: PLC0415
+
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ModuleNotFoundError:
+            import msvcrt  # noqa: PLC0415
+
+            windows: Any = msvcrt
+            windows.locking(file.fileno(), windows.LK_NBLCK, 1)
+    except (BlockingIOError, PermissionError):  # systems differ
+        return False
+    return True
 
 
 def forbid_core_dumps() -> None:
@@ -246,6 +286,8 @@ def stop_signals(receive: Callable[[int], None]) -> Generator[None]:
     Closing the console counts as SIGTERM. Enter the block in the main thread, because Python
     handles signals there.
     """
+    import asyncio  # noqa: PLC0415
+
     loop = asyncio.get_running_loop()
 
     def handle(number: int, _: object = None) -> None:

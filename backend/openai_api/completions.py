@@ -33,6 +33,7 @@ from backend.openai_api.contracts import (
     Line,
     SentConversation,
     StoreChoice,
+    StoredConversation,
 )
 from backend.openai_api.conversation_writer import ConversationWriter
 from backend.openai_api.conversations import ConversationFinder
@@ -392,7 +393,8 @@ class ChatCompletions:
         request = _make_turn_request(decision, text)
         chat_id = placement.chat_id
         if chat_id is None:
-            chat_id = await self._open_chat(case, lines)
+            opened = await self._open_chat(case, lines)
+            chat_id, lines = opened.chat_id, list(opened.lines)
         elif continued is None:
             stored = await self._writer.apply(
                 identity,
@@ -470,7 +472,7 @@ class ChatCompletions:
             settings=case.identity.settings.client,
         )
 
-    async def _open_chat(self, case: _ChatRequest, lines: Sequence[Line]) -> UUID:
+    async def _open_chat(self, case: _ChatRequest, lines: Sequence[Line]) -> StoredConversation:
         """Store the lines of a list that matches nothing as a new chat."""
         identity, cast = case.identity, case.cast
         members = list(cast.member_ids)
@@ -484,7 +486,7 @@ class ChatCompletions:
             await self._chats.patch_settings(
                 identity, stored.chat_id, {"chronicle_enabled": True}, if_match=None
             )
-        return stored.chat_id
+        return stored
 
     async def _choose_speaker(
         self, case: _ChatRequest, decision: Decision, request: TurnRequest, chat_id: UUID

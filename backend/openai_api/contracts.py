@@ -168,10 +168,16 @@ class ChatPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredConversation:
-    """A chat in line with a client's list. `leaf_id` is the message that a turn follows."""
+    """A chat in line with a client's list.
+
+    Attributes:
+        leaf_id: The message that a turn follows.
+        lines: The lines that were added.
+    """
 
     chat_id: UUID
     leaf_id: UUID | None
+    lines: Sequence[Line] = ()
 
 
 ReplyPart = tuple[tuple[bytes, ...], UUID]

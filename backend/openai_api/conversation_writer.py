@@ -144,7 +144,7 @@ class ConversationWriter:
                 await self._choose_leaf(session, identity, chat, leaf_id)
             if sealed_lines:
                 leaf_id = await self._add_lines(session, identity, chat, leaf_id, sealed_lines)
-            return StoredConversation(chat_id=chat.id, leaf_id=leaf_id)
+            return StoredConversation(chat_id=chat.id, leaf_id=leaf_id, lines=lines)
 
     async def _seal_lines(
         self, identity: Identity, chat_id: UUID, lines: Sequence[Line]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Final
 from uuid import UUID
 
 from backend.accounts.auth.identity import Identity
@@ -12,9 +15,11 @@ from backend.chats.drafts import MessageDraft
 from backend.chats.schemas import ChatPatch, NewChat
 from backend.chats.service import ChatService
 from backend.chats.text_digests import normalize_text
+from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.errors import ConflictError
 from backend.generation.model import PromptImage
+from backend.openai_api.alignment import TextProfile
 from backend.openai_api.contracts import Line, StoredConversation
 from backend.transfer.contracts import ChatTarget, StoreChat
 from backend.transfer.formats.chat_file import (
@@ -26,6 +31,9 @@ from backend.transfer.formats.chat_file import (
 )
 from backend.turns.api.openings import Opening, OpeningService
 
+MAX_NOTES: Final = 4
+"""Notes that a client can insert before a greeting."""
+
 
 class ConversationImporter:
     """Stores lists that are of no chat."""
@@ -33,12 +41,14 @@ class ConversationImporter:
     def __init__(
         self,
         database: Database,
+        pool: CpuPool,
         *,
         chats: ChatService,
         openings: OpeningService,
         store_chat: StoreChat,
     ) -> None:
         self._database = database
+        self._pool = pool
         self._chats = chats
         self._openings = openings
         self._store_chat = store_chat
@@ -54,13 +64,17 @@ class ConversationImporter:
     ) -> StoredConversation:
         """Store lines as a new chat. Thousands of lines are stored in batches.
 
-        If the first line is a greeting of the character, the others become its swipes.
+        If the first line is a greeting of the character, the others become its swipes. Lines of the
+        user before a greeting are notes that the client inserts at a depth, and are not stored.
 
         Also raises the errors of `OpeningService.open`, of quotas, and `TransferFileError` if a
         line is too long.
         """
         new = NewChat(character_ids=list(character_ids), campaign_id=campaign_id, title=title)
         opening = await self._openings.prepare(identity, new)
+        lines = await self._pool.run(
+            identity.user_id, partial(_drop_notes, lines, opening.greetings)
+        )
         reading = ChatReading(
             ChatHead(title=opening.title, user_name=opening.user_name),
             iter(_make_messages(lines, opening)),
@@ -85,11 +99,24 @@ class ConversationImporter:
             )
         async with self._database.read() as session:
             chat = await repository.get_chat(session, result.item_id, owner_id=identity.user_id)
-        return StoredConversation(chat_id=chat.id, leaf_id=chat.leaf_id)
+        return StoredConversation(chat_id=chat.id, leaf_id=chat.leaf_id, lines=lines)
 
 
 async def _report_nothing(_count: int) -> None:
     """The progress of a new chat is not shown."""
+
+
+def _drop_notes(lines: Sequence[Line], greetings: Sequence[MessageDraft]) -> Sequence[Line]:
+    """Return lines without the user's before a greeting. CPU-bound.
+
+    A greeting can differ by the names that the client puts into it.
+    """
+    notes = list(takewhile(lambda line: line.role == "user", lines[: MAX_NOTES + 1]))
+    if not 0 < len(notes) <= min(MAX_NOTES, len(lines) - 1):
+        return lines
+    first = TextProfile(lines[len(notes)].text)
+    is_greeting = any(first.compare(TextProfile(each.text)) is not None for each in greetings)
+    return lines[len(notes) :] if is_greeting else lines
 
 
 def _make_messages(lines: Sequence[Line], opening: Opening) -> Sequence[FileMessage]:

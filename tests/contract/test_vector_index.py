@@ -299,7 +299,7 @@ async def test_an_audience_finds_what_names_it_and_nothing_without_one(index: Ve
     public, gm, both, ben, nothing = (source(item) for item in items)
 
     async def found(*audience: str, before: int | None = None) -> set[UUID]:
-        where = replace(scope(ANN, CHAT, before=before), audience=audience)
+        where = scope(ANN, CHAT, before=before)._replace(audience=audience)
         [hits] = await index.search([query(unit(1), where)])
         return set(sources(hits))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
+from backend.core.operating_system import lock_file
 from tests.support.waiting import PATIENCE
 
 SOURCE = Path(__file__).parents[1] / "fixtures" / "npm"
@@ -33,7 +33,7 @@ def install_packages(config: pytest.Config) -> Path:
     assert config.cache is not None
     version = hashlib.sha256((SOURCE / "package-lock.json").read_bytes()).hexdigest()
     folder = config.cache.mkdir(f"npm-{version[:12]}")
-    with FileLock(folder / "lock"):
+    with lock_file(folder / "lock", wait_seconds=2 * INSTALL_SECONDS):
         if not (folder / MODULES).is_dir():
             for name in PACKAGE_FILES:
                 shutil.copy(SOURCE / name, folder)

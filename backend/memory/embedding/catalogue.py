@@ -24,8 +24,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from filelock import FileLock, Timeout
-
+from backend.core.operating_system import FileLockedError, lock_file
 from backend.errors import ConflictError, UnavailableError
 from backend.memory.embedding.local import is_installed
 from backend.settings import PUBLIC_HUB
@@ -337,8 +336,8 @@ def _lock_folder(models: Path) -> Generator[None]:
     """Lock the folder of models. Raises `FetchUnderWayError` if another process has locked it."""
     models.mkdir(parents=True, exist_ok=True)
     try:
-        lock = FileLock(models / ".lock").acquire(blocking=False)
-    except Timeout:
+        lock = lock_file(models / ".lock")
+    except FileLockedError:
         raise FetchUnderWayError(f"Another process is downloading a model to {models}.") from None
     with lock:
         yield

@@ -22,21 +22,25 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import sys
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO, get_args
 from uuid import UUID, uuid5
 
 import qdrant_edge as engine  # noqa: TID251  half of its adapter
-from filelock import BaseFileLock, FileLock, Timeout
 
-from backend.core.operating_system import end_with_parent, ignore_stop_signals
+from backend.core.operating_system import (
+    FileLockedError,
+    end_with_parent,
+    ignore_stop_signals,
+    lock_file,
+)
 from backend.memory.index.scope import (
     AUDIENCE,
     CONTAINER,
@@ -225,7 +229,7 @@ _POINTS_PER_FLUSH = 10_000
 """Points after which the write-ahead log is flushed: about 60 MB at 384 dimensions."""
 
 
-_locks: list[BaseFileLock] = []
+_locks: list[BinaryIO] = []
 """Locks of this process. A lock without a reference would be released."""
 
 
@@ -253,7 +257,7 @@ class Engine:
         lock(folder / f"{name}.lock")
         for other in folder.glob(f"{name}.*"):
             if other != self._path and other.suffix[1:].isdigit():
-                shutil.rmtree(other)
+                _delete_folder(other)
         config = collection_config(dimension)
         is_damaged = False
         if self._path.is_dir():
@@ -272,7 +276,7 @@ class Engine:
                     f"The index {name} in the data folder is damaged. Restart Talekeeper to "
                     "rebuild the index."
                 )
-            shutil.rmtree(self._path, ignore_errors=True)
+            _delete_folder(self._path)
             self._path.mkdir(mode=0o700)
             self._shard = engine.EdgeShard.create(str(self._path), config)
         for field, schema in payload_indexes().items():
@@ -429,6 +433,13 @@ class Engine:
             shard.close()
 
 
+def _delete_folder(path: Path) -> None:
+    if path.exists():
+        import shutil  # noqa: PLC0415  # seldom needed, and takes a tenth of the start
+
+        shutil.rmtree(path)
+
+
 def _encode_payloads(records: Sequence[Any]) -> list[tuple[bytes, Any]]:
     """Return payloads with the bytes of their ids. Pickling a UUID takes twice as long."""
     found: list[tuple[bytes, Any]] = []
@@ -441,15 +452,13 @@ def _encode_payloads(records: Sequence[Any]) -> list[tuple[bytes, Any]]:
 
 def lock(path: Path) -> None:
     """Lock a file until this process exits. Raises `IndexUnavailableError`."""
-    held = FileLock(path, mode=0o600)
     try:
-        held.acquire(timeout=_LOCK_SECONDS)
-    except Timeout as error:
+        _locks.append(lock_file(path, wait_seconds=_LOCK_SECONDS))
+    except FileLockedError as error:
         raise IndexUnavailableError(
             f"Another process has the index open ({path}). An index in the data folder can serve "
             "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
         ) from error
-    _locks.append(held)
 
 
 def _run_call(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any) -> None:
@@ -474,12 +483,24 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # other output goes to the log
     opened, out_lock = Engine(), threading.Lock()
-    with ThreadPoolExecutor(1, thread_name_prefix="index-write") as writer:
+    writes = SimpleQueue[Callable[[], None] | None]()
+    writer = threading.Thread(target=_run_writes, args=(writes,), name="index-write")
+    writer.start()
+    try:
         while len(head := calls.read(HEADER_BYTES)) == HEADER_BYTES:
             call = pickle.loads(calls.read(int.from_bytes(head)))  # noqa: S301  Talekeeper's own
             work = partial(_run_call, opened, out, out_lock, call)
             if call[1] in WRITE_METHODS:
-                writer.submit(work)
+                writes.put(work)
             else:
                 work()
+    finally:
+        writes.put(None)
+        writer.join()
     opened.close()
+
+
+def _run_writes(writes: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (work := writes.get()) is not None:
+        with suppress(OSError):  # the server has ended, and its other writes still count
+            work()

@@ -1,15 +1,14 @@
 """The scope of a query, the names of vectors and fields, and messages to the engine's process.
 
 The process of Qdrant Edge imports this module instead of `protocol`. Numpy, which `protocol` needs,
-would take half of its start time and 20 MiB. A message is its length and a pickle. Arrays are bytes
-in numpy's types.
+would take half of its start time and 20 MiB. Named tuples are used because importing `dataclasses`
+would take a quarter. A message is its length and a pickle. Arrays are bytes in numpy's types.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
@@ -37,8 +36,7 @@ class IndexUnavailableError(UnavailableError):
     slug, title = "index-unavailable", "The memory index is unavailable"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScopePart:
+class ScopePart(NamedTuple):
     """Points of some containers, only those below `before_position` if it is given.
 
     `kinds` are the kinds in these containers. Queries for other kinds skip them. Empty means
@@ -50,8 +48,7 @@ class ScopePart:
     kinds: Sequence[Kind] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class Scope(NamedTuple):
     """The points that a query searches: one owner's points of these kinds in any of these parts.
 
     The owner's points are also the corpus that terms are weighted by (IDF). With an `audience`, a

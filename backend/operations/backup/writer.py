@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-from filelock import FileLock, Timeout
 
 import backend
 from backend.core.files import create_private
-from backend.core.operating_system import sync_folder
+from backend.core.operating_system import FileLockedError, lock_file, sync_folder
 from backend.database.base import now
 from backend.database.engine import find_place
 from backend.database.migrate import HEAD, is_known
@@ -294,8 +293,8 @@ def lock_backups(folder: Path) -> Generator[None]:
     The server's own lock does not help, because it is held as long as the server runs.
     """
     try:
-        lock = FileLock(folder / "backup.lock", mode=0o600).acquire(blocking=False)
-    except Timeout:
+        lock = lock_file(folder / "backup.lock")
+    except FileLockedError:
         raise BackupBusyError(
             f"Another backup or a restore of {folder} is running. Wait until it has finished."
         ) from None

@@ -88,6 +88,7 @@ class Desk:
         shelf = ChatShelf(self.database, self.identity, checks=self.checks, pool=self.pool)
         self.importer = ConversationImporter(
             self.database,
+            self.pool,
             chats=self.grove.chats,
             openings=openings,
             store_chat=shelf.importer.store,

@@ -126,6 +126,18 @@ async def test_a_users_note_that_moves_is_not_stored_twice(player: Player) -> No
     await player.check("swipe", "reply_missing")
 
 
+async def test_a_users_note_before_the_greeting_does_not_join_two_chats(player: Player) -> None:
+    settings = SillyTavernSettings(injections=[Injection(text=NOTE, depth=4, role="user")])
+    for line in ("I knock at the door.", "I whistle under the window."):
+        client = use(player, settings)
+        await player.ask(client.say(line))
+        assert await player.decide() == ("turn", "new_chat")
+        assert await player.show((await player.list_chats())[0]) == client.lines
+        await player.ask(client.say(f"{line} Once more."))
+        assert await player.decide() == ("turn", "new_line")
+        assert await player.show((await player.list_chats())[0]) == client.lines
+
+
 async def test_a_changed_note_changes_nothing_in_the_chat(player: Player) -> None:
     client = use(player, SillyTavernSettings(injections=[Injection(text=NOTE, depth=1)]))
     await player.play(2)

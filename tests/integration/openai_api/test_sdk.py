@@ -62,11 +62,10 @@ class Vendor(OpenAIServer):
     def usual(self, request: Request) -> Answer:
         """Answer a request."""
         body: Any = request.body or {}
-        messages: list[Any] = body.get("messages", [])
-        asked: Any = messages[-1]["content"] if messages else ""
-        if asked == "call":
+        last: Any = body.get("messages", [{}])[-1].get("content")
+        if last == "call":
             return fake.called(("look", {"at": "the door"}))
-        return BROKEN if asked == "break" else super().usual(request)
+        return BROKEN if last == "break" else super().usual(request)
 
 
 class Place(BaseModel):
@@ -93,7 +92,9 @@ class Desk:
         """Return the reply, and fail if the model server was not asked."""
         count = len(self.model.requests)
         create: Any = self.client.chat.completions.create
-        reply = await create(model=model, messages=messages or [said("user", "Hello.")], **options)
+        reply: Any = await create(
+            model=model, messages=messages or [said("user", "Hello.")], **options
+        )
         assert len(self.model.requests) > count
         return reply
 
