@@ -35,8 +35,9 @@ def build_client_prompt(
     Tool messages are left out, because a character has no tools of a client.
     """
     places = list(range(len(request.messages)))
-    if decision.prefill:
-        places.remove(max(at for at in places if request.messages[at].role == "assistant"))
+    # The beginning of the reply stays in its message if the client has put everything into one.
+    if decision.prefill and request.messages[reading.lines[-1].place].role == "assistant":
+        places.remove(reading.lines[-1].place)
     messages, line = _list_messages(
         request, places, positions, answered=_find_answered(reading, decision)
     )

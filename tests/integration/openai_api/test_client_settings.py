@@ -64,6 +64,14 @@ async def test_the_beginning_that_a_client_sends_is_stored_and_not_sent_back(
     await beginner.check("turn", "new_line")
 
 
+async def test_the_beginning_can_be_in_the_one_message_of_a_client(player: Player) -> None:
+    settings = SillyTavernSettings(prefix=BEGINNING, post_processing="single")
+    client = player.client = SillyTavernClient(settings)
+    for line in ("Who are you?", "And now?"):
+        assert await player.ask(client.say(line), f"so it is: {line}") == f"so it is: {line}"
+        assert await player.show() == client.lines
+
+
 async def test_a_retry_gets_the_reply_without_its_beginning(beginner: Player) -> None:
     sent = beginner.client.say("Who are you?")
     await beginner.ask(sent, "I keep the mill.")

@@ -7,10 +7,9 @@ with fewer of them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -20,12 +19,21 @@ from backend.chats.models import Message
 from tests.fakes.openai_server import OpenAIServer
 from tests.integration.openai_api.sequences import GREETING, Player
 from tests.support.chronicling import new_event, sum_up
-from tests.support.clients import ClientLine, Injection, SillyTavernClient, SillyTavernSettings
+from tests.support.clients import (
+    ClientLine,
+    Injection,
+    SillyTavernClient,
+    SillyTavernSettings,
+    Wire,
+)
 from tests.support.thorough import rounds
 
 pytestmark = pytest.mark.anyio
 
 STEPS = 20
+
+Request = Sequence[Wire]
+Action = Callable[[], Request]
 
 PLAIN = SillyTavernSettings()
 SETTINGS = [
@@ -37,6 +45,8 @@ SETTINGS = [
         injections=[Injection(text="It is raining in the valley.", depth=4)], squashes=True
     ),
     SillyTavernSettings(post_processing="merge", continues_by_prefill=True),
+    SillyTavernSettings(post_processing="strict", window=11),
+    SillyTavernSettings(post_processing="single"),
 ]
 """The settings of the walks, in turn."""
 
@@ -54,6 +64,7 @@ class Walk:
     """
 
     player: Player
+    client: SillyTavernClient
     draw: random.Random
     chronicle_id: str = ""
     earlier: list[list[ClientLine]] = field(default_factory=list[list[ClientLine]])
@@ -63,10 +74,6 @@ class Walk:
     summaries: dict[str, str] = field(default_factory=dict[str, str])
     log: list[str] = field(default_factory=list[str])
     count: int = 0
-
-    @property
-    def client(self) -> SillyTavernClient:
-        return self.player.client
 
     @property
     def chat(self) -> list[ClientLine]:
@@ -94,46 +101,49 @@ class Walk:
 
     async def step(self) -> None:
         """Do one random thing, and compare."""
-        actions: list[Callable[[], Any]] = [
+        actions: list[Action] = [
             self.say, self.say, self.say, self.swipe, self.swipe, self.edit, self.delete,
             self.hide, self.trim, self.proceed, self.branch, self.return_to_earlier,
-            self.choose_swipe, self.ask_quietly, self.play_elsewhere,
+            self.choose_swipe, self.client.ask_quietly, self.play_elsewhere,
         ]  # fmt: skip
         action = self.draw.choice(actions) if self.earlier else self.say
-        before = list(self.log)
-        sent = action()
-        if self.log == before:
-            self.log.append(action.__name__)
-        if sent is None:
-            sent = self.client.say(self.make_text())
-            self.swipes = []
-        is_quiet = action == self.ask_quietly
-        await self.player.ask(sent, self.make_text())
-        if not is_quiet and self.chat[-1].role == "assistant":
+        self.log.append(action.__name__)
+        await self.player.ask(action(), self.make_text())
+        if action != self.client.ask_quietly and self.chat[-1].role == "assistant":
             self.swipes.append(self.chat[-1].text)
         self.earlier.append(deepcopy(self.chat))
         await self.check()
         await self.record()
 
-    # Actions return the request, or None if a line of the user is to follow.
+    # Each action changes the list and returns the request.
 
-    def say(self) -> None:
-        pass
+    def say(self) -> Request:
+        self.swipes = []
+        return self.client.say(self.make_text())
 
-    def swipe(self) -> object:
-        if self.chat[-1].role != "assistant" or len(self.chat) < 3:
-            return None
+    def swipe(self) -> Request:
+        # A greeting and one line may begin many chats.
+        roles = [role for role, _ in self.visible]
+        is_reply = roles[-2:] == ["user", "assistant"] and not self.chat[-1].is_hidden
+        if not is_reply or "assistant" not in roles[1:-2]:
+            return self.say()
+        self.log.append("by a swipe")
         return self.client.swipe()
 
-    def choose_swipe(self) -> None:
+    def go_on(self) -> Request:
+        """Say something, or ask for another reply."""
+        return self.say() if self.draw.random() < 0.7 else self.swipe()
+
+    def choose_swipe(self) -> Request:
         if self.chat[-1].role == "assistant" and self.swipes:
             self.chat[-1].text = self.draw.choice(self.swipes)
+        return self.say()
 
-    def edit(self) -> None:
-        if inner := self.list_inner():
+    def edit(self) -> Request:
+        if inner := [at for at in self.list_inner() if not self.chat[at].is_hidden]:
             place = self.draw.choice(inner)
             line = self.chat[place]
-            self.log.append(f"edit {place - len(self.chat)}")
+            self.log.append(f"{place - len(self.chat)}")
             self.replaced.add(line.text)
             if self.draw.random() < 0.5:
                 line.text = self.make_text()
@@ -141,66 +151,70 @@ class Walk:
                 words = line.text.split()
                 words[self.draw.randrange(len(words))] = f"other{self.count}"
                 line.text = " ".join(words)
+        return self.go_on()
 
-    def delete(self) -> None:
+    def delete(self) -> Request:
         inner = self.list_inner()
         if len(inner) > 3:
-            place = self.draw.choice(inner[:-1])
-            size = self.draw.randint(1, 2)
-            self.log.append(f"delete {place - len(self.chat)} {size}")
+            place, size = self.draw.choice(inner[:-1]), self.draw.randint(1, 2)
+            self.log.append(f"{place - len(self.chat)} {size}")
             del self.chat[place : place + size]
+        return self.go_on()
 
-    def hide(self) -> None:
+    def hide(self) -> Request:
+        """Hide a line, or show it again."""
         inner = self.list_inner()
         if len(inner) > 3:
             place = self.draw.choice(inner[:-1])
-            self.chat[place].is_hidden = not self.chat[place].is_hidden
-            self.log.append(f"hide {place - len(self.chat)} {self.chat[place].is_hidden}")
+            line = self.chat[place]
+            line.is_hidden = not line.is_hidden
+            self.log.append(f"{place - len(self.chat)} {line.is_hidden}")
+        return self.say()
 
-    def trim(self) -> None:
+    def trim(self) -> Request:
         line = self.chat[-1]
         if line.role == "assistant" and len(self.chat) > 2:
             self.replaced.add(line.text)
             line.text = " ".join(line.text.split()[: self.draw.randint(4, 7)])
+        return self.say()
 
-    def proceed(self) -> object:
+    def proceed(self) -> Request:
         if self.chat[-1].role != "assistant" or len(self.chat) < 3:
-            return None
+            return self.say()
         self.replaced.add(self.chat[-1].text)
         self.swipes = []
         return self.client.proceed()
 
-    def branch(self) -> object:
+    def branch(self) -> Request:
         inner = self.list_inner()
-        if len(inner) > 4:
-            place = self.draw.choice(inner[2:])
-            self.log.append(f"branch {place - len(self.chat)}")
+        if len(inner) > 5:
+            place = self.draw.choice(inner[4:])
+            self.log.append(f"{place - len(self.chat)}")
             self.client.go_back(place)
             self.swipes = []
             if self.chat[-1].role == "user" and self.draw.random() < 0.5:
                 return self.client.send_nothing()
-        return None
+        return self.go_on()
 
-    def return_to_earlier(self) -> None:
+    def return_to_earlier(self) -> Request:
+        """Return to a list that is stored as it was, and that the client sends as a whole."""
         window = self.client.settings.window or 1000
         known = [
             each
             for each in self.earlier
-            if len(each) <= window and not self.replaced & {line.text for line in each}
+            if len(each) < window and self.replaced.isdisjoint(line.text for line in each)
         ]
         if known:
             self.chat[:] = deepcopy(self.draw.choice(known))
-            self.swipes = []
+        self.swipes = []
+        return self.go_on()
 
-    def play_elsewhere(self) -> None:
-        """Lines that another server has answered."""
+    def play_elsewhere(self) -> Request:
+        """Add lines that another server has answered."""
         for _ in range(self.draw.randint(1, 2)):
             self.client.say(self.make_text())
             self.client.receive(self.make_text())
-        self.swipes = []
-
-    def ask_quietly(self) -> object:
-        return self.client.ask_quietly()
+        return self.say()
 
     async def record(self) -> None:
         """Record an event about a line, or a summary down to it."""
@@ -270,12 +284,12 @@ class Walk:
 
 async def walk(player: Player, seed: int, settings: SillyTavernSettings) -> None:
     player.client = SillyTavernClient(settings, greeting=GREETING)
-    found = Walk(player, random.Random(seed))
+    found = Walk(player, player.client, random.Random(seed))
     for _ in range(STEPS):
         await found.step()
 
 
-@pytest.mark.parametrize("seed", range(rounds(int(__import__("os").environ.get("W", "6")), 150)))
+@pytest.mark.parametrize("seed", range(rounds(8, 160)))
 async def test_the_active_path_is_the_list_of_a_random_client(
     player: Player, vendor: OpenAIServer, seed: int
 ) -> None:
