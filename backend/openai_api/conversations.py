@@ -281,11 +281,19 @@ class _Lookup:
         if not digests:
             return []
         values = {"owner": self._owner_id, "scope": self._scope.id, "digests": set(digests)}
-        rows = (await session.execute(_select_hits(self._scope.kind), values)).all()
-        ids = {row.chat_id for row in rows}
-        chats = await session.execute(_CHATS, {"ids": ids}) if ids else ()
-        versions = {chat.id: make_version(chat) for chat in chats}
-        return [_Hit(row.id, versions[row.chat_id], row.is_active, row.text_digest) for row in rows]
+        versions: dict[UUID, ChatVersion] = {}
+        hits: list[_Hit] = []
+        for row in await session.execute(_select_hits(self._scope.kind), values):
+            if row.chat_id not in versions:
+                versions[row.chat_id] = ChatVersion(
+                    id=row.chat_id,
+                    user_id=self._owner_id,
+                    leaf_id=row.leaf_id,
+                    hidden_changes=row.hidden_changes,
+                    updated_at=row.updated_at,
+                )
+            hits.append(_Hit(row.id, versions[row.chat_id], row.is_active, row.text_digest))
+        return hits
 
     async def _read_chat(self, session: AsyncSession, hits: Sequence[_Hit]) -> _ReadChat:
         chat = hits[0].chat
@@ -404,8 +412,7 @@ class _Lookup:
         )
 
 
-def make_version(chat: Any) -> ChatVersion:
-    """Return the version of a chat, from its row or its columns."""
+def make_version(chat: Chat) -> ChatVersion:
     return ChatVersion(
         id=chat.id,
         user_id=chat.user_id,
@@ -469,13 +476,14 @@ def _select_chats(kind: str) -> Select[UUID]:
 
 @cache
 def _select_hits(kind: str) -> Select[*tuple[Any, ...]]:
-    """Select messages by their digests, the newest first, without greetings.
+    """Select messages by their digests, the newest first, without greetings, and their chats.
 
-    The condition on the chat is a subquery, because SQLite would begin a join with all chats.
+    The conditions on the chat are a subquery, because SQLite would begin a join with all chats.
+    The chats are joined to the limited hits.
     """
     is_greeting = (Message.position == 0) & (Message.role == "assistant")
     chat = _select_chats(kind).where(Chat.id == Message.chat_id).correlate(Message)
-    return (
+    hits = (
         select(Message.id, Message.is_active, Message.text_digest, Message.chat_id)
         .where(
             Message.user_id == bindparam("owner"),
@@ -486,6 +494,12 @@ def _select_hits(kind: str) -> Select[*tuple[Any, ...]]:
         )
         .order_by(skip_index(Message.id).desc())
         .limit(MAX_HITS)
+        .subquery()
+    )
+    return (
+        select(*hits.c, Chat.leaf_id, Chat.hidden_changes, Chat.updated_at)
+        .join(Chat, Chat.id == hits.c.chat_id)
+        .order_by(hits.c.id.desc())
     )
 
 
@@ -499,9 +513,6 @@ def _select_undigested(kind: str) -> Select[*tuple[Any, ...]]:
     )
 
 
-_CHATS = select(Chat.id, Chat.user_id, Chat.leaf_id, Chat.hidden_changes, Chat.updated_at).where(
-    Chat.id.in_(bindparam("ids", expanding=True))
-)
 _MESSAGES = get_table(Message)
 _ADD_DIGEST = (
     update(_MESSAGES)

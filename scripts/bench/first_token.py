@@ -1,4 +1,4 @@
-"""First tokens of chat completions: from the provider itself, and through the endpoint.
+"""The first token of chat completions: from the provider itself, and through the endpoint.
 
 The provider answers at once, in a process of its own. The floor is a server that passes each
 request on with the same HTTP client and does nothing else.

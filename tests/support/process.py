@@ -2,7 +2,8 @@
 
 Importing all modules takes ten times as long as most commands do. So one process imports them,
 and servers and commands run in copies of it. Windows cannot copy processes: there, each starts
-the installed program, as a user does.
+the installed program, as a user does. Servers in empty folders get a migrated database, because
+migrating takes 0.2 s. Installed programs migrate it themselves.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Protocol
 
 from backend import cli
+from backend.settings import DATABASE_NAME
 from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -123,15 +126,29 @@ def serving(folder: Path, **settings: str | int) -> AbstractContextManager[Serve
     """Run a server in a copied process until the block ends, then kill it.
 
     Args:
-        folder: The data folder.
+        folder: The data folder. If it is empty, it gets a migrated database.
         settings: Settings of Talekeeper, without the prefix. The port is a free one by default.
     """
+    if "database_url" not in settings and not any(folder.iterdir()):
+        database = folder / DATABASE_NAME
+        database.write_bytes(migrated_database())
+        database.chmod(0o600)
     return _serving(_start_copy if _CAN_COPY else _start_program, folder, settings)
 
 
 def serving_installed(folder: Path, **settings: str | int) -> AbstractContextManager[Served]:
     """Do the same with the installed program, so that Python's own variables have effect."""
     return _serving(_start_program, folder, settings)
+
+
+@cache
+def migrated_database() -> bytes:
+    """Return the content of an empty SQLite database with all tables."""
+    with TemporaryDirectory() as folder:
+        data = Path(folder, "data")
+        done = run_command(data, "migrate")
+        assert done.returncode == 0, done.stderr
+        return (data / DATABASE_NAME).read_bytes()
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from backend.server import make_server_config
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import PasswordKdf
+from tests.support.engine_copies import copied_engines
 from tests.support.waiting import PATIENCE
 
 CHEAP_KDF = PasswordKdf(salt=b"\0" * 16, memory_kib=32, passes=1, lanes=1)
@@ -264,37 +265,38 @@ async def running(
     if next(_started) % 50 == 0:
         gc.unfreeze()
     gc.collect()
-    parts = await build_services(
-        config, root, Database(database_url), kdf=CHEAP_KDF, registry=registry
-    )
-    # With this protocol number asyncio sends small packets at once. Without it, each request on a
-    # kept connection waits 40 ms for an acknowledgement.
-    with APPLICATIONS.take(parts) as app, socket.socket(proto=socket.IPPROTO_TCP) as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = _Server(
-            make_server_config(
-                observe(
-                    app,
-                    SchemeFinder(
-                        config.public_origin, config.trusted_proxies, signs_itself=config.lan
-                    ),
-                    parts.cross_origin,
-                ),
-                config,
-                shutdown_seconds=2,
-            )
+    with copied_engines():
+        parts = await build_services(
+            config, root, Database(database_url), kdf=CHEAP_KDF, registry=registry
         )
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            if task.done():
+        # With this protocol number asyncio sends small packets at once. Without it, each request on
+        # a kept connection waits 40 ms for an acknowledgement.
+        with APPLICATIONS.take(parts) as app, socket.socket(proto=socket.IPPROTO_TCP) as listener:
+            listener.bind(("127.0.0.1", 0))
+            server = _Server(
+                make_server_config(
+                    observe(
+                        app,
+                        SchemeFinder(
+                            config.public_origin, config.trusted_proxies, signs_itself=config.lan
+                        ),
+                        parts.cross_origin,
+                    ),
+                    config,
+                    shutdown_seconds=2,
+                )
+            )
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:
+                if task.done():
+                    await task
+                await asyncio.sleep(0.01)
+            try:
+                yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", parts, server, app)
+            finally:
+                server.should_exit = True
+                server.stopping.set()
                 await task
-            await asyncio.sleep(0.01)
-        try:
-            yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", parts, server, app)
-        finally:
-            server.should_exit = True
-            server.stopping.set()
-            await task
 
 
 def ok(response: httpx.Response, status: int = 200) -> Any:

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import qdrant_edge as engine  # noqa: TID251  to look at what it keeps
 
+from backend.core.operating_system import helper_command
 from backend.memory.index import edge
-from backend.memory.index.edge import EdgeIndex, EngineProcess, open_edge
+from backend.memory.index.edge import _PROGRAM, EdgeIndex, EngineProcess, open_edge
 from backend.memory.index.edge_engine import FORMAT
 from backend.memory.index.protocol import IndexUnavailableError, Payload, Point, point_id
 from backend.memory.search.terms import build_sparse_vector, count_terms
@@ -169,6 +170,9 @@ async def test_a_folder_of_another_dimension_or_format_is_created_again(tmp_path
     assert not (tmp_path / "tales.0").exists()
 
 
+ENGINE_COMMAND = b"".join(os.fsencode(word) + b"\0" for word in helper_command(_PROGRAM))
+
+
 def list_engines() -> list[int]:
     children, found = list[int](), list[int]()
     for thread in Path("/proc/self/task").iterdir():
@@ -176,7 +180,7 @@ def list_engines() -> list[int]:
             children += map(int, (thread / "children").read_text().split())
     for pid in children:
         with suppress(FileNotFoundError, ProcessLookupError):
-            if b"edge_engine" in read_command(pid):
+            if read_command(pid) == ENGINE_COMMAND:
                 found.append(pid)
     return found
 
