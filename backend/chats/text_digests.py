@@ -7,10 +7,10 @@ one user have the same role and text, and nothing else.
 
 from __future__ import annotations
 
-import unicodedata
 from hashlib import blake2b
 from typing import Final
 
+from backend.core.text_forms import normalize
 from backend.generation.model import Role
 from backend.vault.sealing import Sealer
 
@@ -21,8 +21,7 @@ _KEY_PURPOSE: Final = "messages/text-digest"
 
 def normalize_text(text: str) -> str:
     """Return a text in Unicode's form NFC, with single spaces for white space."""
-    # Python answers for most texts at once that they are normalised.
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(normalize("NFC", text).split())
 
 
 class TextDigester:

@@ -34,11 +34,11 @@ MAX_PLAYED_CHATS: Final = 20
 """Chats of campaigns with parts that are compared with a list, the last played ones."""
 
 _STATE = select(ClientChat.sealed_state).where(
-    ClientChat.chat_id == bindparam("chat_id"), ClientChat.user_id == bindparam("owner_id")
+    ClientChat.id == bindparam("chat_id"), ClientChat.user_id == bindparam("owner_id")
 )
 _PLAYED = (
-    select(ClientChat.chat_id, ClientChat.sealed_state)
-    .join(Chat, Chat.id == ClientChat.chat_id)
+    select(ClientChat.id, ClientChat.sealed_state)
+    .join(Chat, Chat.id == ClientChat.id)
     .where(ClientChat.user_id == bindparam("owner_id"), Chat.campaign_id.is_not(None))
     .order_by(ClientChat.updated_at.desc())
     .limit(MAX_PLAYED_CHATS)
@@ -63,14 +63,12 @@ async def save_state(
 ) -> None:
     """Store the state of a chat. The chat's row is locked."""
     values = {
-        "chat_id": chat_id,
+        "id": chat_id,
         "user_id": sealer.user_id,
         "sealed_state": sealer.seal_bytes(CLIENT_CHAT_STATE, chat_id, msgspec.json.encode(state)),
         "updated_at": now(),
     }
-    await upsert(
-        session, ClientChat, values, key=("chat_id",), update=("sealed_state", "updated_at")
-    )
+    await upsert(session, ClientChat, values, key=("id",), update=("sealed_state", "updated_at"))
 
 
 def _open(sealer: Sealer, chat_id: UUID, sealed: bytes) -> ClientState:
@@ -135,7 +133,7 @@ class ChatStates:
             rows = (await session.execute(_PLAYED, {"owner_id": identity.user_id})).all()
             parts: dict[UUID, list[Collection[bytes]]] = {}
             for row in reversed(rows):  # the last played chat is the last one
-                for forms, reply_id in _open(sealer, row.chat_id, row.sealed_state).parts:
+                for forms, reply_id in _open(sealer, row.id, row.sealed_state).parts:
                     parts.setdefault(reply_id, []).append(forms)
             if not parts:
                 return lines

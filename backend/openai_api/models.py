@@ -42,16 +42,14 @@ RuledKind = Literal["turn", "quiet"]
 
 
 class ClientChat(Base):
-    """The state of a chat that clients play.
+    """The state of a chat that clients play. `id` is that of the chat.
 
     `sealed_state` is the JSON of a `ClientState`.
     """
 
     __tablename__ = "client_chats"
 
-    chat_id: Mapped[UUID] = mapped_column(
-        ForeignKey("chats.id", ondelete="CASCADE"), primary_key=True
-    )
+    id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"), primary_key=True)
     user_id: Mapped[OwnerId]
     sealed_state: Mapped[bytes]
     updated_at: Mapped[UpdatedAt]

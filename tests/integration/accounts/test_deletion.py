@@ -89,6 +89,19 @@ async def keep_a_vector(server: Running, account: Account) -> None:
         )
 
 
+async def keep_a_request(server: Running, account: Account, chat_id: str) -> None:
+    """Play the chat with an API key, and correct the decision about the request."""
+    body = {"label": "program", "scope": "chat"}
+    token = ok(await account.client.post("/api/v1/api-keys", json=body), 201)["token"]
+    line = {"role": "user", "content": "The lamp is out again, I fear."}
+    async with server.program(token) as program:
+        request = {"model": f"chat:{chat_id}", "messages": [line]}
+        ok(await program.post("/v1/chat/completions", json=request))
+    [made] = ok(await account.client.get("/api/v1/client-requests"))["items"]
+    path = f"/api/v1/client-requests/{made['id']}/correction"
+    ok(await account.client.post(path, json={"kind": "turn"}))
+
+
 async def keep_a_file(server: Running, account: Account) -> None:
     """Import a chat with a picture."""
     uri = "data:image/png;base64,iVBORw0KGgo="
@@ -192,6 +205,7 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
             await keep_a_campaign(either, cleo, chat_id)
             await keep_a_vector(either, cleo)
             await keep_a_file(either, cleo)
+            await keep_a_request(either, cleo, chat_id)
             await settled(either)
             folder = either.parts.settings.transfers_dir
             assert {path.suffix for path in folder.iterdir()} == {".archive", ".upload"}

@@ -101,6 +101,8 @@ def test_binary_columns_that_are_not_sealed_contain_no_text() -> None:
     }
 
     assert binary == {
+        "client_requests.instruction_digest",
+        "client_rules.instruction_digest",
         "context_texts.digest",
         "data_keys.wrapped",
         "embeddings.digest",
@@ -118,6 +120,7 @@ def test_binary_columns_that_are_not_sealed_contain_no_text() -> None:
         "key_slots.wrapped",
         "known_addresses.key",
         "login_failures.key",
+        "messages.text_digest",
         "stored_files.digest",
         "turns.request_digest",
         "users.factors_digest",

@@ -35,7 +35,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "client_chats",
-        sa.Column("chat_id", Id(), sa.ForeignKey("chats.id", ondelete="CASCADE"), primary_key=True),
+        sa.Column("id", Id(), sa.ForeignKey("chats.id", ondelete="CASCADE"), primary_key=True),
         reference("user_id", "users.id", index=True),
         required("sealed_state", sa.LargeBinary()),
         required("updated_at", UtcTime()),
