@@ -208,6 +208,9 @@ def make_operation_id(handler: HTTPRouteHandler, *_: object) -> str:
     return first + "".join(word.capitalize() for word in others)
 
 
+REST_OF_PATH = r"^[\w.:@-]+(/[\w.:@-]+)*$"
+
+
 def complete_document(
     document: dict[str, Any], options: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
@@ -220,11 +223,19 @@ def complete_document(
     for path, item in document.get("paths", {}).items():
         describe = _describe_openai_error if path.startswith(OPENAI_PREFIX) else _describe_problem
         for operation in item.values():
+            _describe_path(operation)
             _complete(operation, options.get(operation["operationId"], {}), schemas, describe)
     _add_links([each for path in document.get("paths", {}).values() for each in path.values()])
     # A struct cannot describe the additional members of a problem.
     schemas["TurnView"]["properties"]["problem"] = _make_nullable(PROBLEM_REFERENCE)
     return document
+
+
+def _describe_path(operation: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path" and parameter["schema"].get("format") == "uri":
+            # Litestar describes the rest of a path as a URI.
+            parameter["schema"] = {"type": "string", "pattern": REST_OF_PATH}
 
 
 def _complete(
