@@ -21,7 +21,6 @@ pytestmark = pytest.mark.browser
 
 USED_WIDTHS = (390, 1366)
 """Of a phone and a desktop: at the other widths only the layout differs."""
-TOP = "element => element.getBoundingClientRect().top"
 
 
 def line(page: Page) -> Locator:
@@ -131,11 +130,23 @@ def test_a_long_chat_is_gone_through_by_key_and_to_any_place_by_its_address(
     expect(page.get_by_role("button", name="messages below")).to_be_hidden()
 
 
+STILL_TOP = """place => new Promise(resolve => {
+  let top = NaN, since = 0;
+  const look = now => {
+    const found = place.getBoundingClientRect().top;
+    if (found !== top) [top, since] = [found, now];
+    if (now - since > 300) resolve(top); else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})"""
+"""The top of an element once it has kept its place for 0.3 s: a page that opens still moves."""
+
+
 def assert_older_messages_push_nothing(page: Page, place: Locator) -> None:
     """Scroll up 400 pixels, which loads messages above: the place moves by as much."""
     before = messages(page).first.get_attribute("aria-posinset") or ""
     place.hover()
-    top = place.evaluate(TOP)
+    top = place.evaluate(STILL_TOP)
     page.mouse.wheel(0, -400)
     expect(messages(page).first).not_to_have_attribute("aria-posinset", before)
     # A wheel's event is answered before the browser scrolls.
