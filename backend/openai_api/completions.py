@@ -67,9 +67,6 @@ log = get_logger(__name__)
 MAX_ATTEMPTS = 4
 """Attempts to find the conversation again, if the chat changes at the same time."""
 
-IMAGE_TEXT = "[image]"
-"""The stored text of a line that has only images."""
-
 _CHARACTERS_PER_STEP = 10
 """Characters that are read as a conversation in the time of counting one character's tokens."""
 
@@ -581,10 +578,7 @@ def _split_tail(decision: Decision) -> tuple[list[Line], str | None]:
     if decision.kind != "turn" or not tail or tail[-1].role != "user":
         return tail, None
     line = tail.pop()
-    text = line.text
-    if not text.strip() and line.images:
-        text = IMAGE_TEXT
-    return tail, text
+    return tail, line.text
 
 
 def _make_turn_request(decision: Decision, text: str | None) -> TurnRequest:

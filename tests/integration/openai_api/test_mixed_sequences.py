@@ -236,3 +236,23 @@ async def test_the_usual_requests_work_on_every_database(player: Player) -> None
     client.go_back(4)
     await player.ask(client.say("I turn around."))
     await player.check("turn", "new_line")
+
+
+async def test_a_line_with_only_an_image_stays_in_the_chat(player: Player) -> None:
+    url = "https://pictures.example/mill.png"
+    picture: Wire = {
+        "role": "user",
+        "content": [{"type": "image_url", "image_url": {"url": url}}],
+    }
+    sent = [user("Who owns the old mill?")]
+    for line in (picture, user("What did you see there?"), user("And what else?")):
+        spoken = read_reply(await player.send(sent, "The river has risen."))
+        sent += [{"role": "assistant", "content": spoken}, line]
+    await player.send(sent, "A light.")
+    assert [text for role, text in await player.show() if role == "user"] == [
+        "Who owns the old mill?", "[image]", "What did you see there?", "And what else?"
+    ]  # fmt: skip
+    assert await player.show_hidden() == []
+    # The line can be answered again, too.
+    await player.send(sent[:3], "It is a mill.")
+    assert await player.decide() == ("swipe", "reply_missing")
