@@ -28,8 +28,9 @@ CHROMIUM_PACKAGES = ("chromium-headless-shell", "chromium")
 
 OTHER_CHROMIUMS = ("chromium-browser", "google-chrome")
 
-BESIDE = "types"
-"""The step that runs beside the others. Pyright keeps one core busy for more than a minute."""
+PARALLEL_STEP = "types"
+"""The step that runs at the same time as the others, because Pyright keeps a core busy for a
+minute."""
 
 WORKFLOW_OPTIONS = ("--offline", "--quiet", "--pedantic", "--strict-collection")
 
@@ -56,9 +57,9 @@ def main() -> int:
     failed: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         beside: Future[bool] | None = None
-        if BESIDE in chosen and len(chosen) > 1:
-            chosen.remove(BESIDE)
-            beside = pool.submit(run_quietly, BESIDE, steps[BESIDE])
+        if PARALLEL_STEP in chosen and len(chosen) > 1:
+            chosen.remove(PARALLEL_STEP)
+            beside = pool.submit(run_quietly, PARALLEL_STEP, steps[PARALLEL_STEP])
         for name in chosen:
             if name == "tests":
                 print(f"\n==> failed so far: {', '.join(failed) or 'nothing'}")
@@ -70,7 +71,7 @@ def main() -> int:
             if name != "tests":  # they have a summary of their own
                 report(name, passed=passed, seconds=time.monotonic() - started)
         if beside is not None and not beside.result():
-            failed.append(BESIDE)
+            failed.append(PARALLEL_STEP)
     if failed:
         print(f"\n==> failed: {', '.join(failed)}")
     return 1 if failed else 0

@@ -19,7 +19,7 @@ DAMAGED_ZIP_ERRORS = (
 """Exceptions that `zipfile` raises for invalid, encrypted or unsupported content."""
 
 ZIP_ERRORS = (*DAMAGED_ZIP_ERRORS, OSError)
-"""The same, with the errors of offsets outside the file. Not for files whose disk may fail."""
+"""The same, with the errors of offsets outside the file. Not if the disk may fail."""
 
 COMPRESSION_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 ENCRYPTED_FLAG = 0x1

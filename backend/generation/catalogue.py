@@ -68,8 +68,8 @@ class ListedModel(
 ):
     """The figures of a model from one source. Sizes are in tokens.
 
-    Only users set `tool_support` and `message_shape`. None uses what the server shows. The ability
-    `images` counts as `image_support`.
+    Only users set `tool_support` and `message_shape`. None uses the server's own figures. The
+    ability `images` counts as `image_support`.
     """
 
     name: Name

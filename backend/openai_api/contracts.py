@@ -140,7 +140,7 @@ class ChatPlacement:
         chat_id: The chat. None if no chat has these lines.
         pairs: The stored message of each line that has one, by the index of the line.
         edits: New texts of stored messages, by id: the client's text differs.
-        hides: Messages that the client no longer sends, although it sends messages around them.
+        hides: Messages that the client no longer sends, although it sends those around them.
         shows: Messages that the endpoint has hidden, and that are sent again.
         last: The stored message of the last line that has one.
         tail: The lines after it.
@@ -223,8 +223,8 @@ class Decision:
             a reply and without notes that the client has merged with a line.
         prefill: The beginning of the reply.
         speaker: The name of the member that replies.
-        instruction: The text that the decision is about, cut to what identifies it. A correction
-            applies to requests with the same digest of it. Empty if there is none.
+        instruction: The text that the decision is about, cut to the part that identifies it. A
+            correction applies to requests with the same part. Empty if there is none.
     """
 
     kind: RequestKind

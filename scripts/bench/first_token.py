@@ -1,6 +1,6 @@
 """The first token of chat completions: from the provider itself, and through the endpoint.
 
-The provider answers at once, in a process of its own. The floor is a server that passes each
+The provider answers at once, in a separate process. The floor is a server that passes each
 request on with the same HTTP client and does nothing else.
 """
 

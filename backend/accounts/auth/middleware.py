@@ -183,15 +183,14 @@ class IdentityMiddleware(ASGIMiddleware):
     A bearer key takes precedence over a cookie. Unsafe methods are accepted only from this site's
     own pages, from clients without a page, and with a key from pages of allowed origins:
     `Sec-Fetch-Site` and `Origin` are checked, and a request with a cookie needs the CSRF token. The
-    API responds only under this server's own names.
-    Otherwise another site could point its own name at this machine's address, and its pages would
-    have the same origin.
+    API responds only under this server's own names. Otherwise another site could point its own name
+    at this machine's address, and its pages would have the same origin.
 
     Args:
         public_origin: Origin that browsers use for this server. Empty for the request's own origin.
         allowed_hosts: Further names of this server, without ports.
-        plain_networks: Networks whose clients may have sessions over plain http.
-        cross_origin: The sites whose pages may send requests with an API key.
+        plain_networks: Clients in these networks may have sessions over plain http.
+        cross_origin: Pages of these sites may send requests with an API key.
     """
 
     scopes = (ScopeType.HTTP,)

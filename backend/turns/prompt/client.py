@@ -40,8 +40,8 @@ class ClientPrompt:
     """The prompt of a client, to which lore, memory, summary and campaign are added.
 
     Attributes:
-        messages: All messages in order, with the line that is answered and what follows it.
-        line: The index of the line that is answered, among `messages`. What follows it are
+        messages: All messages in order, with the line that is answered and those after it.
+        line: The index of the line that is answered, among `messages`. Those after it are
             instructions. None if no line is answered.
         prefill: The beginning of the reply.
         placement: The position of the client's system messages.
