@@ -139,8 +139,8 @@ class Settings(BaseSettings):
     """Additional host names of the API, without ports, such as `tales.lan`. `localhost`, IP
     addresses and the name in the public origin are always allowed."""
     cors_origins: Names = ()
-    """Origins of other sites, such as `https://app.example`; `*` for all. Pages of these origins may
-    use the API with an API key. Cookies of such requests are ignored."""
+    """Origins of other sites, such as `https://app.example`; `*` for all. Their pages may use the
+    API with an API key. Cookies of such requests are ignored."""
     trusted_proxies: Names = ("127.0.0.1",)
     """Addresses of trusted proxies. Their `X-Forwarded-For` and `X-Forwarded-Proto` headers are
     used."""

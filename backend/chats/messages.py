@@ -35,7 +35,7 @@ from backend.chats.models import (
     Message,
     decode_notices,
 )
-from backend.chats.rewrites import MessageChanges, MessageRewriter
+from backend.chats.rewrites import MessageRewriter
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.chats.speaker_labels import remove_label
 from backend.chats.text_digests import TextDigester
@@ -286,24 +286,6 @@ class MessageService:
                 await self._queue_index(session, identity, chat, [message.id, *below])
             return await self.get(identity, message_id)
         raise ConflictError("The chat's tokens are being recounted. Send the request again.")
-
-    async def rewrite(self, identity: Identity, chat_id: UUID, changes: MessageChanges) -> None:
-        """Change texts of a chat in place, and hide or show messages, in one transaction.
-
-        Macros and regex scripts are not applied. Also raises `ChatNotFoundError`, and
-        `ConflictError` if the chat's unit changes again and again.
-        """
-        for text in changes.texts.values():
-            self.check_text(text)
-        for _ in range(MAX_ATTEMPTS):
-            sealed = await self.rewriter.seal(identity, chat_id, changes)
-            async with self._database.write() as session:
-                chat = await repository.get_chat(
-                    session, chat_id, owner_id=identity.user_id, lock=True
-                )
-                if await self.rewriter.apply(session, identity, chat, sealed):
-                    return
-        raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience

@@ -16,6 +16,7 @@ from backend.chats.errors import (
     MessageNotFoundError,
 )
 from backend.chats.models import MESSAGE_CONTENT, Message
+from backend.chats.repository import get_chat
 from backend.chats.rewrites import MessageChanges
 from backend.chats.text_digests import TextDigester
 from tests.integration.enrichment.storytelling import put_summary, read_summary
@@ -38,6 +39,19 @@ async def open_song(server: Running, ada: Account, chat: str) -> tuple[Identity,
     return identity, [UUID(each["id"]) for each in (await ada.messages(chat))[1:]]
 
 
+async def rewrite(
+    server: Running, identity: Identity, chat_id: UUID, changes: MessageChanges
+) -> None:
+    """Change messages as the writer of clients' conversations does."""
+    messages, database = server.parts.messages, server.parts.database
+    for text in changes.texts.values():
+        messages.check_text(text)
+    sealed = await messages.rewriter.seal(identity, chat_id, changes)
+    async with database.write() as session:
+        chat = await get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
+        assert await messages.rewriter.apply(session, identity, chat, sealed)
+
+
 async def read_texts(ada: Account, chat: str) -> list[str]:
     return [each["text"] for each in (await ada.messages(chat))[1:] if not each["hidden"]]
 
@@ -53,7 +67,7 @@ async def test_texts_and_visibility_change_in_one_step(
         hides=[ids[2], ids[3]],
         shows=[ids[5]],
     )
-    await messages.rewrite(identity, UUID(chat), changes)
+    await rewrite(server, identity, UUID(chat), changes)
     assert await read_texts(ada, chat) == [
         SONG[0],
         "A thrush sings in the pear tree.",
@@ -62,7 +76,7 @@ async def test_texts_and_visibility_change_in_one_step(
     ]
     assert [UUID(each["id"]) for each in (await ada.messages(chat))[1:]] == ids
     await check_tree(server.parts.database, chat)
-    await messages.rewrite(identity, UUID(chat), MessageChanges(shows=ids[2:4]))
+    await rewrite(server, identity, UUID(chat), MessageChanges(shows=ids[2:4]))
     assert len(await read_texts(ada, chat)) == 6
     await check_tree(server.parts.database, chat)
 
@@ -71,7 +85,7 @@ async def test_the_next_prompt_has_the_new_texts(ada: Account, chat: str, server
     identity, ids = await open_song(server, ada, chat)
     await ada.turn(chat, text="Sing again.")  # the history is cached now
     changes = MessageChanges(texts={ids[3]: "Over the sea."}, hides=[ids[0]])
-    await server.parts.messages.rewrite(identity, UUID(chat), changes)
+    await rewrite(server, identity, UUID(chat), changes)
     sent = json.dumps((await preview(ada, chat, "Once more."))["prompt"])
     assert "Over the sea." in sent
     assert "Over the mill." not in sent
@@ -85,7 +99,7 @@ async def test_summaries_of_a_changed_message_remain(
     await set_chat(ada, chat, summary={"enabled": True})
     await put_summary(ada, chat, "A lark sang.", through_message_id=str(ids[3]))
     changes = MessageChanges(texts={ids[1]: "A thrush sings.", ids[3]: "Over the sea."})
-    await server.parts.messages.rewrite(identity, UUID(chat), changes)
+    await rewrite(server, identity, UUID(chat), changes)
     assert (await read_summary(ada, chat))["text"] == "A lark sang."
 
 
@@ -93,7 +107,6 @@ async def test_a_change_that_is_refused_changes_nothing(
     ada: Account, chat: str, server: Running
 ) -> None:
     identity, ids = await open_song(server, ada, chat)
-    messages = server.parts.messages
     fine = {ids[0]: "Who whistles?"}
     for changes, error in (
         (MessageChanges(texts={**fine, ids[1]: " "}), EmptyMessageError),
@@ -101,17 +114,17 @@ async def test_a_change_that_is_refused_changes_nothing(
         (MessageChanges(texts=fine, hides=[uuid4()]), MessageNotFoundError),
     ):
         with pytest.raises(error):
-            await messages.rewrite(identity, UUID(chat), changes)
+            await rewrite(server, identity, UUID(chat), changes)
     with pytest.raises(ChatNotFoundError):
-        await messages.rewrite(identity, uuid4(), MessageChanges(texts=fine))
+        await rewrite(server, identity, uuid4(), MessageChanges(texts=fine))
     await _set_status(server, ids[1], "streaming")
     with pytest.raises(MessageBusyError):
-        await messages.rewrite(identity, UUID(chat), MessageChanges(texts=fine, hides=ids[1:2]))
+        await rewrite(server, identity, UUID(chat), MessageChanges(texts=fine, hides=ids[1:2]))
     await _set_status(server, ids[1], "complete")
     async with server.account("Ben") as ben:
         stranger = await identity_of(server, ben)
         with pytest.raises(ChatNotFoundError):
-            await messages.rewrite(stranger, UUID(chat), MessageChanges(texts=fine))
+            await rewrite(server, stranger, UUID(chat), MessageChanges(texts=fine))
     assert await read_texts(ada, chat) == SONG
 
 
@@ -132,7 +145,7 @@ async def test_every_way_to_store_a_text_keeps_its_digest(
     await ada.turn(chat, **{"continue": True})
     last = (await ada.messages(chat))[-1]
     changes = MessageChanges(texts={UUID(last["id"]): "Someone is."})
-    await server.parts.messages.rewrite(identity, UUID(chat), changes)
+    await rewrite(server, identity, UUID(chat), changes)
     await ada.post(f"/chats/{chat}/fork", {"message_id": last["id"]}, status=201)
     file = write_lines([make_header(), make_swiped(["Rain.", "Snow."], 1), make_line("Look.")])
     await bring(ada, file, "night.jsonl", path="/chats/import")
