@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ForeignKey, Index, text
+from sqlalchemy import ForeignKey, Index, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.characters.cards.model import Asset, Card
@@ -19,7 +19,8 @@ class Character(Base):
     """A character: the summary for lists, the card, and the card as it was imported.
 
     `scripts_allowed` is true if the card's regex scripts may run, and None until the user is asked.
-    `preset_id` is the prompt preset of chats that choose none; it may have been deleted.
+    `preset_id` is the prompt preset of chats that choose none; it may have been deleted. With
+    `keeps_memories`, the character remembers in each chat what it learned in its others.
     """
 
     __tablename__ = "characters"
@@ -40,6 +41,7 @@ class Character(Base):
     sealed_source: Mapped[bytes | None]
     scripts_allowed: Mapped[bool | None]
     preset_id: Mapped[UUID | None]
+    keeps_memories: Mapped[bool] = mapped_column(default=False, server_default=false())
     revision: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]

@@ -11,8 +11,9 @@ from uuid import UUID
 from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.chats.members import filter_heard_anywhere
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.core.audience import GM, Viewpoint, filter_known_to
+from backend.core.audience import GM, Viewpoint, Witness, filter_known_to
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.types import Id
 from backend.memory.index.protocol import Kind
@@ -92,7 +93,11 @@ class MessageSource(TableSource):
         """Return messages of active paths that are visible and that the viewpoint may know."""
         query = _ACTIVE
         if viewpoint != GM:
-            query = query.where(filter_known_to(viewpoint, _ROW.audience))
+            query = query.where(
+                filter_heard_anywhere(viewpoint, _ROW)
+                if isinstance(viewpoint, Witness)
+                else filter_known_to(viewpoint, _ROW.audience)
+            )
         found: dict[UUID, MemoryItem] = {}
         for ids in split_chunks(list(source_ids)):
             values = {"ids": ids, "owner_id": sealer.user_id}

@@ -38,7 +38,11 @@ class ReplyCutNotice(msgspec.Struct, frozen=True, tag_field="kind", tag="reply_c
     reason: Literal["length", "safety"]
 
 
-Notice = PromptCutNotice | ReplyCutNotice
+class PassedNotice(msgspec.Struct, frozen=True, tag_field="kind", tag="passed"):
+    """The character had nothing to say. The message is hidden and has no text."""
+
+
+Notice = PromptCutNotice | ReplyCutNotice | PassedNotice
 
 
 def encode_notices(notices: Sequence[Notice]) -> str | None:
@@ -50,6 +54,10 @@ def decode_notices(stored: str | None) -> list[Notice]:
 
 
 MessageStatus = Literal["complete", "streaming", "interrupted", "failed"]
+
+Presence = Literal["present", "absent", "muted"]
+"""Whether a character is in the scene. A muted one hears everything, and speaks only if asked to.
+"""
 
 
 class Chat(Base):
@@ -96,7 +104,10 @@ CHAT_VARIABLES = Column("chats", "sealed_variables")
 
 
 class ChatCharacter(Base):
-    """A character in a chat."""
+    """A member of a chat.
+
+    One that is not there from the start joins with a message of the tree.
+    """
 
     __tablename__ = "chat_characters"
 
@@ -107,6 +118,7 @@ class ChatCharacter(Base):
         ForeignKey("characters.id", ondelete="CASCADE"), primary_key=True, index=True
     )
     place: Mapped[int]
+    is_from_start: Mapped[bool] = mapped_column(default=True, server_default=true())
 
 
 class Message(Base):
@@ -118,7 +130,9 @@ class Message(Base):
     `token_counts` has counts in other units (JSON).
 
     `scene_id` is the first message of its scene, and `scene_place` its place in it. `audience` is
-    `public`, `gm`, or ids of a campaign's entities separated by spaces. `sealed_typed` is the
+    `public`, `gm`, or ids of characters or of a campaign's entities, separated by spaces. A message
+    with a `presence` says that `character_id` joins, leaves or is muted; it is hidden, because the
+    prompt says who is there in another place. `sealed_typed` is the
     user's line before macro expansion, or null if it had no macros. `sealed_injected_context` is
     the campaign's part of the prompt of this reply. `sealed_source` is the JSON of an imported
     file's members that have no column, for an export. `notices` describe problems of the reply
@@ -146,6 +160,13 @@ class Message(Base):
             postgresql_where=text("text_digest IS NULL"),
         ),
         Index(
+            "ix_messages_presence",
+            "chat_id",
+            "position",
+            sqlite_where=text("presence IS NOT NULL"),
+            postgresql_where=text("presence IS NOT NULL"),
+        ),
+        Index(
             "ix_messages_active_path",
             "chat_id",
             "path_tokens",
@@ -169,6 +190,7 @@ class Message(Base):
     role: Mapped[Role] = mapped_column(String)
     character_id: Mapped[UUID | None]
     persona_id: Mapped[UUID | None]
+    presence: Mapped[Presence | None] = mapped_column(String)
     status: Mapped[MessageStatus] = mapped_column(String, default="complete")
     hidden: Mapped[bool] = mapped_column(default=False)
     is_active: Mapped[bool] = mapped_column(default=False)

@@ -30,9 +30,10 @@ from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
 
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
+from backend.chats.members import filter_heard
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.tree import make_ancestors
-from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to
+from backend.core.audience import GM, Viewpoint
 from backend.database.base import split_chunks
 from backend.generation.model import Role
 
@@ -166,7 +167,7 @@ async def list_active_page(
     """Return the end of the active path above position `before`, oldest first."""
     query = _ACTIVE if with_hidden else _ACTIVE_AND_SHOWN
     if viewpoint != GM:
-        query = query.where(filter_known_to(viewpoint, Message.audience))
+        query = query.where(filter_heard(viewpoint, chat_id))
     end = MAX_POSITION if before is None else before
     found = await session.scalars(query, {"chat_id": chat_id, "before": end, "limit": limit})
     return list(found)[::-1]
@@ -261,18 +262,17 @@ async def list_round_starts(
     """
     query = _ROUND_STARTS
     if viewpoint != GM:
-        query = query.where(filter_known_to(viewpoint, Message.audience))
+        query = query.where(filter_heard(viewpoint, leaf.chat_id))
     values = {"chat": leaf.chat_id, "leaf": leaf.position, "limit": limit}
     return list(await session.scalars(query, values))
 
 
-_RESTRICTED = (
+_VISIBLE = (
     select(Message.path_tokens - Message.tokens, Message.tokens)
     .where(
         Message.chat_id == bindparam("chat"),
         Message.is_active,
         Message.position <= bindparam("leaf"),
-        Message.audience != PUBLIC,
         ~Message.hidden,
     )
     .order_by(Message.position)
@@ -285,7 +285,7 @@ async def list_unknown_messages(
     """Return messages up to `leaf` that a viewpoint may not know: (tokens before, own tokens)."""
     if viewpoint == GM:
         return []
-    query = _RESTRICTED.where(~filter_known_to(viewpoint, Message.audience))
+    query = _VISIBLE.where(~filter_heard(viewpoint, leaf.chat_id))
     rows = await session.execute(query, {"chat": leaf.chat_id, "leaf": leaf.position})
     return [(before, tokens) for before, tokens in rows]
 
@@ -403,7 +403,7 @@ async def load_active_messages(
     """
     query = _MESSAGES_WITH_AUTHORS if authors else _MESSAGES
     if viewpoint != GM:
-        query = query.where(filter_known_to(viewpoint, Message.audience))
+        query = query.where(filter_heard(viewpoint, chat_id))
     values = {"chat_id": chat_id, "from_sum": from_sum, "to_position": to_position}
     rows = (await session.execute(query, values)).all()
     if not rows:

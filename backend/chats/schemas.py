@@ -16,10 +16,13 @@ from backend.accounts.profile.settings import (
     ReasoningSent,
     TaskModels,
 )
-from backend.chats.models import MessageStatus, Notice
+from backend.chats.models import MessageStatus, Notice, Presence
 from backend.core.audience import Audience, ViewpointText
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
+
+MAX_AUTO_REPLIES = 50
+"""Replies of one request that follow each other by themselves."""
 
 Title = Annotated[str, msgspec.Meta(max_length=300)]
 
@@ -62,9 +65,10 @@ class MessageView(msgspec.Struct, kw_only=True):
     `shown` and `shown_thinking` are the displayed forms of `text` and `thinking` after regex
     scripts, or null if they are the same. `typed` is the user's line before macro expansion, or
     null if it had no macros. `injected_context` is the campaign's part of the prompt of the reply.
-    `audience` is who may know the message, in a chat of a campaign. `notices` describe problems
-    that did not end the reply. A reply with only thoughts has no `text`; it is hidden, because no
-    model may receive it.
+    `audience` is who may know the message: characters of the chat, or entities of its campaign.
+    `notices` describe problems that did not end the reply. A reply with only thoughts has no
+    `text`; it is hidden, because no model may receive it. With a `presence`, the message says that
+    the character `character_id` joins, leaves or is muted.
     """
 
     id: UUID
@@ -91,6 +95,38 @@ class MessageView(msgspec.Struct, kw_only=True):
     injected_context: str | None = None
     audience: Audience = "public"
     notices: list[Notice] = []
+    presence: Presence | None = None
+
+
+class MemberView(msgspec.Struct, kw_only=True):
+    """A member of a chat at the end of the active path.
+
+    `since` is the position of the message that changed its presence last, or null. `narrates` is
+    true if it sees everything. `talkativeness` is its chance to speak unasked, from 0 to 1.
+    """
+
+    character_id: UUID
+    name: str
+    presence: Presence
+    since: int | None
+    talkativeness: float
+    narrates: bool = False
+
+
+class MemberPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The new presence of a member. A character that is no member yet joins with `present`.
+
+    `briefing` is what a character that enters is told, in a message that only it knows.
+    """
+
+    presence: Presence
+    briefing: Annotated[str, msgspec.Meta(max_length=20_000)] | None = None
+
+
+class MemberBriefing(msgspec.Struct, kw_only=True):
+    """A proposed `briefing`, which nothing has stored."""
+
+    text: str
 
 
 class MessagePage(msgspec.Struct, kw_only=True):
@@ -168,6 +204,36 @@ class SummarySettings(
     interval: Annotated[int, msgspec.Meta(ge=2, le=500)] = 20
 
 
+NextSpeaker = Literal["by_hand", "list", "mention", "pooled", "model"]
+"""How the next speaker of a group is chosen.
+
+By `list`, members speak in order. By `mention`, those who are named in the last line speak first,
+and then a draw by talkativeness decides. `pooled` are those who have not spoken since the user.
+With `model`, the task model chooses from the scene.
+"""
+
+
+class GroupSettings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Settings of a chat with several characters.
+
+    `cards` decides if a prompt has the public parts of all cards before the history and the
+    speaker's card after it (`joined`), or the speaker's card alone (`swapped`). `auto_replies` is
+    the default of turns. `narrators` see everything. `talkativeness` overrides that of the cards,
+    by character.
+    """
+
+    next_speaker: NextSpeaker = "mention"
+    cards: Literal["joined", "swapped"] = "joined"
+    auto_replies: Annotated[int, msgspec.Meta(ge=0, le=MAX_AUTO_REPLIES)] = 0
+    allow_self_replies: bool = False
+    narrators: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
+    talkativeness: Annotated[
+        dict[UUID, Annotated[float, msgspec.Meta(ge=0, le=1)]], msgspec.Meta(max_length=50)
+    ] = {}
+
+
 class ChatSettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -210,7 +276,8 @@ class ChatSettings(
     stable and the caches of providers remain valid.
     """
     viewpoint: ViewpointText | None = None
-    """The default viewpoint of prompts. Absent: `gm`."""
+    """The default viewpoint of prompts. Absent: the speaker's in a group, and else `gm`."""
+    group: GroupSettings = msgspec.field(default_factory=GroupSettings)
     names: bool | None = None
     """Put each author's name before the text. Absent: only in chats with several characters."""
     keep_other_speakers: bool | None = None

@@ -18,6 +18,7 @@ from uuid import UUID
 import msgspec
 
 from backend.chats.drafts import seal_optional
+from backend.chats.members import has_heard
 from backend.chats.models import (
     CHAT_TITLE,
     MESSAGE_AUTHOR,
@@ -30,7 +31,7 @@ from backend.chats.models import (
 from backend.chats.schemas import ChatSettings, Title
 from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
-from backend.core.audience import GM, Viewpoint, may_know
+from backend.core.audience import GM, Viewpoint
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
@@ -169,7 +170,8 @@ def write_log(
     # The rows are ordered by position, so a parent is handled before its children.
     above: dict[UUID | None, UUID | None] = {None: None}
     for row in rows:
-        is_visible = row.is_active and not row.hidden and may_know(viewpoint, row.audience)
+        is_heard = has_heard(viewpoint, chat.id, row.position, row.audience)
+        is_visible = row.is_active and not row.hidden and is_heard
         if is_whole or is_visible:
             known.append(row)
             above[row.id] = row.id

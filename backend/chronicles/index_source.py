@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chronicles.events import format_story_time, render_event
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.repository import STORY_ORDER, StoryEvent, get_events
-from backend.core.audience import GM, Viewpoint, may_know
+from backend.core.audience import GM, Viewpoint
 from backend.database.base import get_table
 from backend.memory.index.protocol import Kind
 from backend.memory.indexing.documents import IndexDocument, build_event_document
@@ -70,12 +70,8 @@ class ChronicleSource(TableSource):
         viewpoint: Viewpoint = GM,
     ) -> dict[UUID, MemoryItem]:
         """Return current events that the viewpoint may know."""
-        found = await get_events(session, sealer, list(source_ids))
-        return {
-            event.id: _build_item(event)
-            for event in found.values()
-            if event.is_current and may_know(viewpoint, event.audience)
-        }
+        found = await get_events(session, sealer, list(source_ids), viewpoint=viewpoint)
+        return {event.id: _build_item(event) for event in found.values() if event.is_current}
 
 
 def _documents(event: StoryEvent) -> list[IndexDocument]:

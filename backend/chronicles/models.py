@@ -83,7 +83,8 @@ EVENT = Column("chronicle_events", "sealed_event")
 class EventSource(Base):
     """A source message of an event.
 
-    An event is active while all of its messages are on their chats' active paths. There is no
+    An event is active while all messages of one of its tellings are on their chats' active paths.
+    The first `telling` is 0; if the same is told to others later, that is another one. There is no
     foreign key to the message. A deleted message is on no path. Deleting a chat deletes its rows
     here, so active events stay active.
     """
@@ -96,3 +97,4 @@ class EventSource(Base):
     message_id: Mapped[UUID] = mapped_column(primary_key=True, index=True)
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"), index=True)
     position: Mapped[int]
+    telling: Mapped[int] = mapped_column(default=0, server_default="0")

@@ -10,12 +10,13 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, exists, func, select
+from sqlalchemy import ColumnElement, Row, and_, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from backend.accounts.auth.identity import Identity
 from backend.chats.errors import MessageNotFoundError
+from backend.chats.members import filter_heard_anywhere
 from backend.chats.models import Message
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError, EventNotFoundError
 from backend.chronicles.events import (
@@ -33,7 +34,15 @@ from backend.chronicles.models import (
     EventSource,
     EventSourceName,
 )
-from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to, filter_known_to_all
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    Viewpoint,
+    Witness,
+    filter_known_to,
+    filter_known_to_all,
+    is_named,
+)
 from backend.database.base import new_id, skip_index, split_chunks
 from backend.errors import ValidationError
 from backend.http.schemas import make_struct
@@ -191,14 +200,47 @@ class StoryEvent(StoredEvent, frozen=True, kw_only=True):
 
 @cache  # aliases are slow to build, and every turn needs the condition
 def counting(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool]:
-    """Return the condition that all sources of an event are on their chats' active paths.
+    """Return the condition that all sources of one telling are on their chats' active paths.
 
     A deleted message is on no path, and an event without sources always counts. `event` is the
-    table or an alias of it. The query reads one index entry per source.
+    table or an alias of it. The query reads an index entry for each source.
     """
-    source, message = aliased(EventSource), aliased(Message)
+    source, message, told, other = (
+        *(aliased(EventSource), aliased(Message)),
+        *(aliased(EventSource), aliased(EventSource)),
+    )
     is_active = exists().where(message.id == source.message_id, message.is_active)
-    return ~exists().where(source.event_id == event.id, ~is_active)
+    is_inactive = exists().where(
+        source.event_id == told.event_id, source.telling == told.telling, ~is_active
+    )
+    return or_(
+        ~exists().where(other.event_id == event.id),
+        exists().where(told.event_id == event.id, ~is_inactive),
+    )
+
+
+def filter_known_events(viewpoint: Viewpoint) -> ColumnElement[bool]:
+    """Return the SQL condition that a viewpoint knows an event.
+
+    A character knows an event if its audience allows that, and the character has heard one of its
+    messages. An audience that a user has set needs no message.
+    """
+    if not isinstance(viewpoint, Witness):
+        return filter_known_to(viewpoint, ChronicleEvent.audience)
+    source, message, other = aliased(EventSource), aliased(Message), aliased(EventSource)
+    heard = (
+        exists()
+        .where(source.event_id == ChronicleEvent.id, message.id == source.message_id)
+        .where(message.is_active, filter_heard_anywhere(viewpoint, message))
+    )
+    named = is_named(viewpoint, ChronicleEvent.audience)
+    return or_(
+        and_(named, ChronicleEvent.is_edited),
+        and_(
+            or_(named, ChronicleEvent.audience == PUBLIC),
+            or_(heard, ~exists().where(other.event_id == ChronicleEvent.id)),
+        ),
+    )
 
 
 @cache
@@ -210,15 +252,20 @@ def current() -> ColumnElement[bool]:
 
 
 async def get_events(
-    session: AsyncSession, sealer: Sealer, event_ids: Iterable[UUID]
+    session: AsyncSession,
+    sealer: Sealer,
+    event_ids: Iterable[UUID],
+    *,
+    viewpoint: Viewpoint = GM,
 ) -> dict[UUID, StoryEvent]:
-    """Return the sealer's existing events by id, including those that do not count.
+    """Return events that a viewpoint knows by id, including those that do not count.
 
     Two queries for every 5,000 events.
     """
     found: dict[UUID, StoryEvent] = {}
     for ids in split_chunks(list(dict.fromkeys(event_ids))):
-        events = await _read_events(session, sealer, ChronicleEvent.id.in_(ids))
+        is_wanted = ChronicleEvent.id.in_(ids), filter_known_events(viewpoint)
+        events = await _read_events(session, sealer, *is_wanted)
         found |= {event.id: event for event in events}
     return found
 
@@ -239,7 +286,7 @@ async def current_events(
     conditions = [
         ChronicleEvent.chronicle_id == chronicle_id,
         current(),
-        filter_known_to(viewpoint, ChronicleEvent.audience),
+        filter_known_events(viewpoint),
     ]
     if pinned:
         conditions.append(ChronicleEvent.is_pinned.expression)

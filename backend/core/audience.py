@@ -1,14 +1,16 @@
-"""Audiences of campaign texts, and viewpoints that may read them.
+"""Audiences of texts, and viewpoints that may read them.
 
-An audience is stored in one column: `gm` (the game master only), `public` (everyone), or entity ids
-separated by blanks. The viewpoint `gm` may know everything, `public` only public texts, and an
-entity public texts and those that name it. An unreadable value counts as `gm`.
+An audience is stored in one column: `gm` (the narrator only), `public` (everyone who was there), or
+ids separated by blanks: of a campaign's entities or of a chat's characters. The viewpoint `gm` may
+know everything, `public` only public texts, and an entity public texts and those that name it. A
+character is a `Witness`. An unreadable value counts as `gm`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -22,16 +24,52 @@ GM: Literal["gm"] = "gm"
 PUBLIC: Literal["public"] = "public"
 
 Audience = Literal["gm", "public"] | Annotated[list[UUID], msgspec.Meta(max_length=50)]
-"""The readers of a text: the game master only, everyone, or the listed entities."""
+"""The readers of a text: the narrator only, everyone, or the listed entities or characters."""
 
-Viewpoint = Literal["gm", "public"] | UUID
+Ranges = Sequence[tuple[int, int]]
+"""Ranges of positions in a chat in ascending order: the first, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """The viewpoint of a character: what names it, and what is public and was said before it.
+
+    Attributes:
+        character_id: The character.
+        ids: The character, and the entities of campaigns that it plays. An audience may name them.
+        absences: The positions of the active path at which the character was not there, by chat. It
+            was always there in chats that are not listed.
+    """
+
+    character_id: UUID
+    ids: frozenset[UUID]
+    absences: Mapping[UUID, Ranges] = field(default_factory=dict[UUID, Ranges])
+
+    def was_absent(self, chat_id: UUID, position: int) -> bool:
+        """True if the character was not there when a message was said."""
+        ranges = self.absences.get(chat_id, ())
+        place = bisect_right(ranges, position, key=_get_begin)
+        return place > 0 and position < ranges[place - 1][1]
+
+    def has_heard(self, chat_id: UUID, position: int, column: str) -> bool:
+        """True if the character knows a message with this audience at this position."""
+        if column == PUBLIC:
+            return not self.was_absent(chat_id, position)
+        return may_know(self, column)
+
+
+def _get_begin(each: tuple[int, int]) -> int:
+    return each[0]
+
+
+Viewpoint = Literal["gm", "public"] | UUID | Witness
 
 ViewpointText = Annotated[
     str,
     msgspec.Meta(
         max_length=36,
         pattern=r"^(gm|public|[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12})$",
-        description="`gm`, `public`, or the id of an entity of the chat's campaign.",
+        description="`gm`, `public`, or the id of a character or of an entity of its campaign.",
     ),
 ]
 
@@ -46,7 +84,7 @@ def read_viewpoint(text: str) -> Viewpoint:
         return UUID(text)
     except ValueError as error:
         raise ValidationError(
-            "viewpoint must be `gm`, `public`, or the id of an entity."
+            "viewpoint must be `gm`, `public`, or the id of a character or an entity."
         ) from error
 
 
@@ -70,19 +108,34 @@ def list_entities(column: str) -> Sequence[UUID]:
     return () if isinstance(audience, str) else audience
 
 
+def list_viewers(viewpoint: UUID | Witness) -> list[UUID]:
+    """Return the ids that an audience may name for a viewpoint, in a stable order."""
+    return sorted(viewpoint.ids) if isinstance(viewpoint, Witness) else [viewpoint]
+
+
 def encode_viewpoint(viewpoint: Viewpoint) -> str:
-    return encode_audience([viewpoint]) if isinstance(viewpoint, UUID) else viewpoint
+    return viewpoint if isinstance(viewpoint, str) else encode_audience(list_viewers(viewpoint))
 
 
 def filter_known_to(
     viewpoint: Viewpoint, column: InstrumentedAttribute[str] | ColumnElement[str]
 ) -> ColumnElement[bool]:
-    """Return the SQL condition that a viewpoint may know a row."""
+    """Return the SQL condition that an audience includes a viewpoint.
+
+    For messages, it also matters who was there: see `backend.chats.members`.
+    """
     if viewpoint == GM:
         return true()
-    if isinstance(viewpoint, UUID):
-        return or_(column == PUBLIC, column.contains(f" {viewpoint} ", autoescape=True))
-    return column == PUBLIC
+    if isinstance(viewpoint, str):
+        return column == PUBLIC
+    return or_(column == PUBLIC, is_named(viewpoint, column))
+
+
+def is_named(
+    viewpoint: UUID | Witness, column: InstrumentedAttribute[str] | ColumnElement[str]
+) -> ColumnElement[bool]:
+    """Return the SQL condition that an audience names a viewpoint."""
+    return or_(*(column.contains(f" {each} ", autoescape=True) for each in list_viewers(viewpoint)))
 
 
 def filter_known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
@@ -97,7 +150,9 @@ def may_know(viewpoint: Viewpoint, column: str) -> bool:
     if viewpoint == GM or column == PUBLIC:
         return True
     audience = decode_audience(column)
-    return isinstance(audience, list) and viewpoint in audience
+    if isinstance(audience, str) or isinstance(viewpoint, str):
+        return False
+    return not frozenset(list_viewers(viewpoint)).isdisjoint(audience)
 
 
 def may_all_know(listeners: str, column: str) -> bool:
@@ -130,7 +185,8 @@ def find_required_keywords(viewpoint: Viewpoint) -> tuple[str, ...]:
     """Return keywords of which an index point needs one; empty for the game master."""
     if viewpoint == GM:
         return ()
-    return (PUBLIC,) if viewpoint == PUBLIC else (PUBLIC, str(viewpoint))
+    named = () if isinstance(viewpoint, str) else map(str, list_viewers(viewpoint))
+    return (PUBLIC, *named)
 
 
 MAX_NAMED = 5

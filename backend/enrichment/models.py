@@ -93,9 +93,10 @@ RUN_DETAIL = Column("enrichment_runs", "sealed_detail")
 
 
 class ChatSummary(Base):
-    """A rolling summary of the path down to a message, for one audience.
+    """A rolling summary of the path from position `begins_at` down to a message, for one audience.
 
-    It follows the message tree.
+    It follows the message tree. In a chat whose members come and go, a new one begins where
+    presence changes.
     """
 
     __tablename__ = "chat_summaries"
@@ -110,6 +111,7 @@ class ChatSummary(Base):
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
     run_id: Mapped[UUID | None]
     position: Mapped[int]
+    begins_at: Mapped[int] = mapped_column(default=0, server_default="0")
     is_edited: Mapped[bool] = mapped_column(default=False)
     sealed_summary: Mapped[bytes]
     revision: Mapped[int] = mapped_column(default=1)

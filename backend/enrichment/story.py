@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Row, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.state.viewpoints import Player, read_marks
+from backend.chats.members import filter_heard
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import list_character_ids
 from backend.core.audience import (
@@ -20,7 +21,6 @@ from backend.core.audience import (
     PUBLIC,
     AudienceMarks,
     Viewpoint,
-    filter_known_to,
     may_all_know,
 )
 from backend.database.base import skip_index
@@ -436,4 +436,4 @@ def is_between(
 ) -> tuple[ColumnElement[bool], ...]:
     """Return the conditions for lines after position `after` that a viewpoint may know."""
     place = Message.position > after, Message.position <= through
-    return is_readable(chat), *place, filter_known_to(viewpoint, Message.audience)
+    return is_readable(chat), *place, filter_heard(viewpoint, chat.id)

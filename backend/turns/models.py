@@ -40,6 +40,9 @@ class Turn(Base):
         waits_for: The work of the model's server that the turn waits for.
         sealed_events: The events of a played turn.
         sealed_play: The state of a waiting turn.
+        chain_id: The first turn of replies that follow each other by themselves. The first turn has
+            its own id here.
+        replies_left: The number of replies that may follow this one by themselves.
     """
 
     __tablename__ = "turns"
@@ -52,6 +55,12 @@ class Turn(Base):
             postgresql_where=_IS_OPEN,
         ),
         Index(None, "chat_id"),
+        Index(
+            "ix_turns_chain_id",
+            "chain_id",
+            sqlite_where=text("chain_id IS NOT NULL"),
+            postgresql_where=text("chain_id IS NOT NULL"),
+        ),
         Index(
             "ix_turns_lease",
             "lease_until",
@@ -82,6 +91,8 @@ class Turn(Base):
     sealed_events: Mapped[bytes | None]
     sealed_play: Mapped[bytes | None]
     waits_for: Mapped[Occupation | None] = mapped_column(String)
+    chain_id: Mapped[UUID | None]
+    replies_left: Mapped[int] = mapped_column(default=0, server_default="0")
     stop_requested: Mapped[bool] = mapped_column(default=False)
     lease_owner: Mapped[UUID | None]
     lease_until: Mapped[datetime | None]

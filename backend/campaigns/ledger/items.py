@@ -74,7 +74,10 @@ class World(Item, kw_only=True):
 
 
 class Entity(Item, kw_only=True):
-    """A player's character, another person, a place, a thing, a faction or an ability."""
+    """A player's character, another person, a place, a thing, a faction or an ability.
+
+    `character_id` is the card that plays it in chats. Without one, a card with its name does.
+    """
 
     kind: Literal["pc", "npc", "location", "item", "faction", "ability"]
     name: Name
@@ -87,6 +90,7 @@ class Entity(Item, kw_only=True):
     voice: Lines = []
     wants: Line = ""
     location_id: UUID | None = None
+    character_id: UUID | None = None
     attributes: Attributes = {}
     audience: Audience = "public"
 

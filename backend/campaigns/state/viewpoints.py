@@ -25,7 +25,9 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.rules.protocol import RuleSystem, find_rules, read_play
 from backend.campaigns.rules.state import PLAY
 from backend.campaigns.state.situation_reader import CampaignReader, Condition
+from backend.characters.repository import find_names
 from backend.chats.events import AudienceChecked
+from backend.chats.members import load_absences, load_group
 from backend.chats.models import Chat
 from backend.core.audience import (
     GM,
@@ -34,6 +36,7 @@ from backend.core.audience import (
     Audience,
     AudienceMarks,
     Viewpoint,
+    Witness,
     filter_known_to_all,
 )
 from backend.core.cpu_pool import iterate_in_slices
@@ -129,6 +132,9 @@ _FIELDS: Mapping[Kind, frozenset[str]] = {
     "term": frozenset({"term", "definition", "status", "audience"}),
 }
 """The fields that prompts of replies or of background work render, by kind."""
+
+MIN_GROUP = 2
+"""Members of a chat from which on they may know different things."""
 
 Items = Iterable[tuple[UUID, Kind, State]]
 
@@ -278,8 +284,61 @@ async def check_viewpoint(
         session, [viewpoint], campaigns, owner_id=owner_id
     ):
         raise ValidationError(
-            f"`viewpoint` refers to {viewpoint}, which is not an entity of the campaign."
+            f"`viewpoint` refers to {viewpoint}, which is neither a character of the chat nor an "
+            "entity of its campaign."
         )
+
+
+async def find_witness(
+    session: AsyncSession, sealer: Sealer, chat: Chat, character_id: UUID, name: str
+) -> Witness:
+    """Return the viewpoint of a character of a chat, with the entities that it plays there."""
+    played = await find_played_entities(session, sealer, chat.campaign_id, character_id, name)
+    absences = await load_absences(session, character_id)
+    return Witness(character_id, frozenset({character_id, *played}), absences)
+
+
+async def find_played_entities(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID | None, character_id: UUID, name: str
+) -> list[UUID]:
+    """Return the entities of a campaign that a card plays: those linked to it, or named like it."""
+    if campaign_id is None:
+        return []
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        CampaignItem.campaign_id == campaign_id,
+        CampaignItem.user_id == sealer.user_id,
+        CampaignItem.kind == "entity",
+        CampaignItem.subkind.in_(("pc", "npc")),
+        CampaignItem.exists,
+    )
+    linked: list[UUID] = []
+    named: list[UUID] = []
+    for row in await session.execute(query):
+        state = read_state(sealer, row.id, row.sealed_state)
+        names = {each.casefold() for each in (state["name"], *state.get("aliases", []))}
+        if state.get("character_id") == str(character_id):
+            linked.append(row.id)
+        elif state.get("character_id") is None and name.casefold() in names:
+            named.append(row.id)
+    return linked or named
+
+
+async def resolve_viewpoint(
+    session: AsyncSession, identity: Identity, chat: Chat, viewpoint: Viewpoint
+) -> Viewpoint:
+    """Return a viewpoint of a chat: the id of a member is the character's own viewpoint.
+
+    Raises `ValidationError` for an id of neither a member nor an entity of the campaign.
+    """
+    if not isinstance(viewpoint, UUID):
+        return viewpoint
+    sealer = identity.sealer
+    group = await load_group(session, chat.id)
+    if viewpoint in group.members:
+        names = await find_names(session, [viewpoint], owner_id=sealer.user_id, sealer=sealer)
+        return await find_witness(session, sealer, chat, viewpoint, names.get(viewpoint, ""))
+    await check_viewpoint(session, viewpoint, [chat.campaign_id], owner_id=identity.user_id)
+    return viewpoint
 
 
 async def read_marks(
@@ -309,13 +368,20 @@ class CampaignAudiences(AudienceChecked):
 
 
 async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audience) -> None:
-    """Raise `ValidationError` if an entity is not in the chat's campaign, or there is none."""
+    """Raise `ValidationError` for an id of neither a member of the chat nor an entity of its world.
+
+    A chat with neither has only public messages.
+    """
     if audience == PUBLIC:
         return
-    if chat.campaign_id is None:
-        raise ValidationError("All messages of a chat without a campaign are public.")
+    members = (await load_group(session, chat.id)).members
+    if chat.campaign_id is None and len(members) < MIN_GROUP:
+        raise ValidationError(
+            "All messages of a chat with one character and without a campaign are public."
+        )
     if isinstance(audience, list):
-        await _check(session, audience, [chat.campaign_id], owner_id=chat.user_id)
+        others = [each for each in audience if each not in members]
+        await _check(session, others, [chat.campaign_id], owner_id=chat.user_id)
 
 
 async def check_event_audience(
@@ -380,7 +446,8 @@ async def _check(
 ) -> None:
     if missing := await _find_missing(session, entity_ids, campaigns, owner_id=owner_id):
         raise ValidationError(
-            f"`audience` refers to {missing}, which is not an entity of the campaign."
+            f"`audience` refers to {missing}, which is neither a character of the chat nor an "
+            "entity of its campaign."
         )
 
 

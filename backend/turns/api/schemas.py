@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.profile.settings import BudgetSettings
-from backend.chats.schemas import MessageView
+from backend.chats.schemas import MAX_AUTO_REPLIES, MessageView
 from backend.context.assembly import LeftOut
 from backend.context.blocks import PresetFields
 from backend.context.record import (
@@ -32,13 +32,15 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
 
     `text` is the user's line. Without it, the last line of the path is answered. `regenerate_of`
     adds a swipe to a reply, `continue` continues the last reply, `impersonate` writes the user's
-    next line and stores nothing. `speaker` is the character that replies. With `turn_id` the
-    request can be repeated safely.
+    next line and stores nothing. `speaker` is the character that replies; by default, the chat's
+    settings choose it. With `turn_id` the request can be repeated safely. Up to `auto_replies`
+    characters reply one after another, each in a turn of its own; absent, the chat's setting holds.
 
-    In a campaign's chat, `audience` limits who knows the line and the reply. By default, a reply
-    has the audience of the message that it answers. The prompt contains only the knowledge of
-    `viewpoint`. The default is the game master. If the campaign has hidden information, the default
-    of an impersonation is the player's character.
+    `audience` limits who knows the line and the reply: characters of the chat, or entities of its
+    campaign. By default, a reply has the audience of the message that it answers. The prompt
+    contains only the knowledge of `viewpoint`. The default is the speaker in a group, and else the
+    narrator. If the campaign has hidden information, the default of an impersonation is the
+    player's character.
     """
 
     text: str | None = None
@@ -49,6 +51,7 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     speaker: UUID | None = None
     audience: Audience | None = None
     viewpoint: ViewpointText | None = None
+    auto_replies: Annotated[int, msgspec.Meta(ge=0, le=MAX_AUTO_REPLIES)] | None = None
 
 
 class ChoiceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

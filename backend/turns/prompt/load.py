@@ -22,9 +22,10 @@ from backend.campaigns.state.situations import RECENT_LINES, SituationService
 from backend.campaigns.state.state_block import render_played_block
 from backend.campaigns.state.viewpoints import (
     check_chat_audience,
-    check_viewpoint,
     find_player,
     find_players_viewpoint,
+    find_witness,
+    resolve_viewpoint,
 )
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
@@ -32,6 +33,7 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
+from backend.chats.members import Group, has_heard, load_group
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
@@ -142,8 +144,9 @@ class ChatLoader:
         settings = read_settings(sealer, chat)
         target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
         audience = await find_audience(session, chat, request, target)
-        member_ids = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
-        cast, viewpoint = await self._load_cast(chat, settings, request, target, member_ids)
+        group = await load_group(session, chat.id)
+        member_ids = list(group.members)
+        cast, viewpoint = await self._load_cast(chat, settings, request, target, group)
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
@@ -230,10 +233,10 @@ class ChatLoader:
         settings: ChatSettings,
         request: TurnRequest,
         target: TurnTarget,
-        member_ids: Sequence[UUID],
+        group: Group,
     ) -> tuple[Cast, Viewpoint]:
         """Return the cast and the viewpoint. They depend on each other through the user's name."""
-        session, identity = self._session, self._identity
+        session, identity, member_ids = self._session, self._identity, list(group.members)
         owner_id, sealer = identity.user_id, identity.sealer
         names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
         speaker = await find_speaker(session, identity, names, request, target)
@@ -249,6 +252,10 @@ class ChatLoader:
         viewpoint = await find_viewpoint(
             session, identity, chat, request, user_name, usual=settings.viewpoint
         )
+        is_asked = request.impersonate or request.viewpoint or settings.viewpoint
+        narrates = speaker.id is None or speaker.id in settings.group.narrators
+        if group.is_group and speaker.id and not narrates and not is_asked:
+            viewpoint = await find_witness(session, sealer, chat, speaker.id, speaker.name)
         if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
         cast = Cast(
@@ -615,7 +622,7 @@ async def find_viewpoint(
     if request.impersonate and chat.campaign_id is not None:
         players = await find_players_viewpoint(session, identity, chat.campaign_id, user_name)
     wanted = request.viewpoint
-    if wanted is None and not request.impersonate and chat.campaign_id is not None:
+    if wanted is None and not request.impersonate:
         wanted = usual
     if wanted is None:
         return players
@@ -625,8 +632,7 @@ async def find_viewpoint(
             "The campaign has hidden information: the user's message cannot be written with what "
             "only the game master knows."
         )
-    await check_viewpoint(session, asked, [chat.campaign_id], owner_id=identity.user_id)
-    return asked
+    return await resolve_viewpoint(session, identity, chat, asked)
 
 
 def check_answerable(
@@ -639,7 +645,7 @@ def check_answerable(
     about = target.line or target.continued
     if not may_know(viewpoint, said):
         raise ValidationError("`audience` must include `viewpoint`.")
-    if about is None or may_know(viewpoint, about.audience):
+    if about is None or has_heard(viewpoint, about.chat_id, about.position, about.audience):
         return target
     if is_preview and target.line is not None:
         return replace(target, line=None)

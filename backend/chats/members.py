@@ -1,0 +1,236 @@
+"""The members of a chat, when they were there, and the messages that each of them has heard.
+
+Messages of the tree say that a member joins, leaves or is muted, so that swipes and branches undo
+it. A public message is known to the members who were there. Without any such message all members
+were always there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, and_, bindparam, exists, false, not_, or_, select, true
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.chats.models import ChatCharacter, Message, Presence
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    Ranges,
+    Viewpoint,
+    Witness,
+    encode_audience,
+    filter_known_to,
+    is_named,
+    may_know,
+)
+from backend.database.types import Id
+
+END = 2**31 - 1
+"""The position after all messages: the largest value of the column."""
+
+_RANGES_IN_GROUP = 30
+"""SQLite limits the depth of an expression, so that many ranges are written in groups."""
+
+
+class PresenceChange(NamedTuple):
+    """A message of the active path with which a character joins, leaves or is muted."""
+
+    position: int
+    character_id: UUID
+    presence: Presence
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The members of a chat on its active path.
+
+    Attributes:
+        chat_id: The chat.
+        members: The members in order, with True for those that are there from the start.
+        changes: The changes of presence, the first one first.
+    """
+
+    chat_id: UUID
+    members: Mapping[UUID, bool]
+    changes: Sequence[PresenceChange] = ()
+
+    @property
+    def is_group(self) -> bool:
+        """True if the members may know different things. The only character of a chat narrates."""
+        return len(self.members) > 1 or bool(self.changes)
+
+    @property
+    def presences(self) -> dict[UUID, Presence]:
+        """The members with their presence at the end, in order."""
+        return self.find_presences(END)
+
+    def find_presences(self, position: int) -> dict[UUID, Presence]:
+        """Return the members with their presence after the messages before `position`."""
+        found: dict[UUID, Presence] = {
+            each: "present" if is_there else "absent" for each, is_there in self.members.items()
+        }
+        for change in self.changes:
+            if change.position < position and change.character_id in found:
+                found[change.character_id] = change.presence
+        return found
+
+    def find_absences(self, character_id: UUID) -> Ranges:
+        """Return the positions at which a character was not there.
+
+        It hears the message with which it leaves or joins.
+        """
+        begin = None if self.members.get(character_id, False) else 0
+        found: list[tuple[int, int]] = []
+        for change in self.changes:
+            if change.character_id != character_id:
+                continue
+            if change.presence == "absent":
+                begin = change.position + 1 if begin is None else begin
+            elif begin is not None:
+                found.append((begin, change.position))
+                begin = None
+        if begin is not None:
+            found.append((begin, END))
+        return [each for each in found if each[0] < each[1]]
+
+    def find_witnesses(self, position: int, column: str) -> str:
+        """Return the audience of what is made of a message: its own one, without those not there.
+
+        `column` is the message's audience. If all members were there, public remains public.
+        """
+        if column != PUBLIC or (not self.changes and all(self.members.values())):
+            return column
+        there = [
+            each
+            for each in self.members
+            if not any(begin <= position < end for begin, end in self.find_absences(each))
+        ]
+        if len(there) == len(self.members):
+            return PUBLIC
+        return encode_audience(there) if there else GM
+
+
+_MEMBERS = (
+    select(ChatCharacter.character_id, ChatCharacter.is_from_start)
+    .where(ChatCharacter.chat_id == bindparam("chat_id", type_=Id()))
+    .order_by(ChatCharacter.place)
+    .add_columns(
+        exists()
+        .where(Message.chat_id == bindparam("chat_id", type_=Id()), Message.presence.is_not(None))
+        .label("has_changes")
+    )
+)
+_CHANGES = (
+    select(Message.position, Message.character_id, Message.presence)
+    .where(
+        Message.chat_id == bindparam("chat_id", type_=Id()),
+        Message.presence.is_not(None),
+        Message.is_active,
+    )
+    .order_by(Message.position)
+)
+_ELSEWHERE = (
+    select(ChatCharacter.chat_id, ChatCharacter.is_from_start)
+    .where(ChatCharacter.character_id == bindparam("character_id", type_=Id()))
+    .where(
+        or_(
+            ~ChatCharacter.is_from_start,
+            exists().where(
+                Message.chat_id == ChatCharacter.chat_id,
+                Message.presence.is_not(None),
+                Message.character_id == ChatCharacter.character_id,
+            ),
+        )
+    )
+)
+"""The statements of every turn are built once, because building takes longer than running."""
+
+
+async def load_group(session: AsyncSession, chat_id: UUID) -> Group:
+    """Return the members of a chat. The caller has checked who owns it."""
+    rows = (await session.execute(_MEMBERS, {"chat_id": chat_id})).all()
+    changes: list[PresenceChange] = []
+    if any(row.has_changes for row in rows):
+        changes = await _load_changes(session, chat_id)
+    return Group(chat_id, {row.character_id: row.is_from_start for row in rows}, changes)
+
+
+async def _load_changes(session: AsyncSession, chat_id: UUID) -> list[PresenceChange]:
+    rows = await session.execute(_CHANGES, {"chat_id": chat_id})
+    return [
+        PresenceChange(position, character_id, presence)
+        for position, character_id, presence in rows
+        if character_id is not None and presence is not None
+    ]
+
+
+async def load_absences(session: AsyncSession, character_id: UUID) -> dict[UUID, Ranges]:
+    """Return the positions at which a character was not there, in all of its chats."""
+    rows = (await session.execute(_ELSEWHERE, {"character_id": character_id})).all()
+    found: dict[UUID, Ranges] = {}
+    for chat_id, is_there in rows:
+        changes = await _load_changes(session, chat_id)
+        group = Group(chat_id, {character_id: is_there}, changes)
+        if ranges := group.find_absences(character_id):
+            found[chat_id] = ranges
+    return found
+
+
+def filter_heard(
+    viewpoint: Viewpoint, chat_id: UUID, message: Any = Message
+) -> ColumnElement[bool]:
+    """Return the SQL condition that a viewpoint knows a message of one chat.
+
+    `message` is the table of messages, an alias or its columns.
+    """
+    if not isinstance(viewpoint, Witness):
+        return filter_known_to(viewpoint, message.audience)
+    absent = _is_within(message.position, viewpoint.absences.get(chat_id, ()))
+    return or_(
+        is_named(viewpoint, message.audience), and_(message.audience == PUBLIC, not_(absent))
+    )
+
+
+def filter_heard_anywhere(viewpoint: Witness, message: Any = Message) -> ColumnElement[bool]:
+    """Return the SQL condition that a character knows a message of any chat.
+
+    It knows nothing that was said in chats of others. What is said in a chat without characters is
+    known to everyone.
+    """
+    member, anyone = ChatCharacter.__table__.alias(), ChatCharacter.__table__.alias()
+    is_member = exists().where(
+        member.c.chat_id == message.chat_id, member.c.character_id == viewpoint.character_id
+    )
+    has_members = exists().where(anyone.c.chat_id == message.chat_id)
+    absent = or_(
+        false(),
+        *(
+            and_(message.chat_id == chat_id, _is_within(message.position, ranges))
+            for chat_id, ranges in viewpoint.absences.items()
+        ),
+    )
+    return or_(
+        is_named(viewpoint, message.audience),
+        and_(message.audience == PUBLIC, or_(is_member, ~has_members), not_(absent)),
+    )
+
+
+def has_heard(viewpoint: Viewpoint, chat_id: UUID, position: int, column: str) -> bool:
+    """True if a viewpoint knows a message of a chat. `column` is its audience."""
+    if isinstance(viewpoint, Witness):
+        return viewpoint.has_heard(chat_id, position, column)
+    return may_know(viewpoint, column)
+
+
+def _is_within(position: ColumnElement[int], ranges: Ranges) -> ColumnElement[bool]:
+    parts = [and_(position >= begin, position < end) for begin, end in ranges]
+    while len(parts) > _RANGES_IN_GROUP:
+        parts = [
+            or_(*parts[at : at + _RANGES_IN_GROUP]).self_group()
+            for at in range(0, len(parts), _RANGES_IN_GROUP)
+        ]
+    return or_(false(), *parts) if parts else ~true()
