@@ -295,7 +295,12 @@ class Services:
             checks_added=checks_added,
         )
         participants.add(ImportedChats())
-        self.chat_exporter = ChatExporter(database, pool, name_of=self.accounts.name_of)
+        self.chat_exporter = ChatExporter(
+            database,
+            pool,
+            name_of=self.accounts.name_of,
+            export_card=self.characters.export,
+        )
         participants.add(
             WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )

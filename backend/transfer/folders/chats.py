@@ -10,6 +10,8 @@ from typing import BinaryIO, Final
 from urllib.parse import unquote
 from uuid import UUID
 
+import msgspec
+
 from backend.characters.models import Summary
 from backend.transfer.contracts import ChatTarget, FileTree, FindFile, ImportContext, StepResult
 from backend.transfer.errors import TransferFileError
@@ -160,6 +162,10 @@ class ChatImport:
             persona_id=None,
             greetings=(),
         )
+        settings = group.settings.find_settings(self.speakers)
+        await run.services.chats.patch_settings(
+            run.identity, opened.id, {"group": msgspec.to_builtins(settings)}, if_match=None
+        )
         await run.record("chat", opened.id, digest)
         return StepResult(
             outcome="imported",
@@ -179,6 +185,7 @@ class ChatImport:
             reading.head.persona = self.locks.get(fold_name(owner), "")
         if source.group is not None:
             reading.head.title = source.group.name
+            reading.head.group = reading.head.group or source.group.settings
         return reading
 
     def _find_members(self, source: ChatSource) -> tuple[dict[str, UUID], list[str]]:
