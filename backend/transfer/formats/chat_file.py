@@ -82,10 +82,10 @@ class FileGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cards: Literal["joined", "swapped"] = "joined"
     auto_replies: int = 0
     allow_self_replies: bool = False
-    narrators: Sequence[str] = ()
+    narrators: list[str] = []
     talkativeness: Mapping[str, float] = {}
-    joined_later: Sequence[str] = ()
-    muted: Sequence[str] = ()
+    joined_later: list[str] = []
+    muted: list[str] = []
 
     def find_settings(self, characters: Mapping[str, UUID]) -> GroupSettings:
         """Return the settings with the ids of characters by card file and name."""
