@@ -468,6 +468,7 @@ class Services:
             chronicles=self.chronicle_transfer,
             links=self.lorebook_links,
             lorebooks=self.lorebooks,
+            members=self.members,
             opening=self.opening,
             personas=self.personas,
             presets=self.presets,

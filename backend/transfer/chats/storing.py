@@ -33,6 +33,7 @@ from backend.chats.models import (
     ChatCharacter,
     Message,
 )
+from backend.chats.presence import describe_change
 from backend.chats.schemas import AuthorsNote, ChatSettings, GroupSettings
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
@@ -407,7 +408,7 @@ def _mute(group: FileGroup) -> Iterator[FileMessage]:
     """Yield messages that mute members, because presence belongs to the message tree."""
     for file in group.muted:
         name = file.removesuffix(CARD_EXTENSION)
-        swipe = FileSwipe(text=f"{name} is muted.")
+        swipe = FileSwipe(text=describe_change(name, "muted", before="present"))
         yield FileMessage(
             role="system", author=name, swipes=[swipe], hidden=True, speaker=file, presence="muted"
         )

@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 
 from backend.characters.models import Summary
+from backend.chats.schemas import MemberPatch
 from backend.transfer.contracts import ChatTarget, FileTree, FindFile, ImportContext, StepResult
 from backend.transfer.errors import TransferFileError
 from backend.transfer.folders.groups import (
@@ -34,7 +35,7 @@ from backend.transfer.folders.layout import (
 from backend.transfer.folders.library import load_cast
 from backend.transfer.folders.personas import load_personas
 from backend.transfer.folders.run import FolderRun
-from backend.transfer.formats.chat_file import ChatReading
+from backend.transfer.formats.chat_file import ChatReading, find_characters
 from backend.transfer.formats.sillytavern import SILLYTAVERN
 from backend.transfer.imported import digest_parts
 
@@ -166,6 +167,10 @@ class ChatImport:
         await run.services.chats.patch_settings(
             run.identity, opened.id, {"group": msgspec.to_builtins(settings)}, if_match=None
         )
+        for character_id in find_characters(members, group.settings.muted):
+            await run.services.members.patch(
+                run.identity, opened.id, character_id, MemberPatch(presence="muted")
+            )
         await run.record("chat", opened.id, digest)
         return StepResult(
             outcome="imported",
