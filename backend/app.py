@@ -38,6 +38,7 @@ from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
+from backend.chats.member_controller import MemberController
 from backend.chronicles.controller import (
     ChronicleController,
     ChronicleTransferController,
@@ -136,6 +137,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ChatController,
     ChatExportController,
     MessageController,
+    MemberController,
     LorebookController,
     LoreEntryController,
     ChatLorebookController,

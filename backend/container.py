@@ -33,9 +33,10 @@ from backend.campaigns.state.viewpoints import (
 )
 from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
-from backend.characters.repository import get_persona
+from backend.characters.repository import find_names, find_talkativeness, get_persona
 from backend.characters.service import CharacterService
 from backend.chats.index_source import MessageSource
+from backend.chats.member_service import MemberService
 from backend.chats.messages import MessageService
 from backend.chats.repository import count_chats
 from backend.chats.service import ChatService
@@ -281,6 +282,15 @@ class Services:
             chronicle=joining.choose,
             participants=participants,
             check_added=partial(self.quotas.check_added, CHATS),
+        )
+        self.members = MemberService(
+            database,
+            settings,
+            index,
+            pool=pool,
+            find_names=find_names,
+            find_talkativeness=find_talkativeness,
+            participants=participants,
         )
         checks_added = [partial(self.quotas.check_added, each) for each in (CHATS, STORED_BYTES)]
         self.campaign_transfer = CampaignTransfer(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from backend.errors import ConflictError, NotFoundError, ValidationError
 
 
@@ -45,3 +47,42 @@ class NotOnlyThoughtsError(ConflictError):
     """The message already has text, or it has no thoughts."""
 
     slug, title = "not-only-thoughts", "The message has text, or no thoughts"
+
+
+class PresenceMessageError(ConflictError):
+    """The message says that a character joins, leaves or is muted, and cannot be changed."""
+
+    slug, title = "presence-message", "The message records who is present"
+
+
+class MemberNotFoundError(NotFoundError):
+    """The character does not exist, belongs to another user, or is not a member of the chat."""
+
+    slug, title = "member-not-found", "Member not found"
+
+
+class TooManyMembersError(ValidationError):
+    """The chat has as many members as are allowed."""
+
+    slug, title = "too-many-members", "Too many members"
+
+
+class MemberAbsentError(ConflictError):
+    """A turn asks a character that is not there, or is for its ears only.
+
+    `character_id` is the character, and `name` its name.
+    """
+
+    slug, title = "member-absent", "The character is absent"
+
+    def __init__(self, character_id: UUID, name: str) -> None:
+        super().__init__(
+            f"{name} is absent. Let this character join first, or choose another one.",
+            extra={"character_id": str(character_id), "name": name},
+        )
+
+
+class NobodyPresentError(ConflictError):
+    """All members of the chat are absent, so that no one can reply."""
+
+    slug, title = "nobody-present", "No one is present"

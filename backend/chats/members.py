@@ -168,6 +168,49 @@ async def _load_changes(session: AsyncSession, chat_id: UUID) -> list[PresenceCh
     ]
 
 
+def _match_briefings() -> ColumnElement[bool]:
+    return and_(
+        Message.role == "system",
+        Message.character_id.is_not(None),
+        Message.audience.not_in((GM, PUBLIC)),
+    )
+
+
+_LAST_LINE = (
+    select(Message)
+    .where(
+        Message.chat_id == bindparam("chat_id", type_=Id()),
+        Message.is_active,
+        Message.position <= bindparam("position"),
+        Message.presence.is_(None),
+        ~_match_briefings(),
+    )
+    .order_by(Message.position.desc())
+    .limit(1)
+)
+
+
+def is_line(message: Message) -> bool:
+    """True if a message can be answered: not a change of presence, and not a briefing.
+
+    A briefing tells one character the story so far when it joins.
+    """
+    is_briefing = (
+        message.role == "system"
+        and message.character_id is not None
+        and message.audience not in {GM, PUBLIC}
+    )
+    return message.presence is None and not is_briefing
+
+
+async def find_last_line(session: AsyncSession, leaf: Message | None) -> Message | None:
+    """Return the last line of the active path up to `leaf`, which is on it. See `is_line`."""
+    if leaf is None or is_line(leaf):
+        return leaf
+    values = {"chat_id": leaf.chat_id, "position": leaf.position}
+    return await session.scalar(_LAST_LINE, values)
+
+
 async def load_absences(session: AsyncSession, character_id: UUID) -> dict[UUID, Ranges]:
     """Return the positions at which a character was not there, in all of its chats."""
     rows = (await session.execute(_ELSEWHERE, {"character_id": character_id})).all()

@@ -24,13 +24,16 @@ from backend.generation.sampling import Sampling
 MAX_AUTO_REPLIES = 50
 """Replies of one request that follow each other by themselves."""
 
+MAX_MEMBERS = 20
+"""Characters in one chat."""
+
 Title = Annotated[str, msgspec.Meta(max_length=300)]
 
 
 class NewChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A chat to open. The greetings of the first character become its first message and swipes."""
 
-    character_ids: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
+    character_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_MEMBERS)] = []
     persona_id: UUID | None = None
     title: Title | None = None
     campaign_id: UUID | None = None
@@ -55,7 +58,7 @@ class ChatPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     title: Title = ""
     persona_id: UUID | None = None
-    character_ids: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
+    character_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_MEMBERS)] = []
     campaign_id: UUID | None = None
 
 
@@ -228,7 +231,7 @@ class GroupSettings(
     cards: Literal["joined", "swapped"] = "joined"
     auto_replies: Annotated[int, msgspec.Meta(ge=0, le=MAX_AUTO_REPLIES)] = 0
     allow_self_replies: bool = False
-    narrators: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
+    narrators: Annotated[list[UUID], msgspec.Meta(max_length=MAX_MEMBERS)] = []
     talkativeness: Annotated[
         dict[UUID, Annotated[float, msgspec.Meta(ge=0, le=1)]], msgspec.Meta(max_length=50)
     ] = {}

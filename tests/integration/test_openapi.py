@@ -214,8 +214,8 @@ async def test_its_examples_are_taken(
         "campaign_id": ok(campaign, 201)["id"],
         "chronicle_id": ok(made, 201)["id"],
         "lorebook_id": ok(book, 201)["id"],
+        "character_id": (await ada.new_character(name="Marlena"))["id"],
     }
-    await ada.new_character(name="Marlena")
     # A choice needs a waiting turn, and vectors an embedding model. Other tests cover these.
     found = [
         each

@@ -141,6 +141,21 @@ class Card(msgspec.Struct, kw_only=True):
     assets: list[CardAsset] = msgspec.field(default_factory=list[CardAsset])
 
     @property
+    def talkativeness(self) -> float | None:
+        """SillyTavern's `extensions.talkativeness` from 0 to 1, or None if it is unusable.
+
+        SillyTavern writes text, and other programs write numbers.
+        """
+        stored: Any = self.extensions.get("talkativeness")
+        if not isinstance(stored, int | float | str) or isinstance(stored, bool):
+            return None
+        try:
+            value = float(stored)
+        except (ValueError, OverflowError):
+            return None
+        return value if 0 <= value <= 1 else None
+
+    @property
     def depth_prompt(self) -> DepthPrompt | None:
         """SillyTavern's `extensions.depth_prompt`, or None if it has no text.
 

@@ -67,6 +67,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "putSummary": {"json": {"text": "Nothing happened."}},
     "rebuildChronicle": {"json": {"chat_id": str(uuid4())}},
     "compactCampaign": {"json": {"chat_id": str(uuid4())}},
+    "patchMember": {"json": {"presence": "absent"}},
     "patchMessage": {"json": {"text": "Not yours any more."}},
     "renamePasskey": {"json": {"label": "Mine"}},
     "removePasskey": {"json": {"password": PASSWORD}},
