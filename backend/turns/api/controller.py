@@ -15,8 +15,10 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.chats.errors import (
     ChatNotFoundError,
     EmptyMessageError,
+    MemberAbsentError,
     MessageNotFoundError,
     MessageTooLongError,
+    NobodyPresentError,
 )
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroLimitError
@@ -75,6 +77,8 @@ PROMPT_ERRORS = (
     CharacterNotFoundError,
     NothingToAnswerError,
     NotContinuableError,
+    MemberAbsentError,
+    NobodyPresentError,
     ContextOverflowError,
     MacroLimitError,
     UnknownModelError,

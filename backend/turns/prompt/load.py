@@ -32,16 +32,24 @@ from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
 from backend.chats import repository as chats
-from backend.chats.errors import ChatNotFoundError
-from backend.chats.members import Group, has_heard, load_group
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.errors import ChatNotFoundError, MemberAbsentError, NobodyPresentError
+from backend.chats.members import Group, filter_heard, find_last_line, has_heard, load_group
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message, Presence
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.repository import StoryEvent, current_events
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import find_eviction_point
-from backend.core.audience import GM, PUBLIC, Viewpoint, encode_audience, may_know, read_viewpoint
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    Viewpoint,
+    Witness,
+    encode_audience,
+    may_know,
+    read_viewpoint,
+)
 from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
 from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
@@ -67,7 +75,7 @@ from backend.turns.prompt.context import (
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
 from backend.turns.prompt.retrieve import EXCHANGE_LINES
-from backend.vault.sealing import OVERHEAD
+from backend.vault.sealing import OVERHEAD, Sealer
 
 MAX_QUOTED_LINES = 20
 """The number of last messages that macros may quote."""
@@ -130,7 +138,8 @@ class ChatLoader:
         """Read the chat, its cast and the place in its message tree.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
-        `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`.
+        `NothingToAnswerError`, `NotContinuableError`, `MemberAbsentError`, `NobodyPresentError`,
+        `ValidationError`, `StaleCampaignError`.
         """
         session, identity = self._session, self._identity
         owner_id, sealer, account = identity.user_id, identity.sealer, identity.settings
@@ -143,10 +152,11 @@ class ChatLoader:
         client = split_prompt(self._client) if self._client else None
         settings = read_settings(sealer, chat)
         target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
-        audience = await find_audience(session, chat, request, target)
         group = await load_group(session, chat.id)
         member_ids = list(group.members)
         cast, viewpoint = await self._load_cast(chat, settings, request, target, group)
+        target = await follow_briefing(session, target, viewpoint)
+        audience = await find_audience(session, sealer, chat, request, target)
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
@@ -239,7 +249,16 @@ class ChatLoader:
         session, identity, member_ids = self._session, self._identity, list(group.members)
         owner_id, sealer = identity.user_id, identity.sealer
         names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
-        speaker = await find_speaker(session, identity, names, request, target)
+        presences = group.find_presences(target.position)
+        speaker = await find_speaker(
+            session,
+            identity,
+            names,
+            presences,
+            request,
+            target,
+            writes_reply=not (self._is_preview or request.impersonate),
+        )
         persona_id = chat.persona_id or identity.settings.persona_id
         persona = player = None
         if persona_id:
@@ -490,46 +509,53 @@ async def find_target(
     _check_request(request)
     if request.regenerate_of is not None:
         return await _find_regeneration(session, chat, request.regenerate_of)
-    if leaf is not None and leaf.status == "streaming":
+    last = await find_last_line(session, leaf)
+    if last is not None and last.status == "streaming":
         # A reply that is still being written cannot be answered. Storing the turn will return the
         # 409.
-        leaf = await _load_parent(session, leaf)
+        leaf = await _load_parent(session, last)
+        last = await find_last_line(session, leaf)
     if request.continue_:
-        if leaf is None or leaf.role != "assistant":
+        if last is None or last.role != "assistant":
             raise NotContinuableError("The last message was not written by a character.")
-        if len(leaf.sealed_content) == OVERHEAD:
+        if len(last.sealed_content) == OVERHEAD:
             # The reply has thoughts but no text to continue, so it is written from its beginning.
-            fresh = await _make_rewrite_target(session, leaf)
-            return replace(fresh, kind="continue", continued=leaf)
+            fresh = await _make_rewrite_target(session, last)
+            return replace(fresh, kind="continue", continued=last)
         return TurnTarget(
             kind="continue",
             line_kind="continue",
-            leaf=leaf,
-            continued=leaf,
-            spoken_by=leaf.character_id,
-            audience=leaf.audience,
+            leaf=last,
+            continued=last,
+            spoken_by=last.character_id,
+            audience=last.audience,
         )
     if request.impersonate:
         return TurnTarget(kind="impersonate", line_kind="impersonate", leaf=leaf)
     if request.text is not None:
         return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
-    return await _find_unanswered(session, leaf, request, is_preview=is_preview)
+    return await _find_unanswered(session, leaf, last, request, is_preview=is_preview)
 
 
 async def _find_unanswered(
-    session: AsyncSession, leaf: Message | None, request: TurnRequest, *, is_preview: bool
+    session: AsyncSession,
+    leaf: Message | None,
+    last: Message | None,
+    request: TurnRequest,
+    *,
+    is_preview: bool,
 ) -> TurnTarget:
-    if leaf is None:
-        return TurnTarget(kind="reply", line_kind="opening", leaf=None)
-    if leaf.role == "user":
-        above = await _load_parent(session, leaf)
+    """Return the target that follows `leaf`. `last` is the last line up to it."""
+    if last is None:
+        return TurnTarget(kind="reply", line_kind="opening", leaf=leaf, parent=leaf)
+    if last.role == "user":
         return TurnTarget(
             kind="reply",
             line_kind="user_line",
-            leaf=above,
-            line=leaf,
+            leaf=await _load_parent(session, last),
+            line=last,
             parent=leaf,
-            audience=leaf.audience,
+            audience=last.audience,
         )
     if is_preview:
         # The user has typed nothing yet: preview the prompt without a line.
@@ -559,12 +585,13 @@ async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID
 async def _make_rewrite_target(session: AsyncSession, message: Message) -> TurnTarget:
     """Return the target of a reply that is written from its beginning."""
     parent = await _load_parent(session, message)
-    answers = parent is not None and parent.role == "user"
+    last = await find_last_line(session, parent)
+    line = last if last is not None and last.role == "user" else None
     return TurnTarget(
         kind="regenerate",
-        line_kind="user_line" if answers else "next" if parent else "opening",
-        leaf=await _load_parent(session, parent) if answers else parent,
-        line=parent if answers else None,
+        line_kind="user_line" if line else "next" if last else "opening",
+        leaf=await _load_parent(session, line) if line else parent,
+        line=line,
         parent=parent,
         spoken_by=message.character_id,
         audience=message.audience,
@@ -592,15 +619,45 @@ def _check_request(request: TurnRequest) -> None:
         raise ValidationError(f"Send only one of {', '.join(asked)}.")
 
 
+async def follow_briefing(
+    session: AsyncSession, target: TurnTarget, viewpoint: Viewpoint
+) -> TurnTarget:
+    """Return the target for a character that joined after the line, or was briefed after it.
+
+    It does not answer the line, but speaks next.
+    """
+    line, parent = target.line, target.parent
+    if line is None or parent is None or parent.id == line.id:
+        return target
+    if not isinstance(viewpoint, Witness):
+        return target
+    is_told = select(Message.id).where(
+        Message.chat_id == line.chat_id,
+        Message.is_active,
+        Message.position > line.position,
+        Message.position <= parent.position,
+        ~Message.hidden,
+        filter_heard(viewpoint, line.chat_id),
+    )
+    has_heard_line = viewpoint.has_heard(line.chat_id, line.position, line.audience)
+    if has_heard_line and await session.scalar(is_told.limit(1)) is None:
+        return target
+    audience = target.audience if target.kind == "regenerate" else PUBLIC
+    return replace(target, line_kind="next", leaf=parent, line=None, audience=audience)
+
+
 async def find_audience(
-    session: AsyncSession, chat: Chat, request: TurnRequest, target: TurnTarget
+    session: AsyncSession, sealer: Sealer, chat: Chat, request: TurnRequest, target: TurnTarget
 ) -> str:
-    """Return the audience of the messages that the turn stores. Raises `ValidationError`."""
+    """Return the audience of the messages that the turn stores.
+
+    Raises `ValidationError`, `MemberAbsentError`.
+    """
     if request.audience is None:
         return target.audience
     if request.continue_ or request.impersonate:
         raise ValidationError("`audience` is allowed only with a new message or a new reply.")
-    await check_chat_audience(session, chat, request.audience)
+    await check_chat_audience(session, sealer, chat, request.audience, position=target.position)
     return encode_audience(request.audience)
 
 
@@ -656,25 +713,54 @@ async def find_speaker(
     session: AsyncSession,
     identity: Identity,
     names: Mapping[UUID, str],
+    presences: Mapping[UUID, Presence],
     request: TurnRequest,
     target: TurnTarget,
+    *,
+    writes_reply: bool,
 ) -> Speaker:
-    """Return the requested speaker, else the reply's, else the first character of the chat.
+    """Return the requested speaker, else the reply's, else the first character that is present.
 
-    Raises `CharacterNotFoundError`.
+    `presences` are those at the place of the turn. Who is absent writes no reply.
+
+    Raises `CharacterNotFoundError`, `MemberAbsentError`, `NobodyPresentError`.
+    """
+    character_id = choose_speaker(names, presences, request, target, writes_reply=writes_reply)
+    if character_id is None:
+        return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
+    values = {"character_id": character_id, "owner_id": identity.user_id}
+    row = (await session.execute(_CHARACTER, values)).one_or_none()
+    if row is None:
+        raise CharacterNotFoundError
+    card = open_card(identity.sealer, character_id, row.sealed_card)
+    return Speaker(id=character_id, card=card, name=names[character_id], preset_id=row.preset_id)
+
+
+def choose_speaker(
+    names: Mapping[UUID, str],
+    presences: Mapping[UUID, Presence],
+    request: TurnRequest,
+    target: TurnTarget,
+    *,
+    writes_reply: bool,
+) -> UUID | None:
+    """Return the character that speaks. None in a chat without characters.
+
+    Without a reply, such as in a preview, someone who is not there can be the speaker.
+
+    Raises `CharacterNotFoundError`, `MemberAbsentError`, `NobodyPresentError`.
     """
     if request.speaker is not None and request.speaker not in names:
         raise CharacterNotFoundError
-    for character_id in (request.speaker, target.spoken_by, *names):
-        if character_id is not None and character_id in names:
-            values = {"character_id": character_id, "owner_id": identity.user_id}
-            row = (await session.execute(_CHARACTER, values)).one_or_none()
-            if row is None:
-                raise CharacterNotFoundError
-            card = open_card(identity.sealer, character_id, row.sealed_card)
-            name, preset_id = names[character_id], row.preset_id
-            return Speaker(id=character_id, card=card, name=name, preset_id=preset_id)
-    return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
+    for asked in (request.speaker, target.spoken_by):
+        if asked is not None and asked in names:
+            if writes_reply and presences.get(asked) == "absent":
+                raise MemberAbsentError(asked, names[asked])
+            return asked
+    present = [each for each in names if presences.get(each) == "present"]
+    if writes_reply and names and not present:
+        raise NobodyPresentError("Let a character join, or ask a muted one by `speaker`.")
+    return next(iter(present or names), None)
 
 
 async def find_preset(
