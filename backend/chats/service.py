@@ -25,6 +25,7 @@ from backend.chats.events import (
     check_audience,
 )
 from backend.chats.files import copy_references, delete_unused_files
+from backend.chats.members import load_group
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -261,7 +262,9 @@ class ChatService:
             ):
                 models.spec(model_id)
             if settings.viewpoint not in {before.viewpoint, None, GM, PUBLIC}:
-                await check_audience(self._participants, session, chat, [UUID(settings.viewpoint)])
+                seen_by = UUID(settings.viewpoint)
+                if seen_by not in (await load_group(session, chat.id)).members:
+                    await check_audience(self._participants, session, chat, [seen_by])
             check_budgets(
                 [settings.budgets, identity.settings.budgets],
                 self._settings,

@@ -14,6 +14,7 @@ from backend.context.record import (
     RecordedBudget,
     RecordedItem,
     RecordedPreset,
+    RecordedViewpoint,
     RecordedWindow,
     Totals,
 )
@@ -197,7 +198,8 @@ class ContextView(msgspec.Struct, kw_only=True):
     turn, in order, and `tool_support` is the way in which the model was asked for calls. `shape` is
     the message shape of the sent prompt. `unsent_settings` are sampling settings that were left out
     because the model refuses them, alone or together. `window` is the model's window with its
-    source. It is null in records of earlier versions.
+    source. It is null in records of earlier versions. The prompt contains only the knowledge of
+    `viewpoint`, which is null if it sees everything.
     """
 
     model: str
@@ -224,3 +226,4 @@ class ContextView(msgspec.Struct, kw_only=True):
     tool_support: ToolSupport | None = None
     shape: MessageShape = "lenient"
     unsent_settings: list[SamplingField] = []
+    viewpoint: RecordedViewpoint | None = None
