@@ -431,6 +431,21 @@ async def _find_player(
     return viewpoint
 
 
+async def find_viewer_name(session: AsyncSession, sealer: Sealer, viewpoint: Viewpoint) -> str:
+    """Return the name of a viewpoint for the user."""
+    if isinstance(viewpoint, str):
+        return "everyone"
+    if isinstance(viewpoint, Witness):
+        character_id = viewpoint.character_id
+        names = await find_names(session, [character_id], owner_id=sealer.user_id, sealer=sealer)
+        return names.get(character_id, "")
+    query = select(CampaignItem.sealed_state).where(
+        CampaignItem.id == viewpoint, CampaignItem.user_id == sealer.user_id
+    )
+    sealed = await session.scalar(query)
+    return str(read_state(sealer, viewpoint, sealed)["name"]) if sealed else ""
+
+
 async def read_marks(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID | None, audience: str
 ) -> AudienceMarks:
