@@ -52,6 +52,7 @@ from backend.chats.events import (
     WorldShared,
     translate_audiences,
 )
+from backend.chats.members import load_group
 from backend.chats.models import CHAT_SETTINGS, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chats.service import read_settings
@@ -376,7 +377,7 @@ class WorldCopies(WorldCopied):
         campaign.chronicle_id = fork.chronicle_id
         await insert_campaign(session, identity, self._outbox, copy.rows)
         fork.campaign_id = campaign.id
-        _renumber_viewpoint(identity.sealer, fork, copy.draft.ids)
+        await _renumber_viewpoint(session, identity.sealer, fork, copy.draft.ids)
         mine = Message.chat_id == fork.id, Message.user_id == identity.user_id
         await translate_audiences(session, Message.audience, translate, *mine)
         await session.flush()
@@ -433,8 +434,13 @@ def _read_writers(rows: Iterable[Any]) -> dict[UUID, tuple[Actor, datetime]]:
     return found
 
 
-def _renumber_viewpoint(sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]) -> None:
-    """Set the viewpoint in a chat's settings to the copied entity; remove it without a copy."""
+async def _renumber_viewpoint(
+    session: AsyncSession, sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]
+) -> None:
+    """Set the viewpoint in a chat's settings to the copied entity; remove it without a copy.
+
+    The viewpoint of a character of the chat stays.
+    """
     settings = read_settings(sealer, fork)
     try:
         viewpoint = UUID(settings.viewpoint)
@@ -442,6 +448,8 @@ def _renumber_viewpoint(sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]) ->
         TypeError,
         ValueError,
     ):  # a fork without a viewpoint, or with the viewpoint of everyone or the game master
+        return
+    if viewpoint in (await load_group(session, fork.id)).members:
         return
     led = ids.get(viewpoint)
     settings = msgspec.structs.replace(

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.chats.members import filter_heard_anywhere
+from backend.chats.members import Group, filter_heard_anywhere, load_group
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.core.audience import GM, Viewpoint, Witness, filter_known_to
 from backend.database.base import get_table, skip_index, split_chunks
@@ -67,7 +67,8 @@ class MessageSource(TableSource):
         With `neighbours`, also the messages above them with windows that contain them. A scene is
         part of the last of its messages in the result, so it is stored after all of them.
         """
-        excerpt = _ChatExcerpt(sealer, container_id)
+        group = await load_group(session, container_id)
+        excerpt = _ChatExcerpt(sealer, group)
         await excerpt.load_near(session, source_ids)
         wanted = await excerpt.load(session, source_ids)
         if neighbours:
@@ -191,9 +192,10 @@ class _ChatExcerpt:
     The rows are plain, so a thread may use them after they were loaded.
     """
 
-    def __init__(self, sealer: Sealer, chat_id: UUID) -> None:
+    def __init__(self, sealer: Sealer, group: Group) -> None:
         self._sealer = sealer
-        self._chat_id = chat_id
+        self._group = group
+        self._chat_id = group.chat_id
         self.rows: dict[UUID, Any] = {}
         self._has_all_near = False
         self._selected: dict[UUID, UUID] = {}
@@ -301,6 +303,7 @@ class _ChatExcerpt:
             scene_id=row.scene_id,
             version=compute_version(row.updated_at),
             audience=row.audience,
+            witnesses=self._group.find_witnesses(row.position, row.audience),
         )
 
     def _ids_before(self, message_id: UUID) -> list[UUID]:

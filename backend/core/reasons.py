@@ -80,6 +80,9 @@ ReasonKind = Literal[
     "summary_too_old",
     "in_history",
     "not_listed",
+    # Reasons of the viewpoint.
+    "unknown",
+    "state_unknown",
     # Reasons to leave out a search result.
     "not_near",
     "repeats",
@@ -167,7 +170,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         key: The activation key, as written.
         found_in: The text that contains the key.
         name: Name of a group, lorebook, outlet, entity or exceeded macro limit; the form of the
-            state block; the glossary terms that fit.
+            state block; the glossary terms that fit; the viewpoint that does not know an item.
         winner: Title of the entry that was chosen instead.
         count: Messages, replies or tokens left; recursion level; macro limit; position of a
             message, from 1: the last one of a summary, or the cause of a change.
@@ -236,6 +239,8 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "summary_too_old": "summary through message {count}: does not reach the oldest kept message",
     "in_history": "already in history",
     "not_listed": "not listed",
+    "unknown": "not known to {name}",
+    "state_unknown": "why it would be sticky or cooling down is not known to {name}",
     "not_near": "not relevant enough ({score:.0%} of the threshold)",
     "repeats": "repeats rank {rank}",
     "max_items": "more memories than `max_items`",

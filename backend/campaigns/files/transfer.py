@@ -51,7 +51,7 @@ from backend.campaigns.models import (
     ChangeSource,
 )
 from backend.campaigns.rules.protocol import find_rules
-from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
+from backend.campaigns.state.viewpoints import filter_known_items, resolve_campaign_viewpoint
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.charx import is_archive, pack, unpack
 from backend.characters.cards.model import check_file_size
@@ -67,7 +67,7 @@ from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
 from backend.chronicles.repository import SourceMessage, StoryEvent, make_chronicle
 from backend.chronicles.transfer import IncomingEvent, incoming_event, write_events
-from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
+from backend.core.audience import GM, Viewpoint, Witness, filter_known_to
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.base import (
     RecordCreated,
@@ -380,7 +380,7 @@ class CampaignTransfer:
         """
         sealer = identity.sealer
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
-            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
+            viewpoint = await resolve_campaign_viewpoint(session, identity, campaign_id, viewpoint)
             fields = open_campaign(sealer, campaign)
             rows = await _load_items(session, campaign, viewpoint)
             events: Sequence[StoryEvent] = ()
@@ -388,11 +388,15 @@ class CampaignTransfer:
             sources: Mapping[UUID, list[SourceRecord]] = {}
             chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
-                events = await load_all_events(session, sealer, campaign.chronicle_id)
+                events = await load_all_events(
+                    session, sealer, campaign.chronicle_id, viewpoint=viewpoint
+                )
                 if viewpoint != GM:
-                    events = [_hide_keywords(each) for each in events if _is_known(each, viewpoint)]
+                    events = [_hide_keywords(each) for each in events if each.is_current]
             if file_format == "json":
                 chats = await _load_chats(session, campaign)
+                if isinstance(viewpoint, Witness):
+                    chats = [each for each in chats if viewpoint.character_id in each[1]]
             if file_format == "json" and viewpoint == GM:
                 changes, sources = await _load_changes(session, campaign)
 
@@ -529,10 +533,6 @@ async def _load_items(
     mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
     query = query.where(*mine, filter_known_to(viewpoint, CampaignItem.audience))
     return (await session.execute(query.order_by(CampaignItem.id))).all()
-
-
-def _is_known(event: StoryEvent, viewpoint: Viewpoint) -> bool:
-    return event.is_current and may_know(viewpoint, event.audience)
 
 
 def _hide_keywords(event: StoryEvent) -> StoryEvent:

@@ -55,6 +55,7 @@ from backend.campaigns.state.state_block import (
     VisibleEntity,
     rank_people,
 )
+from backend.chats.members import NamedMembers
 from backend.core.audience import GM, AudienceMarks, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import get_table
@@ -67,7 +68,10 @@ MAX_ENTITIES = 500
 
 
 class CampaignReader:
-    """Reads items that a viewpoint may know. The character named `player` leads the party."""
+    """Reads items that a viewpoint may know.
+
+    The character named `player` leads the party. `members` are those of the chat.
+    """
 
     def __init__(
         self,
@@ -77,12 +81,14 @@ class CampaignReader:
         viewpoint: Viewpoint = GM,
         *,
         player: str = "",
+        members: NamedMembers | None = None,
     ) -> None:
         self.session = session
         self.sealer = sealer
         self.campaign = campaign
         self.viewpoint: Viewpoint = viewpoint
         self.player = player
+        self.members = members or NamedMembers()
 
     @property
     def _own(self) -> tuple[Condition, ...]:
@@ -242,11 +248,7 @@ class SituationReader(CampaignReader):
         known = {each.id: each for each in (*players, *people, *others)}
         relations = await self._load_relations(names, [each.id for each in (*players, *people)])
         present = rank_people(people, named=named, spoke=spoke, relations=relations)
-        here = frozenset(each.id for each in (*players, *people))
-        marks = AudienceMarks(
-            partial(names.find_name, viewpoint=self.viewpoint),
-            here if isinstance(self.viewpoint, UUID) else frozenset(),
-        )
+        marks = self._make_marks(names, [each.id for each in (*players, *people)])
         places = self._find_place_names(
             names, marks, [*players, *(known[one] for one in asked if one in known)]
         )
@@ -294,6 +296,20 @@ class SituationReader(CampaignReader):
             in_play=in_play | unresolved,
             places={player.id: places.get(player.id, "") for player in players},
         )
+
+    def _make_marks(self, names: CampaignSnapshot, here: Sequence[UUID]) -> AudienceMarks:
+        """Return the marks for the prompt. Someone in the scene needs none for what all know."""
+        members = self.members
+
+        def find_name(each: UUID) -> str | None:
+            return members.names.get(each) or names.find_name(each, self.viewpoint)
+
+        if isinstance(self.viewpoint, str):
+            return AudienceMarks(find_name)
+        others = [
+            frozenset({each}) for each in here if not any(each in one for one in members.present)
+        ]
+        return AudienceMarks(find_name, [*members.present, *others])
 
     async def add_facts(self, names: CampaignSnapshot, now: Situation, *, form: Form) -> Situation:
         """Add facts about mentioned entities; for a full block, also about people and place."""

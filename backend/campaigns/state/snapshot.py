@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from heapq import nlargest
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -141,6 +142,34 @@ class SnapshotCache(UserSignedOut):
             del self._kept[key]
 
 
+class PlayedEntities:
+    """Finds the people of a campaign that a card plays in chats.
+
+    `names` are their names, and may be those of other entities as well. `cards` has the people,
+    each with the card that it is linked to.
+    """
+
+    def __init__(
+        self, names: Mapping[UUID, tuple[str, ...]], cards: dict[UUID, UUID | None]
+    ) -> None:
+        self.cards = cards
+        self._names = names
+
+    @cached_property
+    def _by_card(self) -> Mapping[UUID | str, Sequence[UUID]]:
+        """The people by their card, and those without one by each of their names."""
+        found: dict[UUID | str, list[UUID]] = {}
+        for entity_id, card in self.cards.items():
+            names = {each.casefold() for each in self._names.get(entity_id, ())}
+            for key in [card] if card else names:
+                found.setdefault(key, []).append(entity_id)
+        return found
+
+    def find(self, character_id: UUID, name: str) -> Sequence[UUID]:
+        """Return the people that a card plays: those linked to it, else those named like it."""
+        return self._by_card.get(character_id) or self._by_card.get(name.casefold(), ())
+
+
 class CampaignSnapshot:
     """Names of entities at one version of a campaign, and its items in view.
 
@@ -153,8 +182,9 @@ class CampaignSnapshot:
         self.user_id = user_id
         self.version = -1
         self.by_id: dict[UUID, tuple[str, ...]] = {}
-        self.audiences: Mapping[UUID, str] = {}
+        self.audiences: dict[UUID, str] = {}
         self.index = NameIndex([])
+        self.played = PlayedEntities({}, {})
         self.in_view: Mapping[UUID, SnapshotItem] | None = {}
         self.around: Mapping[UUID, SnapshotItem] | None = {}
         self.tied: Mapping[Tie, Mapping[UUID, SnapshotItem]] = {}
@@ -240,9 +270,8 @@ class CampaignSnapshot:
         self, session: AsyncSession, sealer: Sealer, campaign: Campaign
     ) -> CampaignSnapshot:
         since = {"campaign_id": campaign.id, "version": self.version}
-        by_id, audiences, past = self.by_id, dict[UUID, str](), set(self.past)
+        entities, past = _EntityNames(self), set(self.past)
         in_view, around = dict(self.in_view or {}), _Surroundings(self)
-        is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             in_view.pop(row.id, None)
@@ -253,12 +282,7 @@ class CampaignSnapshot:
             state = read_state(sealer, row.id, row.sealed_state)
             item = build_item(row.kind, state) if row.exists else None
             if row.kind == "entity":
-                by_id = dict(by_id) if by_id is self.by_id else by_id
-                before = by_id.pop(row.id, ())
-                audiences[row.id] = row.audience
-                if item is not None:
-                    by_id[row.id] = (state["name"], *state.get("aliases", []))
-                is_renamed = is_renamed or by_id.get(row.id, ()) != before
+                entities.put(row, item if isinstance(item, Entity) else None)
             if item is None:
                 continue
             kept = SnapshotItem(
@@ -269,11 +293,10 @@ class CampaignSnapshot:
             if _is_in_view(row):
                 in_view[row.id] = kept
         new = CampaignSnapshot(self.user_id)
-        new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
-        new.audiences = {**self.audiences, **audiences} if audiences else self.audiences
+        new.version, new.past = campaign.version, frozenset(past)
+        new.by_id, new.played, new.index = entities.by_id, entities.played, entities.index
+        new.audiences = entities.audiences
         new._states = self._states
-        named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
-        new.index = NameIndex(named) if is_renamed else self.index
         new.size = sum(each.size for each in in_view.values())
         if self.in_view is None or len(in_view) > MAX_ITEMS_IN_VIEW or new.size > MAX_VIEW_BYTES:
             new.in_view, new.size = None, 0
@@ -292,6 +315,44 @@ def _is_in_view(row: Any) -> bool:
         return bool(row.subkind == "pc")
     # Hidden clocks, too: the game master may tick them.
     return row.kind in IN_VIEW and (row.is_live or row.kind == "clock")
+
+
+class _EntityNames:
+    """The names and cards of entities during an update. Copied before the first change."""
+
+    def __init__(self, names: CampaignSnapshot) -> None:
+        self.by_id = names.by_id
+        self.audiences = names.audiences
+        self._before = names
+        self._cards = names.played.cards
+        self._is_renamed = False
+
+    def put(self, row: Any, entity: Entity | None) -> None:
+        if self.by_id is self._before.by_id:
+            self.by_id, self._cards = dict(self.by_id), dict(self._cards)
+            self.audiences = dict(self.audiences)
+        before = self.by_id.pop(row.id, ())
+        self._cards.pop(row.id, None)
+        self.audiences[row.id] = row.audience
+        if entity is not None:
+            self.by_id[row.id] = (entity.name, *entity.aliases)
+            if entity.kind in {"pc", "npc"}:
+                self._cards[row.id] = entity.character_id
+        self._is_renamed = self._is_renamed or self.by_id.get(row.id, ()) != before
+
+    @property
+    def played(self) -> PlayedEntities:
+        if self.by_id is self._before.by_id:
+            return self._before.played
+        return PlayedEntities(self.by_id, self._cards)
+
+    @property
+    def index(self) -> NameIndex:
+        if not self._is_renamed:
+            return self._before.index
+        return NameIndex(
+            (entity_id, name) for entity_id, names in self.by_id.items() for name in names
+        )
 
 
 class _Surroundings:

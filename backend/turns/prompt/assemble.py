@@ -34,7 +34,9 @@ from backend.turns.prompt.lore import (
     Outlets,
     PlacedLore,
     list_triggers,
+    list_unknown_state,
     make_turn_scan,
+    merge_timed_state,
     place_lore,
 )
 from backend.turns.prompt.macros import (
@@ -142,7 +144,7 @@ class PromptAssembler:
         count = partial(self._counts.count, identity.user_id, window.unit.tokenizer)
         macros, macro_budget = make_macros(loaded, window), MacroBudget()
         expander = LoreExpander(macros, loaded.variables, macro_budget)
-        placed = PlacedLore(timed=loaded.lore.timed)
+        placed = PlacedLore(timed=loaded.lore.stored_timed)
         if loaded.lore.books:
             placed = self._scan(prompt, request, order, expander, count)
         outlets = Outlets(placed.slots.get("outlet", ()))
@@ -250,11 +252,21 @@ class PromptAssembler:
             by_meaning=prompt.by_meaning,
         )
         outcome = rewrite_lore(loaded.scripts, self._lore.scan(scan), count)
-        return place_lore(
+        placed = place_lore(
             outcome,
             loaded.note.fields,
             note_is_due=loaded.note.is_due,
             as_written=order.lore_as_written,
+        )
+        if not loaded.group.is_group:
+            return placed
+        unknown = list_unknown_state(
+            loaded.lore, outcome, now=scan.message_count, viewer=loaded.viewer
+        )
+        return replace(
+            placed,
+            timed=merge_timed_state(loaded.lore, placed.timed),
+            left_out=[*placed.left_out, *unknown],
         )
 
     def _count_reserved(

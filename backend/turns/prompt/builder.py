@@ -345,10 +345,12 @@ class PromptBuilder:
         most = find_first_set(chain, "reasoning_sent", default=0)
         if loaded.client is not None:
             most = 0  # a client has chosen its history
+        read = await self._histories.read(session, loaded, window)
         return LoadedPrompt(
             loaded=loaded,
             window=window,
-            lines=await self._histories.read(session, loaded, window),
+            lines=read.columns.select(read.known),
+            read=read,
             thoughts=await load_last_thoughts(session, loaded, most),
         )
 
@@ -366,17 +368,18 @@ class PromptBuilder:
         because the page may request one with each key press.
         """
         loaded, window = prompt.loaded, prompt.window
-        sealed = sum(map(len, prompt.lines.sealed_contents))
-        opened = sum(map(len, prompt.lines.opened))
+        columns = prompt.read.columns
+        sealed = sum(map(len, columns.sealed_contents)) + sum(map(len, columns.sealed_authors))
+        opened = sum(map(len, columns.opened))
         # Messages that were counted in another unit are counted again.
         is_counted = window.is_estimated or loaded.scripts is not None
         size = sealed + opened if is_counted else sealed // SEALED_FACTOR
         if loaded.client is not None:
             size += loaded.client.characters
-        history, texts = await self._pool.run(
+        history, messages = await self._pool.run(
             identity.user_id, partial(open_history, identity, prompt), size=size
         )
-        self._histories.keep(prompt, texts)
+        self._histories.keep(prompt, messages)
         # A remote embedding model may be slow, so no connection is held while waiting.
         found = await search.result()
         if rank is not None:

@@ -23,8 +23,9 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import find_rules, is_unsettled
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
+from backend.chats.members import Group, NamedMembers, list_heard
 from backend.chats.models import Chat, Message
-from backend.chats.repository import HistoryColumns
+from backend.chats.repository import HistoryColumns, UnknownMessage
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
 from backend.chronicles.repository import StoryEvent
@@ -32,7 +33,7 @@ from backend.context.assembly import History
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import Budget
 from backend.context.macros import Variables
-from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
+from backend.core.audience import GM, PUBLIC, AudienceMarks, Viewpoint, Witness
 from backend.core.reasons import Reason, ReasonKind
 from backend.enrichment.summaries.store import HOT_ROUNDS, StoredSummary
 from backend.generation.model import ChatModel, ModelSpec, Role
@@ -129,13 +130,15 @@ class LoadedPreset:
 class LoadedLore:
     """The compiled lorebooks of a chat, and the state that earlier turns left.
 
-    `inactive` are entries of a chronicle's lorebook that come from another branch.
+    `inactive` are entries of a chronicle's lorebook that come from another branch. `timed` is the
+    state that the viewpoint may know, and `stored_timed` that of everyone.
     """
 
     books: Sequence[CompiledBook] = ()
     inactive: Collection[UUID] = frozenset()
     settings: LoreSettings = field(default_factory=LoreSettings)
     timed: TimedState = field(default_factory=TimedState)
+    stored_timed: TimedState = field(default_factory=TimedState)
     reply_count: int = 0
     greeting: int | None = None
     sources: Mapping[UUID, LinkSource] = field(default_factory=dict[UUID, LinkSource])
@@ -288,6 +291,9 @@ class LoadedChat:
         typed: The new line before its macros were expanded. None if it has no macros.
         expands_macros: True if macros in the user's line are expanded before it is stored.
         has_scripts: True if the account has regex scripts. `scripts` are the ones that run.
+        group: The members of the chat.
+        members: Their names, and who is there.
+        unknown: The messages of the path that the viewpoint does not know.
         known_path: The path as the viewpoint knows it. `summary` and `story` count tokens of
             known messages.
         viewpoint: The prompt contains only the knowledge of this viewpoint.
@@ -320,6 +326,9 @@ class LoadedChat:
     expands_macros: bool = True
     has_scripts: bool = False
     scripts: Scripts | None = None
+    group: Group
+    members: NamedMembers = field(default_factory=NamedMembers)
+    unknown: Sequence[UnknownMessage] = ()
     known_path: KnownPath = field(default_factory=KnownPath)
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
@@ -405,7 +414,20 @@ class LoadedChat:
     @property
     def marks(self) -> AudienceMarks:
         """The marks before texts of the prompt that not everyone knows."""
-        return self.story.campaign.now.marks if self.story.campaign else NAMELESS_MARKS
+        if self.story.campaign is not None:
+            return self.story.campaign.now.marks
+        present = () if isinstance(self.viewpoint, str) else self.members.present
+        return AudienceMarks(self.members.names.get, present)
+
+    @property
+    def viewer(self) -> str:
+        """The name of the viewpoint, for the user. Empty if it is unknown."""
+        viewpoint, campaign = self.viewpoint, self.story.campaign
+        if isinstance(viewpoint, str):
+            return "everyone"
+        if isinstance(viewpoint, Witness):
+            return self.members.names.get(viewpoint.character_id, "")
+        return (campaign.names.find_name(viewpoint, GM) if campaign else None) or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,18 +500,61 @@ class PromptWindow:
         return round(count * self.ratio)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadHistory:
+    """Messages of the active path up to the leaf, as they were read, whoever knows them.
+
+    Attributes:
+        columns: The messages, oldest first.
+        known: The places of those that the history may take.
+        first: The place of the first message that would do for this history.
+        known_begin: The stored tokens from the root after which this history begins.
+        begin: Those after which messages were read, or None if they must not be cached.
+    """
+
+    columns: HistoryColumns = field(default_factory=HistoryColumns)
+    known: Sequence[int] = ()
+    first: int = 0
+    known_begin: int = 0
+    begin: int | None = None
+
+    @classmethod
+    def select(
+        cls, loaded: LoadedChat, columns: HistoryColumns, *, begin: int, read_begin: int
+    ) -> ReadHistory:
+        """Return the messages of `columns` that the viewpoint knows and that begin after `begin`.
+
+        They were read after `read_begin` stored tokens from the root.
+        """
+        tokens = columns.tokens
+        first, start = 0, loaded.whole_tokens - sum(tokens)
+        while first < len(tokens) and (start < begin or start + tokens[first] <= begin):
+            start += tokens[first]
+            first += 1
+        known = list_heard(
+            loaded.viewpoint,
+            loaded.chat.id,
+            columns.positions,
+            columns.audiences,
+            first=first,
+        )
+        return cls(columns, known, first, begin, read_begin)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPrompt:
     """The first phase of a prompt: everything that one read of the database returns.
 
     Attributes:
-        lines: The history as it is stored, oldest first, up to the leaf.
+        lines: The history as it is stored, without texts, oldest first, up to the leaf.
+        read: The messages that were read, with texts.
         thoughts: The sealed thoughts of replies in it: message id and thoughts, by position.
     """
 
     loaded: LoadedChat
     window: PromptWindow
     lines: HistoryColumns
+    read: ReadHistory = field(default_factory=ReadHistory)
     thoughts: SealedThoughts = field(default_factory=dict[int, tuple[UUID, bytes]])
 
 

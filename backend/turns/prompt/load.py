@@ -19,6 +19,7 @@ from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.models import Campaign
 from backend.campaigns.play.store import build_table
 from backend.campaigns.state.situations import RECENT_LINES, SituationService
+from backend.campaigns.state.snapshot import PlayedEntities
 from backend.campaigns.state.state_block import render_played_block
 from backend.campaigns.state.viewpoints import (
     check_chat_audience,
@@ -33,7 +34,14 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
-from backend.chats.members import Group, filter_heard, find_last_line, has_heard, load_group
+from backend.chats.members import (
+    Group,
+    NamedMembers,
+    filter_heard,
+    find_last_line,
+    has_heard,
+    load_group,
+)
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
@@ -189,7 +197,9 @@ class ChatLoader:
             has_client=client is not None,
         )
         pick = await finder.find(request, target, audience)
-        cast, viewpoint = await self._load_cast(chat, settings, request, group, names, pick)
+        cast, viewpoint, members = await self._load_cast(
+            chat, settings, request, group, target, names, pick
+        )
         target = await follow_briefing(session, target, viewpoint)
         if request.audience is None:
             audience = target.audience
@@ -198,7 +208,7 @@ class ChatLoader:
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
-        lore = await self._load_lore(chat, settings, target, cast, member_ids)
+        lore = await self._load_lore(chat, settings, target, cast, member_ids, viewpoint)
         fields, reason = choose_authors_note(settings.authors_note, cast.speaker.card)
         is_due = await self._is_note_due(fields, target, request)
         variables = read_variables(sealer, chat, sealed_globals)
@@ -230,6 +240,8 @@ class ChatLoader:
             ),
             cast=cast,
             target=target,
+            group=group,
+            members=members,
             variables=variables,
             stored_variables=variables,
             lore=lore,
@@ -257,11 +269,18 @@ class ChatLoader:
         quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
         limit = max(quoted, lore.depth, RECENT_LINES)
         recent = await self._load_recent(target, limit, viewpoint)
+        if target.leaf is not None:
+            unknown = await chats.list_unknown_messages(session, target.leaf, viewpoint)
+            loaded = replace(loaded, unknown=unknown)
         if client is not None:
+            if self._client is not None and loaded.unknown:
+                unknown_at = {each.position for each in loaded.unknown}
+                client = split_prompt(self._client.without(unknown_at))
             recent = _take_sent_lines(recent, client)
-            loaded = replace(loaded, sent_begin=await self._find_sent_begin(target, client))
+            begin = await self._find_sent_begin(target, client)
+            loaded = replace(loaded, client=client, sent_begin=begin)
         loaded = await self._add_rounds(replace(loaded, recent=recent))
-        return await self._add_known_path(loaded)
+        return _add_known_path(loaded)
 
     async def _find_sent_begin(self, target: TurnTarget, client: ClientParts) -> int:
         """Return the stored tokens from the root before the first message that a client sends."""
@@ -282,10 +301,14 @@ class ChatLoader:
         settings: ChatSettings,
         request: TurnRequest,
         group: Group,
+        target: TurnTarget,
         names: Mapping[UUID, str],
         pick: SpeakerPick,
-    ) -> tuple[Cast, Viewpoint]:
-        """Return the cast and the viewpoint. They depend on each other through the user's name."""
+    ) -> tuple[Cast, Viewpoint, NamedMembers]:
+        """Return the cast, the viewpoint and the members.
+
+        Cast and viewpoint depend on each other through the user's name.
+        """
         session, identity = self._session, self._identity
         owner_id, sealer = identity.user_id, identity.sealer
         speaker = await load_speaker(session, identity, names, pick.character_id)
@@ -298,13 +321,16 @@ class ChatLoader:
         if persona is None:
             player = await find_player(session, sealer, chat.campaign_id)
         user_name = persona.name if persona else player.name if player else self._user_name
+        played = await self._find_played()
         viewpoint = await find_viewpoint(
-            session, identity, chat, request, user_name, usual=settings.viewpoint
+            session, identity, chat, request, user_name, usual=settings.viewpoint, played=played
         )
         is_asked = request.impersonate or request.viewpoint or settings.viewpoint
         narrates = speaker.id is None or speaker.id in settings.group.narrators
         if group.is_group and speaker.id and not narrates and not is_asked:
-            viewpoint = await find_witness(session, sealer, chat, speaker.id, speaker.name)
+            viewpoint = await find_witness(
+                session, sealer, chat, speaker.id, speaker.name, played=played
+            )
         if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
         cast = Cast(
@@ -317,7 +343,21 @@ class ChatLoader:
             reasons=pick.reasons,
             waiting=pick.waiting,
         )
-        return cast, viewpoint
+        end = target.leaf.position + 1 if target.leaf else 0
+        present = [
+            frozenset({each, *(played.find(each, names.get(each, "")) if played else ())})
+            for each, presence in group.find_presences(end).items()
+            if presence != "absent"
+        ]
+        return cast, viewpoint, NamedMembers(names, present)
+
+    async def _find_played(self) -> PlayedEntities | None:
+        """Return the entities that cards play. None if this turn does not read the campaign."""
+        if self._situations is None or self._campaign is None:
+            return None
+        if self._campaign.is_stale:
+            raise StaleCampaignError(self._campaign.id)
+        return await self._situations.find_played(self._session, self._identity, self._campaign)
 
     async def _load_lore(
         self,
@@ -326,6 +366,7 @@ class ChatLoader:
         target: TurnTarget,
         cast: Cast,
         member_ids: Sequence[UUID],
+        viewpoint: Viewpoint,
     ) -> LoadedLore:
         if not self._remembers:
             return LoadedLore()
@@ -348,6 +389,7 @@ class ChatLoader:
             chat=chat,
             leaf=target.leaf,
             overrides=(settings.lore, account.lore),
+            viewpoint=viewpoint,
         )
 
     async def _add_rounds(self, loaded: LoadedChat) -> LoadedChat:
@@ -355,8 +397,6 @@ class ChatLoader:
         campaign = self._campaign
         if campaign is None:
             return loaded
-        if campaign.is_stale:
-            raise StaleCampaignError(campaign.id)
         fields, leaf = open_campaign(self._identity.sealer, campaign), loaded.target.leaf
         if leaf is None:
             return replace(loaded, story=Story(fields=fields))
@@ -387,22 +427,6 @@ class ChatLoader:
         )
         return replace(loaded, story=story)
 
-    async def _add_known_path(self, loaded: LoadedChat) -> LoadedChat:
-        """Count only messages that the viewpoint knows."""
-        leaf = loaded.target.leaf
-        if leaf is None or loaded.viewpoint == GM:
-            return loaded
-        lines = await chats.list_unknown_messages(self._session, leaf, loaded.viewpoint)
-        path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.story.unread
-        sent_begin = path.to_known(loaded.sent_begin)
-        if summary is not None:
-            summary = structs.replace(summary, path_tokens=path.to_known(summary.path_tokens))
-        if unread is not None:
-            unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
-        rounds = list(map(path.to_known, loaded.story.rounds))
-        story = replace(loaded.story, unread=unread, rounds=rounds)
-        return replace(loaded, known_path=path, summary=summary, story=story, sent_begin=sent_begin)
-
     async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
         if self._situations is None or self._campaign is None:
             return loaded
@@ -417,9 +441,10 @@ class ChatLoader:
             until=loaded.target.rewritten,
             viewpoint=loaded.viewpoint,
             player=loaded.cast.user_name,
+            members=loaded.members,
         )
         # More people know the changes that tools make than know of a private turn.
-        hides = campaign.fields.settings.hidden_information
+        hides = campaign.fields.settings.hidden_information or loaded.group.is_group
         is_private = hides and loaded.audience != PUBLIC
         table = (
             build_table(campaign, loaded.viewpoint, is_private=is_private)
@@ -472,6 +497,22 @@ class ChatLoader:
             )
             for row in rows
         ]
+
+
+def _add_known_path(loaded: LoadedChat) -> LoadedChat:
+    """Count only messages that the viewpoint knows."""
+    if not loaded.unknown:
+        return loaded
+    path = KnownPath.without((each.begin, each.tokens) for each in loaded.unknown)
+    summary, unread = loaded.summary, loaded.story.unread
+    sent_begin = path.to_known(loaded.sent_begin)
+    if summary is not None:
+        summary = structs.replace(summary, path_tokens=path.to_known(summary.path_tokens))
+    if unread is not None:
+        unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
+    rounds = list(map(path.to_known, loaded.story.rounds))
+    story = replace(loaded.story, unread=unread, rounds=rounds)
+    return replace(loaded, known_path=path, summary=summary, story=story, sent_begin=sent_begin)
 
 
 def _take_sent_lines(recent: Sequence[RecentLine], client: ClientParts) -> list[RecentLine]:
@@ -712,11 +753,12 @@ async def find_viewpoint(
     user_name: str,
     *,
     usual: str | None,
+    played: PlayedEntities | None,
 ) -> Viewpoint:
     """Return the requested viewpoint, or the `usual` viewpoint of the chat.
 
-    Raises `ValidationError` if the campaign does not have the entity, or if a player's line would
-    use the game master's knowledge.
+    Raises `ValidationError` for an id of neither a member nor an entity, or if a player's line
+    would use the game master's knowledge.
     """
     players: Viewpoint = GM
     if request.impersonate and chat.campaign_id is not None:
@@ -724,15 +766,13 @@ async def find_viewpoint(
     wanted = request.viewpoint
     if wanted is None and not request.impersonate:
         wanted = usual
-    if wanted is None:
-        return players
-    asked = read_viewpoint(wanted)
+    asked = players if wanted is None else read_viewpoint(wanted)
     if asked == GM and players != GM:
         raise ValidationError(
             "The campaign has hidden information: the user's message cannot be written with what "
             "only the game master knows."
         )
-    return await resolve_viewpoint(session, identity, chat, asked)
+    return await resolve_viewpoint(session, identity, chat, asked, played=played)
 
 
 def check_answerable(

@@ -30,6 +30,7 @@ from backend.context.macros import (
     Variables,
     expand,
 )
+from backend.core.audience import GM, Viewpoint
 from backend.core.cpu_pool import INLINE_CHARACTERS, CpuPool
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import FoundIn, Reason
@@ -91,10 +92,12 @@ class LoreReader(UserSignedOut):
         chat: Chat | None,
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
+        viewpoint: Viewpoint = GM,
     ) -> LoadedLore:
         """Return the books of a chat. Call it within an attempt of `with_books`.
 
-        `overrides` are the settings of the chat, then of the account.
+        `overrides` are the settings of the chat, then of the account. The state of replies that the
+        viewpoint did not hear is left out.
         """
         if not refs:
             return LoadedLore()
@@ -111,7 +114,9 @@ class LoreReader(UserSignedOut):
         if chat and any(book.asks_greeting for book in books):
             lore = replace(lore, greeting=await chats.find_greeting_number(session, chat.id))
         if leaf and any(book.is_timed for book in books):
-            lore = replace(lore, timed=await _load_timed_state(session, identity, leaf))
+            stored = await _load_timed_state(session, identity, leaf)
+            timed = await _keep_heard(session, stored, leaf, viewpoint)
+            lore = replace(lore, timed=timed, stored_timed=stored)
         if leaf and any(book.asks_replies for book in books):
             lore = replace(lore, reply_count=await chats.count_messages(session, leaf, "assistant"))
         return lore
@@ -246,6 +251,50 @@ async def _load_timed_state(session: AsyncSession, identity: Identity, leaf: Mes
     return TimedState.decode(identity.sealer.open_bytes(LORE_STATE, row.id, row.sealed_state))
 
 
+async def _keep_heard(
+    session: AsyncSession, stored: TimedState, leaf: Message, viewpoint: Viewpoint
+) -> TimedState:
+    if not stored.effects or viewpoint == GM:
+        return stored.keep_heard(lambda _: True)
+    positions = stored.list_positions()
+    heard = await chats.list_heard_positions(session, leaf.chat_id, positions, viewpoint)
+    return stored.keep_heard(heard.__contains__)
+
+
+def merge_timed_state(lore: LoadedLore, after: TimedState) -> TimedState:
+    """Return the state to store in a group: that of a speaker, and that of the others.
+
+    The others may have more books, and may have heard other replies.
+    """
+    scanned = {entry_id for book in lore.books for entry_id in book.by_id}
+    return lore.stored_timed.replace_heard(lore.timed, after, scanned=scanned)
+
+
+def list_unknown_state(
+    lore: LoadedLore, outcome: ScanOutcome, *, now: int, viewer: str
+) -> list[LeftOut]:
+    """Return the entries that would be sticky or cooling down, if the viewpoint had heard why."""
+    active = {each.entry_id for each in outcome.activated}
+    unheard = {
+        entry_id
+        for entry_id, effect in lore.stored_timed.effects.items()
+        if effect.is_cooling(now)
+        and ((own := lore.timed.effects.get(entry_id)) is None or own.at != effect.at)
+    }
+    return [
+        LeftOut(
+            kind="lore",
+            title=book.by_id[entry_id].title,
+            tokens=0,
+            reasons=[Reason("state_unknown", name=viewer)],
+            source_id=entry_id,
+        )
+        for book in lore.books
+        for entry_id in unheard - active
+        if entry_id in book.by_id
+    ]
+
+
 async def store_timed_state(
     session: AsyncSession,
     sealer: Sealer,
@@ -257,6 +306,7 @@ async def store_timed_state(
     """Store the timed state with a reply if the reply has changed it."""
     if dict(before.effects) == dict(after.effects):
         return
+    after = after.place(message.position)
     row = {
         "id": message.id,
         "user_id": message.user_id,
