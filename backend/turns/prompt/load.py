@@ -29,8 +29,10 @@ from backend.campaigns.state.viewpoints import (
 )
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
+from backend.characters.cards.public import PublicCard
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
+from backend.characters.public_cards import PublicCards, SealedCard
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.members import Group, has_heard, load_group
@@ -63,6 +65,7 @@ from backend.turns.prompt.context import (
     Story,
     TurnTarget,
     choose_authors_note,
+    list_cast,
 )
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
@@ -98,18 +101,20 @@ _PRESET = select(Preset.sealed_preset, Preset.revision).where(
 class ChatLoader:
     """Loads the data of a turn for one user, through the caller's session.
 
-    A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
-    is left out. `with_campaign` loads its state later, while memory is searched. With the prompt of
-    a `client`, its own messages are the history, and it may exclude everything that is added.
+    A preview may have no line to answer, and may try a preset. Without `cards`, those of a group
+    are not joined. Without `situations`, the campaign is left out. `with_campaign` loads its state
+    later, while memory is searched. With the prompt of a `client`, its own messages are the
+    history, and it may exclude everything that is added.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a test of lore loads less than a turn
         self,
         session: AsyncSession,
         identity: Identity,
         *,
         user_name: str,
         lore: LoreReader,
+        cards: PublicCards | None = None,
         situations: SituationService | None = None,
         is_preview: bool = False,
         tried: PresetFields | None = None,
@@ -118,6 +123,7 @@ class ChatLoader:
         self._client = client
         self._remembers = client is None or client.uses_memory
         self._lore = lore
+        self._cards = cards
         self._situations = situations if self._remembers else None
         self._session = session
         self._identity = identity
@@ -238,7 +244,8 @@ class ChatLoader:
         """Return the cast and the viewpoint. They depend on each other through the user's name."""
         session, identity, member_ids = self._session, self._identity, list(group.members)
         owner_id, sealer = identity.user_id, identity.sealer
-        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        found = await characters.find_named(session, member_ids, owner_id=owner_id, sealer=sealer)
+        names = {each: named.name for each, named in found.items()}
         speaker = await find_speaker(session, identity, names, request, target)
         persona_id = chat.persona_id or identity.settings.persona_id
         persona = player = None
@@ -258,6 +265,13 @@ class ChatLoader:
             viewpoint = await find_witness(session, sealer, chat, speaker.id, speaker.name)
         if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
+        last = target.line or target.leaf
+        members = list_cast(group, names, last.position + 1 if last else 0)
+        public_cards: Mapping[UUID, PublicCard | SealedCard] = {}
+        is_joined = settings.group.cards == "joined" and len(members) > 1
+        if self._cards is not None and is_joined:
+            revisions = {each.id: found[each.id].revision for each in members}
+            public_cards = await self._cards.load(session, revisions, owner_id=owner_id)
         cast = Cast(
             speaker=replace(speaker, card=replace_scenario(speaker.card, settings)),
             others=[name for key, name in names.items() if key != speaker.id],
@@ -265,6 +279,8 @@ class ChatLoader:
             user_name=user_name,
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
+            members=members,
+            public_cards=public_cards,
         )
         return cast, viewpoint
 
