@@ -19,6 +19,8 @@ ReasonKind = Literal[
     "card",
     "preset",
     "persona",
+    "public_part",
+    "speaker",
     "summary",
     "campaign",
     "glossary",
@@ -194,6 +196,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _WORDS: Final[Mapping[ReasonKind, str]] = {
     "chat_settings": "chat settings",
+    "public_part": "public part of the card",
     "client": "sent by the client",
     "summary": "summary through message {count}",
     "glossary": "glossary, {name} terms",

@@ -23,6 +23,7 @@ from backend.campaigns.scenes.scenes import find_consequences
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.story_clock import StoryClock
+from backend.characters.public_cards import PublicCards
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
@@ -97,6 +98,7 @@ class PromptBuilder:
         scripts: ScriptEngine,
         pool: CpuPool,
         *,
+        cards: PublicCards,
         slots: ModelSlots,
         rephraser: Rephraser,
         speakers: SpeakerModel,
@@ -115,6 +117,7 @@ class PromptBuilder:
         self._pool = pool
         self._scripts = scripts
         self._lore = lore
+        self._cards = cards
         self._histories = histories
         self._situations = situations
         self._clock = clock
@@ -125,7 +128,7 @@ class PromptBuilder:
         self._database = database
         self._settings = settings
         self._ratios = RatioCache()
-        self._assembler = PromptAssembler(prompts, counts, lore, pool)
+        self._assembler = PromptAssembler(prompts, counts, lore, cards, pool)
 
     async def build(  # noqa: PLR0913  # the parts of turns, previews and suggestions
         self,
@@ -283,6 +286,7 @@ class PromptBuilder:
                 identity,
                 user_name=self._accounts.name_of(identity),
                 lore=self._lore,
+                cards=self._cards,
                 situations=self._situations,
                 is_preview=tried is not None,
                 tried=tried.preset if tried else None,

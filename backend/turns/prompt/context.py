@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -23,8 +23,10 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import find_rules, is_unsettled
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
-from backend.chats.members import Group, NamedMembers, list_heard
-from backend.chats.models import Chat, Message
+from backend.characters.cards.public import PublicCard
+from backend.characters.public_cards import SealedCard
+from backend.chats.members import END, Group, NamedMembers, list_heard
+from backend.chats.models import Chat, Message, Presence
 from backend.chats.repository import HistoryColumns, UnknownMessage
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
@@ -203,13 +205,40 @@ class Speaker:
     preset_id: UUID | None = None
 
 
+class CastMember(NamedTuple):
+    """A character that is or was there on the active path."""
+
+    id: UUID
+    name: str
+    presence: Presence
+
+
+def list_cast(group: Group, names: Mapping[UUID, str], position: int = END) -> list[CastMember]:
+    """Return the members of a chat that are or were there before a position of its path, in order.
+
+    A character that joins on another branch only is left out.
+    """
+    came = {change.character_id for change in group.changes if change.position < position}
+    return [
+        CastMember(each, names[each], presence)
+        for each, presence in group.find_presences(position).items()
+        if each in names and (group.members[each] or each in came)
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
     """The characters of a chat and its user.
 
-    `others` are the names of the characters that do not speak in this turn. `persona` is the
-    description of the user's persona. `reasons` are why the speaker was chosen, in a group, and
-    `waiting` are other characters that the last lines have named.
+    Attributes:
+        others: The names of all characters that do not speak in this turn, also of those that
+            never came.
+        members: The characters that are or were there, with the speaker.
+        public_cards: The public part of each member's card, or the card that has it. Empty if the
+            cards are not joined.
+        persona: The description of the user's persona.
+        reasons: Why the speaker was chosen, in a group.
+        waiting: Other characters that the last lines have named.
     """
 
     speaker: Speaker
@@ -220,6 +249,23 @@ class Cast:
     persona_id: UUID | None
     reasons: Sequence[Reason] = ()
     waiting: Sequence[UUID] = ()
+    members: Sequence[CastMember] = ()
+    public_cards: Mapping[UUID, PublicCard | SealedCard] = field(
+        default_factory=dict[UUID, PublicCard | SealedCard]
+    )
+
+    @property
+    def here(self) -> list[str]:
+        """The names of the characters that are there with the speaker."""
+        return [each.name for each in self._others if each.presence != "absent"]
+
+    @property
+    def away(self) -> list[str]:
+        return [each.name for each in self._others if each.presence == "absent"]
+
+    @property
+    def _others(self) -> list[CastMember]:
+        return [each for each in self.members if each.id != self.speaker.id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,11 @@ from backend.campaigns.state.viewpoints import (
 )
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
+from backend.characters.cards.public import PublicCard
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
+from backend.characters.public_cards import PublicCards, SealedCard
+from backend.characters.repository import NamedCharacter
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.members import (
@@ -79,6 +82,7 @@ from backend.turns.prompt.context import (
     Story,
     TurnTarget,
     choose_authors_note,
+    list_cast,
 )
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
@@ -122,10 +126,11 @@ _PRESET = select(Preset.sealed_preset, Preset.revision).where(
 class ChatLoader:
     """Loads the data of a turn for one user, through the caller's session.
 
-    A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
-    is left out. `with_campaign` loads its state later, while memory is searched. With the prompt of
-    a `client`, its own messages are the history, and it may exclude everything that is added.
-    `speaker` is what is known of the choice of the speaker; without it, a draw depends on the path.
+    A preview may have no line to answer, and may try a preset. Without `cards`, those of a group
+    are not joined. Without `situations`, the campaign is left out. `with_campaign` loads its state
+    later, while memory is searched. With the prompt of a `client`, its own messages are the
+    history, and it may exclude everything that is added. `speaker` is what is known of the choice
+    of the speaker; without it, a draw depends on the path.
     """
 
     def __init__(  # noqa: PLR0913  # one reader of everything that a turn needs
@@ -135,6 +140,7 @@ class ChatLoader:
         *,
         user_name: str,
         lore: LoreReader,
+        cards: PublicCards | None = None,
         situations: SituationService | None = None,
         is_preview: bool = False,
         tried: PresetFields | None = None,
@@ -145,6 +151,7 @@ class ChatLoader:
         self._speaker = speaker
         self._remembers = client is None or client.uses_memory
         self._lore = lore
+        self._cards = cards
         self._situations = situations if self._remembers else None
         self._session = session
         self._identity = identity
@@ -184,7 +191,8 @@ class ChatLoader:
             may_follow=group.is_group and settings.group.next_speaker != "by_hand",
         )
         audience = await find_audience(session, sealer, chat, request, target)
-        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        found = await characters.find_named(session, member_ids, owner_id=owner_id, sealer=sealer)
+        names = {each: named.name for each, named in found.items()}
         finder = SpeakerFinder(
             session,
             identity,
@@ -198,7 +206,7 @@ class ChatLoader:
         )
         pick = await finder.find(request, target, audience)
         cast, viewpoint, members = await self._load_cast(
-            chat, settings, request, group, target, names, pick
+            chat, settings, request, group, target, found, pick
         )
         target = await follow_briefing(session, target, viewpoint)
         if request.audience is None:
@@ -302,7 +310,7 @@ class ChatLoader:
         request: TurnRequest,
         group: Group,
         target: TurnTarget,
-        names: Mapping[UUID, str],
+        found: Mapping[UUID, NamedCharacter],
         pick: SpeakerPick,
     ) -> tuple[Cast, Viewpoint, NamedMembers]:
         """Return the cast, the viewpoint and the members.
@@ -311,6 +319,7 @@ class ChatLoader:
         """
         session, identity = self._session, self._identity
         owner_id, sealer = identity.user_id, identity.sealer
+        names = {each: named.name for each, named in found.items()}
         speaker = await load_speaker(session, identity, names, pick.character_id)
         persona_id = chat.persona_id or identity.settings.persona_id
         persona = player = None
@@ -333,6 +342,13 @@ class ChatLoader:
             )
         if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
+        last = target.line or target.leaf
+        members = list_cast(group, names, last.position + 1 if last else 0)
+        public_cards: Mapping[UUID, PublicCard | SealedCard] = {}
+        is_joined = settings.group.cards == "joined" and len(members) > 1
+        if self._cards is not None and is_joined:
+            revisions = {each.id: found[each.id].revision for each in members}
+            public_cards = await self._cards.load(session, revisions, owner_id=owner_id)
         cast = Cast(
             speaker=replace(speaker, card=replace_scenario(speaker.card, settings)),
             others=[name for key, name in names.items() if key != speaker.id],
@@ -342,6 +358,8 @@ class ChatLoader:
             persona_id=persona.id if persona else None,
             reasons=pick.reasons,
             waiting=pick.waiting,
+            members=members,
+            public_cards=public_cards,
         )
         end = target.leaf.position + 1 if target.leaf else 0
         present = [
