@@ -258,7 +258,7 @@ def filter_heard(
     """
     if not isinstance(viewpoint, Witness):
         return filter_known_to(viewpoint, message.audience)
-    absent = _is_within(message.position, viewpoint.absences.get(chat_id, ()))
+    absent = is_within(message.position, viewpoint.absences.get(chat_id, ()))
     return or_(
         is_named(viewpoint, message.audience), and_(message.audience == PUBLIC, not_(absent))
     )
@@ -278,7 +278,7 @@ def filter_heard_anywhere(viewpoint: Witness, message: Any = Message) -> ColumnE
     absent = or_(
         false(),
         *(
-            and_(message.chat_id == chat_id, _is_within(message.position, ranges))
+            and_(message.chat_id == chat_id, is_within(message.position, ranges))
             for chat_id, ranges in viewpoint.absences.items()
         ),
     )
@@ -321,7 +321,8 @@ def list_heard(
     ]
 
 
-def _is_within(position: ColumnElement[int], ranges: Ranges) -> ColumnElement[bool]:
+def is_within(position: ColumnElement[int], ranges: Ranges) -> ColumnElement[bool]:
+    """Return the SQL condition that a position is in one of the ranges."""
     parts = [and_(position >= begin, position < end) for begin, end in ranges]
     while len(parts) > _RANGES_IN_GROUP:
         parts = [
