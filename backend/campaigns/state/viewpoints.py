@@ -40,6 +40,8 @@ from backend.core.audience import (
     Viewpoint,
     Witness,
     filter_known_to_all,
+    list_entities,
+    list_viewers,
 )
 from backend.core.cpu_pool import iterate_in_slices
 from backend.errors import ValidationError
@@ -181,7 +183,10 @@ async def load_known_rows(
     states = [(row, filter_known_state(row.kind, build_state(item), rules)) for row, item in rows]
     known = [(row, build_item(row.kind, state)) for row, state in states if state is not None]
     named = {each for _, item in known for ids in find_references(item).values() for each in ids}
+    named |= {each for row, _ in known for each in list_entities(row.audience)}
     found = {str(each) for each in await reader.load_known_ids(named)}
+    if not isinstance(reader.viewpoint, str):
+        found |= {str(each) for each in list_viewers(reader.viewpoint)}
     return [
         (row, build_item(row.kind, keep_references(build_state(item), found)))
         for row, item in known
