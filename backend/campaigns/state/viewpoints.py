@@ -543,17 +543,26 @@ async def find_players_viewpoint(
     campaign = await get_campaign(session, identity, campaign_id)
     if not open_campaign(identity.sealer, campaign).settings.hidden_information:
         return GM
-    query = select(CampaignItem.id, CampaignItem.sealed_state).where(*match_players(campaign_id))
+    player_id = await find_users_entity(session, identity.sealer, campaign_id, name)
+    return player_id or PUBLIC
+
+
+async def find_users_entity(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, name: str
+) -> UUID | None:
+    """Return the player's character with a name, else the only one."""
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        *match_players(campaign_id), CampaignItem.user_id == sealer.user_id
+    )
     players: dict[UUID, State] = {
-        row.id: read_state(identity.sealer, row.id, row.sealed_state)
+        row.id: read_state(sealer, row.id, row.sealed_state)
         for row in await session.execute(query)
     }
     folded = name.casefold()
     for player_id, state in players.items():
         if folded in {each.casefold() for each in (state["name"], *state.get("aliases", []))}:
             return player_id
-    only: list[UUID] = list(players)
-    return only[0] if len(only) == 1 else PUBLIC
+    return next(iter(players)) if len(players) == 1 else None
 
 
 async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:
