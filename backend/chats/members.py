@@ -79,6 +79,11 @@ class Group:
         return len(self.members) > 1 or bool(self.changes)
 
     @property
+    def has_absences(self) -> bool:
+        """True if a member may have missed public messages."""
+        return bool(self.changes) or not all(self.members.values())
+
+    @property
     def presences(self) -> dict[UUID, Presence]:
         """The members with their presence at the end, in order."""
         return self.find_presences(END)
@@ -117,7 +122,7 @@ class Group:
 
         `column` is the message's audience. If all members were there, public remains public.
         """
-        if column != PUBLIC or (not self.changes and all(self.members.values())):
+        if column != PUBLIC or not self.has_absences:
             return column
         there = [
             each

@@ -110,7 +110,7 @@ async def load_known_items(
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             present = read_state(sealer, row.id, row.sealed_state)
             known = _fold(sealer, row, heard.get(row.id, ()), present)
-            if known is None or get_audience(known) != PUBLIC:
+            if known is None or get_audience(known) != PUBLIC or _is_over(known, present):
                 continue
             state = _add_observed(row.kind, known, present, scope.places)
             if differing := compare_states(state, present).list_keys():
@@ -132,6 +132,11 @@ def _fold(sealer: Sealer, row: Any, heard: Sequence[Any], present: State) -> Sta
     operations = (read_operations(sealer, each.id, each.sealed_operations) for each in heard)
     known = fold(row.kind, operations, before)
     return known if known.get(EXISTS) is True else None
+
+
+def _is_over(known: State, present: State) -> bool:
+    """True for a scene that is closed now. The story is in no scene that has ended."""
+    return known.get("status") == "open" and present.get("status") == "closed"
 
 
 def _add_observed(kind: Kind, known: State, present: State, places: frozenset[UUID]) -> State:

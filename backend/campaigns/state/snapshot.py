@@ -254,13 +254,13 @@ class CampaignSnapshot:
             places = frozenset(each for each in rows if each and is_here)
             scope = Scope(campaign_id=campaign_id, places=places)
             known = await load_known_items(session, sealer, [viewpoint], scope)
-            found = self._with_known(known) if known else self
+            found = self.with_known(known) if known else self
             if len(self._derived) >= MAX_DERIVED:
                 self._derived.clear()
             self._derived[key] = found
         return found
 
-    def _with_known(self, known: KnownItems) -> CampaignSnapshot:
+    def with_known(self, known: KnownItems) -> CampaignSnapshot:
         """Return a snapshot in which some items are as a character knows them."""
         around, in_view = _Surroundings(self), dict(self.in_view or {})
         by_id = dict(self.by_id)

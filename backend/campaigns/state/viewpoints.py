@@ -555,8 +555,7 @@ async def find_users_entity(
         *match_players(campaign_id), CampaignItem.user_id == sealer.user_id
     )
     players: dict[UUID, State] = {
-        row.id: read_state(sealer, row.id, row.sealed_state)
-        for row in await session.execute(query)
+        row.id: read_state(sealer, row.id, row.sealed_state) for row in await session.execute(query)
     }
     folded = name.casefold()
     for player_id, state in players.items():
