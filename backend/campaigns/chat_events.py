@@ -40,6 +40,7 @@ from backend.campaigns.models import (
     ProposalSource,
 )
 from backend.campaigns.scenes.chapters import narrow_chapters
+from backend.characters.models import Character
 from backend.chats import tree
 from backend.chats.events import (
     AudienceChanged,
@@ -271,13 +272,17 @@ _RANK: Mapping[Actor, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldAtMessage:
-    """The sealed campaign at the time of a message. `writers` are rows of (item, actor, time)."""
+    """The sealed campaign at the time of a message.
+
+    `writers` are rows of (item, actor, time). `characters` are all of the user's.
+    """
 
     campaign_id: UUID
     fields: CampaignFields
     compactions: int
     items: Sequence[Any]
     writers: Sequence[Any]
+    characters: Sequence[UUID]
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +368,11 @@ class WorldCopies(WorldCopied):
                         .group_by(CampaignChange.item_id, CampaignChange.actor)
                     )
                 ).all(),
+                characters=(
+                    await trial.scalars(
+                        select(Character.id).where(Character.user_id == identity.user_id)
+                    )
+                ).all(),
             )
 
     async def _store(
@@ -393,7 +403,7 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
     Each item is created by one change. Its actor and time are those of the last change with the
     highest precedence in the old ledger, so that later work meets the same precedence.
     """
-    items = filter_existing_items(open_items(sealer, world.items))
+    items = filter_existing_items(open_items(sealer, world.items), world.characters)
     renumbered = IdMap({item_id: kind for item_id, kind, _ in items})
     ids = renumbered.ids
     writers = _read_writers(world.writers)
@@ -404,7 +414,8 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
         ),
         kinds={ids[item_id]: kind for item_id, kind, _ in items},
         uses={ids[row.id]: row.uses for row in world.items if row.kind == "term"},
-        ids=ids,
+        # Characters are the same in both worlds.
+        ids=ids | {each: each for each in world.characters},
         version=1,
         compactions=world.compactions,
     )

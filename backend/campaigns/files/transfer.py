@@ -234,11 +234,11 @@ def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, St
 
 
 def filter_existing_items(
-    items: Iterable[tuple[UUID, Kind, State]],
+    items: Iterable[tuple[UUID, Kind, State]], characters: Iterable[UUID] = ()
 ) -> list[tuple[UUID, Kind, State]]:
-    """Return the items that exist, without references to other items."""
+    """Return the items that exist, without references to other items or other characters."""
     known = [each for each in items if exists(each[2])]
-    found = {str(item_id) for item_id, *_ in known}
+    found = {*(str(item_id) for item_id, *_ in known), *map(str, characters)}
     kept: list[tuple[UUID, Kind, State]] = []
     for item_id, kind, state in known:
         if kind != "relation" or {state["from_id"], state["to_id"]} <= found:
@@ -448,6 +448,8 @@ class CampaignTransfer:
         if people is not None:
             for log in draft.chats:
                 log.rename_people(people)
+        known = await self._find_people(identity, draft) if people is None else people
+        await self._pool.run(sealer.user_id, partial(draft.rename_people, known))
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
@@ -464,6 +466,12 @@ class CampaignTransfer:
             await record(session, rows.campaign.id)
             [view] = await build_campaign_views(session, sealer, [rows.campaign])
         return ImportedCampaign(**msgspec.structs.asdict(view), warnings=draft.warnings)
+
+    async def _find_people(self, identity: Identity, draft: CampaignDraft) -> dict[UUID, UUID]:
+        """Return the user's characters that items and audiences of the file name."""
+        named = await self._pool.run(identity.user_id, draft.list_people)
+        async with self._database.read() as session:
+            return {each: each for each in await _load_own(session, identity, Character, named)}
 
     async def _chat_rows(self, identity: Identity, draft: CampaignDraft) -> list[ChatRows]:
         if not draft.chats:
@@ -590,7 +598,18 @@ async def _load_people(
     wanted = [each for each in named if each is not None]
     found: set[UUID] = set()
     for table in (Character, Persona):
-        for part in split_chunks(wanted):
-            mine = select(table.id).where(table.id.in_(part), table.user_id == identity.user_id)
-            found |= set(await session.scalars(mine))
+        found |= await _load_own(session, identity, table, wanted)
+    return found
+
+
+async def _load_own(
+    session: AsyncSession,
+    identity: Identity,
+    table: type[Character | Persona],
+    ids: Collection[UUID],
+) -> set[UUID]:
+    found: set[UUID] = set()
+    for part in split_chunks(list(ids)):
+        mine = select(table.id).where(table.id.in_(part), table.user_id == identity.user_id)
+        found |= set(await session.scalars(mine))
     return found

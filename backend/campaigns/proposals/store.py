@@ -509,7 +509,7 @@ async def _write(
     after = apply_operations(change.kind, before, change.operations)
     if after == before:
         return
-    await check_references(session, campaign.id, build_item(change.kind, after))
+    await check_references(session, campaign, build_item(change.kind, after))
     told = structs.replace(change.operations, because=proposal.text.because)
     changes = [Change(change.kind, change.item_id, told)]
     old_id = proposal.text.replaces

@@ -40,6 +40,8 @@ from backend.core.audience import (
     Viewpoint,
     Witness,
     filter_known_to_all,
+    list_entities,
+    list_viewers,
 )
 from backend.core.cpu_pool import iterate_in_slices
 from backend.errors import ValidationError
@@ -181,7 +183,10 @@ async def load_known_rows(
     states = [(row, filter_known_state(row.kind, build_state(item), rules)) for row, item in rows]
     known = [(row, build_item(row.kind, state)) for row, state in states if state is not None]
     named = {each for _, item in known for ids in find_references(item).values() for each in ids}
+    named |= {each for row, _ in known for each in list_entities(row.audience)}
     found = {str(each) for each in await reader.load_known_ids(named)}
+    if not isinstance(reader.viewpoint, str):
+        found |= {str(each) for each in list_viewers(reader.viewpoint)}
     return [
         (row, build_item(row.kind, keep_references(build_state(item), found)))
         for row, item in known
@@ -538,17 +543,25 @@ async def find_players_viewpoint(
     campaign = await get_campaign(session, identity, campaign_id)
     if not open_campaign(identity.sealer, campaign).settings.hidden_information:
         return GM
-    query = select(CampaignItem.id, CampaignItem.sealed_state).where(*match_players(campaign_id))
+    player_id = await find_users_entity(session, identity.sealer, campaign_id, name)
+    return player_id or PUBLIC
+
+
+async def find_users_entity(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, name: str
+) -> UUID | None:
+    """Return the player's character with a name, else the only one."""
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        *match_players(campaign_id), CampaignItem.user_id == sealer.user_id
+    )
     players: dict[UUID, State] = {
-        row.id: read_state(identity.sealer, row.id, row.sealed_state)
-        for row in await session.execute(query)
+        row.id: read_state(sealer, row.id, row.sealed_state) for row in await session.execute(query)
     }
     folded = name.casefold()
     for player_id, state in players.items():
         if folded in {each.casefold() for each in (state["name"], *state.get("aliases", []))}:
             return player_id
-    only: list[UUID] = list(players)
-    return only[0] if len(only) == 1 else PUBLIC
+    return next(iter(players)) if len(players) == 1 else None
 
 
 async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:
