@@ -22,6 +22,7 @@ RunKind = Literal[
     "chapter",
     "rephrasing",
     "suggestions",
+    "briefing",
 ]
 RunState = Literal["done", "failed", "undone"]
 
