@@ -80,6 +80,8 @@ ReasonKind = Literal[
     "truncated",
     "summary_no_room",
     "summary_too_old",
+    "summary_older",
+    "summary_unknown",
     "in_history",
     "not_listed",
     # Reasons of the viewpoint.
@@ -240,6 +242,8 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "too_long": "more lore than the context could hold",
     "summary_no_room": "summary through message {count}: no room for it",
     "summary_too_old": "summary through message {count}: does not reach the oldest kept message",
+    "summary_older": "summary through message {count}: only the latest parts are sent",
+    "summary_unknown": "summary through message {count}: not known to {name}",
     "in_history": "already in history",
     "not_listed": "not listed",
     "unknown": "not known to {name}",
