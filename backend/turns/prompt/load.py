@@ -22,11 +22,8 @@ from backend.campaigns.state.situations import RECENT_LINES, SituationService
 from backend.campaigns.state.snapshot import PlayedEntities
 from backend.campaigns.state.state_block import render_played_block
 from backend.campaigns.state.viewpoints import (
-    check_chat_audience,
     find_player,
-    find_players_viewpoint,
     find_witness,
-    resolve_viewpoint,
 )
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
@@ -34,7 +31,11 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
-from backend.chats.members import Group, NamedMembers, has_heard, load_group
+from backend.chats.members import (
+    Group,
+    NamedMembers,
+    load_group,
+)
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
@@ -42,13 +43,16 @@ from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.repository import StoryEvent, current_events
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import find_eviction_point
-from backend.core.audience import GM, PUBLIC, Viewpoint, encode_audience, may_know, read_viewpoint
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    Viewpoint,
+    may_know,
+)
 from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
-from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
 from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
-from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
 from backend.turns.prompt.client import ClientParts, ClientPrompt, split_prompt
 from backend.turns.prompt.context import (
@@ -68,7 +72,20 @@ from backend.turns.prompt.context import (
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
 from backend.turns.prompt.retrieve import EXCHANGE_LINES
-from backend.vault.sealing import OVERHEAD
+from backend.turns.prompt.speaker_choice import (
+    ChainEndedError,
+    SpeakerFinder,
+    SpeakerPick,
+    TurnSpeaker,
+    draw_seed,
+)
+from backend.turns.prompt.target import (
+    check_answerable,
+    find_audience,
+    find_target,
+    find_viewpoint,
+    follow_briefing,
+)
 
 MAX_QUOTED_LINES = 20
 """The number of last messages that macros may quote."""
@@ -102,9 +119,10 @@ class ChatLoader:
     A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
     is left out. `with_campaign` loads its state later, while memory is searched. With the prompt of
     a `client`, its own messages are the history, and it may exclude everything that is added.
+    `speaker` is what is known of the choice of the speaker; without it, a draw depends on the path.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one reader of everything that a turn needs
         self,
         session: AsyncSession,
         identity: Identity,
@@ -115,8 +133,10 @@ class ChatLoader:
         is_preview: bool = False,
         tried: PresetFields | None = None,
         client: ClientPrompt | None = None,
+        speaker: TurnSpeaker | None = None,
     ) -> None:
         self._client = client
+        self._speaker = speaker
         self._remembers = client is None or client.uses_memory
         self._lore = lore
         self._situations = situations if self._remembers else None
@@ -131,7 +151,8 @@ class ChatLoader:
         """Read the chat, its cast and the place in its message tree.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
-        `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`.
+        `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`, and
+        the errors of `SpeakerFinder.find`.
         """
         session, identity = self._session, self._identity
         owner_id, sealer, account = identity.user_id, identity.sealer, identity.settings
@@ -143,11 +164,40 @@ class ChatLoader:
         self._campaign = campaign if self._situations else None
         client = split_prompt(self._client) if self._client else None
         settings = read_settings(sealer, chat)
-        target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
-        audience = await find_audience(session, chat, request, target)
+        turn = self._speaker or TurnSpeaker(seed=draw_seed(chat))
+        if turn.automatic is not None and chat.leaf_id != turn.automatic.after:
+            raise ChainEndedError
         group = await load_group(session, chat.id)
         member_ids = list(group.members)
-        cast, viewpoint, members = await self._load_cast(chat, settings, request, target, group)
+        target = await find_target(
+            session,
+            chat,
+            leaf,
+            request,
+            is_preview=self._is_preview,
+            may_follow=group.is_group and settings.group.next_speaker != "by_hand",
+        )
+        audience = await find_audience(session, sealer, chat, request, target)
+        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        finder = SpeakerFinder(
+            session,
+            identity,
+            chat,
+            settings,
+            group,
+            names,
+            turn=turn,
+            may_ask=not self._is_preview,
+            has_client=client is not None,
+        )
+        pick = await finder.find(request, target, audience)
+        played = await self._find_played()
+        cast, viewpoint = await self._load_cast(chat, settings, request, group, names, pick, played)
+        target = await follow_briefing(session, target, viewpoint)
+        if request.audience is None:
+            audience = target.audience
+            if target.line_kind == "next" and not pick.has_heard:
+                audience = PUBLIC  # the others' whisper goes on without this speaker
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
@@ -184,7 +234,7 @@ class ChatLoader:
             cast=cast,
             target=target,
             group=group,
-            members=members,
+            members=_name_members(group, names, target, played),
             variables=variables,
             stored_variables=variables,
             lore=lore,
@@ -206,13 +256,21 @@ class ChatLoader:
             has_scripts=has_scripts,
             preset=preset,
             client=client,
+            is_automatic=turn.automatic is not None,
         )
+        return await self._add_path(loaded)
+
+    async def _add_path(self, loaded: LoadedChat) -> LoadedChat:
+        """Add the last messages, the rounds, and the messages that the viewpoint does not know."""
+        target, client = loaded.target, loaded.client
         texts = [*loaded.macro_texts, loaded.line or ""]
         quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
-        limit = max(quoted, lore.depth, RECENT_LINES)
-        recent = await self._load_recent(target, limit, viewpoint)
+        limit = max(quoted, loaded.lore.depth, RECENT_LINES)
+        recent = await self._load_recent(target, limit, loaded.viewpoint)
         if target.leaf is not None:
-            unknown = await chats.list_unknown_messages(session, target.leaf, viewpoint)
+            unknown = await chats.list_unknown_messages(
+                self._session, target.leaf, loaded.viewpoint
+            )
             loaded = replace(loaded, unknown=unknown)
         if client is not None:
             if self._client is not None and loaded.unknown:
@@ -242,17 +300,15 @@ class ChatLoader:
         chat: Chat,
         settings: ChatSettings,
         request: TurnRequest,
-        target: TurnTarget,
         group: Group,
-    ) -> tuple[Cast, Viewpoint, NamedMembers]:
-        """Return the cast, the viewpoint and the members.
-
-        Cast and viewpoint depend on each other through the user's name.
-        """
-        session, identity, member_ids = self._session, self._identity, list(group.members)
+        names: Mapping[UUID, str],
+        pick: SpeakerPick,
+        played: PlayedEntities | None,
+    ) -> tuple[Cast, Viewpoint]:
+        """Return the cast and the viewpoint. They depend on each other through the user's name."""
+        session, identity = self._session, self._identity
         owner_id, sealer = identity.user_id, identity.sealer
-        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
-        speaker = await find_speaker(session, identity, names, request, target)
+        speaker = await load_speaker(session, identity, names, pick.character_id)
         persona_id = chat.persona_id or identity.settings.persona_id
         persona = player = None
         if persona_id:
@@ -262,7 +318,6 @@ class ChatLoader:
         if persona is None:
             player = await find_player(session, sealer, chat.campaign_id)
         user_name = persona.name if persona else player.name if player else self._user_name
-        played = await self._find_played()
         viewpoint = await find_viewpoint(
             session, identity, chat, request, user_name, usual=settings.viewpoint, played=played
         )
@@ -277,18 +332,14 @@ class ChatLoader:
         cast = Cast(
             speaker=replace(speaker, card=replace_scenario(speaker.card, settings)),
             others=[name for key, name in names.items() if key != speaker.id],
-            member_count=len(member_ids),
+            member_count=len(group.members),
             user_name=user_name,
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
+            reasons=pick.reasons,
+            waiting=pick.waiting,
         )
-        end = target.leaf.position + 1 if target.leaf else 0
-        present = [
-            frozenset({each, *(played.find(each, names.get(each, "")) if played else ())})
-            for each, presence in group.find_presences(end).items()
-            if presence != "absent"
-        ]
-        return cast, viewpoint, NamedMembers(names, present)
+        return cast, viewpoint
 
     async def _find_played(self) -> PlayedEntities | None:
         """Return the entities that cards play. None if this turn does not read the campaign."""
@@ -438,6 +489,19 @@ class ChatLoader:
         ]
 
 
+def _name_members(
+    group: Group, names: Mapping[UUID, str], target: TurnTarget, played: PlayedEntities | None
+) -> NamedMembers:
+    """Return the names of the members, and those who are there at the end of the history."""
+    end = target.leaf.position + 1 if target.leaf else 0
+    present = [
+        frozenset({each, *(played.find(each, names.get(each, "")) if played else ())})
+        for each, presence in group.find_presences(end).items()
+        if presence != "absent"
+    ]
+    return NamedMembers(names, present)
+
+
 def _add_known_path(loaded: LoadedChat) -> LoadedChat:
     """Count only messages that the viewpoint knows."""
     if not loaded.unknown:
@@ -505,206 +569,21 @@ def read_text(identity: Identity, message: Message) -> str:
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
 
 
-async def find_target(
-    session: AsyncSession,
-    chat: Chat,
-    leaf: Message | None,
-    request: TurnRequest,
-    *,
-    is_preview: bool,
-) -> TurnTarget:
-    """Return the place in the message tree that a request refers to. `leaf` ends the active path.
-
-    A preview may have nothing to answer. Raises `MessageNotFoundError`, `NothingToAnswerError`,
-    `NotContinuableError`, `ValidationError`.
-    """
-    _check_request(request)
-    if request.regenerate_of is not None:
-        return await _find_regeneration(session, chat, request.regenerate_of)
-    if leaf is not None and leaf.status == "streaming":
-        # A reply that is still being written cannot be answered. Storing the turn will return the
-        # 409.
-        leaf = await _load_parent(session, leaf)
-    if request.continue_:
-        if leaf is None or leaf.role != "assistant":
-            raise NotContinuableError("The last message was not written by a character.")
-        if len(leaf.sealed_content) == OVERHEAD:
-            # The reply has thoughts but no text to continue, so it is written from its beginning.
-            fresh = await _make_rewrite_target(session, leaf)
-            return replace(fresh, kind="continue", continued=leaf)
-        return TurnTarget(
-            kind="continue",
-            line_kind="continue",
-            leaf=leaf,
-            continued=leaf,
-            spoken_by=leaf.character_id,
-            audience=leaf.audience,
-        )
-    if request.impersonate:
-        return TurnTarget(kind="impersonate", line_kind="impersonate", leaf=leaf)
-    if request.text is not None:
-        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
-    return await _find_unanswered(session, leaf, request, is_preview=is_preview)
-
-
-async def _find_unanswered(
-    session: AsyncSession, leaf: Message | None, request: TurnRequest, *, is_preview: bool
-) -> TurnTarget:
-    if leaf is None:
-        return TurnTarget(kind="reply", line_kind="opening", leaf=None)
-    if leaf.role == "user":
-        above = await _load_parent(session, leaf)
-        return TurnTarget(
-            kind="reply",
-            line_kind="user_line",
-            leaf=above,
-            line=leaf,
-            parent=leaf,
-            audience=leaf.audience,
-        )
-    if is_preview:
-        # The user has typed nothing yet: preview the prompt without a line.
-        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
-    if request.speaker is None:
-        raise NothingToAnswerError(
-            "Send `text`, or `continue` to continue the last reply, or `regenerate_of`, or "
-            "`speaker` to choose a character to reply."
-        )
-    return TurnTarget(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
-
-
-async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> TurnTarget:
-    message = await chats.get_message(session, message_id, owner_id=chat.user_id)
-    if message.chat_id != chat.id:
-        raise ValidationError("regenerate_of belongs to another chat.")
-    if message.role != "assistant":
-        raise ValidationError("regenerate_of is not a message of a character.")
-    if not message.is_active:
-        raise ValidationError(
-            "regenerate_of is on another branch. Activate it first: the prompt is built from the "
-            "active path."
-        )
-    return await _make_rewrite_target(session, message)
-
-
-async def _make_rewrite_target(session: AsyncSession, message: Message) -> TurnTarget:
-    """Return the target of a reply that is written from its beginning."""
-    parent = await _load_parent(session, message)
-    answers = parent is not None and parent.role == "user"
-    return TurnTarget(
-        kind="regenerate",
-        line_kind="user_line" if answers else "next" if parent else "opening",
-        leaf=await _load_parent(session, parent) if answers else parent,
-        line=parent if answers else None,
-        parent=parent,
-        spoken_by=message.character_id,
-        audience=message.audience,
-    )
-
-
-async def _load_parent(session: AsyncSession, message: Message | None) -> Message | None:
-    if message is None or message.parent_id is None:
-        return None
-    return await session.get(Message, message.parent_id)
-
-
-def _check_request(request: TurnRequest) -> None:
-    asked = [
-        name
-        for name, given in (
-            ("text", request.text is not None),
-            ("regenerate_of", request.regenerate_of is not None),
-            ("continue", request.continue_),
-            ("impersonate", request.impersonate),
-        )
-        if given
-    ]
-    if len(asked) > 1:
-        raise ValidationError(f"Send only one of {', '.join(asked)}.")
-
-
-async def find_audience(
-    session: AsyncSession, chat: Chat, request: TurnRequest, target: TurnTarget
-) -> str:
-    """Return the audience of the messages that the turn stores. Raises `ValidationError`."""
-    if request.audience is None:
-        return target.audience
-    if request.continue_ or request.impersonate:
-        raise ValidationError("`audience` is allowed only with a new message or a new reply.")
-    await check_chat_audience(session, chat, request.audience)
-    return encode_audience(request.audience)
-
-
-async def find_viewpoint(
-    session: AsyncSession,
-    identity: Identity,
-    chat: Chat,
-    request: TurnRequest,
-    user_name: str,
-    *,
-    usual: str | None,
-    played: PlayedEntities | None,
-) -> Viewpoint:
-    """Return the requested viewpoint, or the `usual` viewpoint of the chat.
-
-    Raises `ValidationError` for an id of neither a member nor an entity, or if a player's line
-    would use the game master's knowledge.
-    """
-    players: Viewpoint = GM
-    if request.impersonate and chat.campaign_id is not None:
-        players = await find_players_viewpoint(session, identity, chat.campaign_id, user_name)
-    wanted = request.viewpoint
-    if wanted is None and not request.impersonate:
-        wanted = usual
-    asked = players if wanted is None else read_viewpoint(wanted)
-    if asked == GM and players != GM:
-        raise ValidationError(
-            "The campaign has hidden information: the user's message cannot be written with what "
-            "only the game master knows."
-        )
-    return await resolve_viewpoint(session, identity, chat, asked, played=played)
-
-
-def check_answerable(
-    target: TurnTarget, viewpoint: Viewpoint, said: str, *, is_preview: bool
-) -> TurnTarget:
-    """Return the target if the viewpoint knows the line. `said` is the audience of a new line.
-
-    A preview leaves out a line that the viewpoint does not know. Raises `ValidationError`.
-    """
-    about = target.line or target.continued
-    if not may_know(viewpoint, said):
-        raise ValidationError("`audience` must include `viewpoint`.")
-    if about is None or has_heard(viewpoint, about.chat_id, about.position, about.audience):
-        return target
-    if is_preview and target.line is not None:
-        return replace(target, line=None)
-    raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")
-
-
-async def find_speaker(
+async def load_speaker(
     session: AsyncSession,
     identity: Identity,
     names: Mapping[UUID, str],
-    request: TurnRequest,
-    target: TurnTarget,
+    character_id: UUID | None,
 ) -> Speaker:
-    """Return the requested speaker, else the reply's, else the first character of the chat.
-
-    Raises `CharacterNotFoundError`.
-    """
-    if request.speaker is not None and request.speaker not in names:
+    """Return a character of a chat, or the narrator. Raises `CharacterNotFoundError`."""
+    if character_id is None:
+        return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
+    values = {"character_id": character_id, "owner_id": identity.user_id}
+    row = (await session.execute(_CHARACTER, values)).one_or_none()
+    if row is None:
         raise CharacterNotFoundError
-    for character_id in (request.speaker, target.spoken_by, *names):
-        if character_id is not None and character_id in names:
-            values = {"character_id": character_id, "owner_id": identity.user_id}
-            row = (await session.execute(_CHARACTER, values)).one_or_none()
-            if row is None:
-                raise CharacterNotFoundError
-            card = open_card(identity.sealer, character_id, row.sealed_card)
-            name, preset_id = names[character_id], row.preset_id
-            return Speaker(id=character_id, card=card, name=name, preset_id=preset_id)
-    return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
+    card = open_card(identity.sealer, character_id, row.sealed_card)
+    return Speaker(id=character_id, card=card, name=names[character_id], preset_id=row.preset_id)
 
 
 async def find_preset(
