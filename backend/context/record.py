@@ -134,6 +134,13 @@ class RecordedPreset(msgspec.Struct, kw_only=True):
     chosen_by: ChosenBy
 
 
+class RecordedViewpoint(msgspec.Struct, kw_only=True):
+    """The viewpoint of a prompt: `public`, or the id of a character or an entity, and its name."""
+
+    id: str
+    name: str
+
+
 class RecordedSpeaker(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The character of a group that speaks, and why. `reason` is as in `RecordedItem`."""
 
@@ -143,13 +150,6 @@ class RecordedSpeaker(msgspec.Struct, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class RecordedViewpoint(msgspec.Struct, kw_only=True):
-    """The viewpoint of a prompt: `public`, or the id of a character or an entity, and its name."""
-
-    id: str
-    name: str
-
-
 class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The items of a prompt. Stored sealed with the reply and shown by the API.
 
@@ -157,8 +157,8 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     order, `tool_support` is the way in which the model was asked for calls. `near_misses` are
     unused search results. `shape` is the message shape of the sent prompt, and `prompt_hash` is the
     hash of the messages without it. `unsent_settings` are sampling settings that the model refuses.
-    `speaker` is set in groups. Records of earlier versions have no `window`. `viewpoint` is null
-    for the narrator's.
+    `speaker` is set in groups. `viewpoint` is null for the game master's. Records of earlier
+    versions have no `window`.
     """
 
     version: int = 1

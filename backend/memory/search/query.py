@@ -295,6 +295,8 @@ class HitLimits(NamedTuple):
     others: int = OTHER_HITS_PER_SIGNAL
 
 
+USUAL_LIMITS = HitLimits()
+
 SCENE_HITS = 20
 
 _VECTORS: Mapping[Signal, VectorName] = {
@@ -399,7 +401,7 @@ def plan_queries(
     kinds: Collection[Kind],
     dense: Floats | None,
     blinder: Blinder,
-    limits: HitLimits = HitLimits(),
+    limits: HitLimits = USUAL_LIMITS,
     audience: Sequence[str] = (),
 ) -> list[tuple[Signal, Query]]:
     """Plan the queries of a search, which are one batch.

@@ -22,11 +22,8 @@ from backend.campaigns.state.situations import RECENT_LINES, SituationService
 from backend.campaigns.state.snapshot import PlayedEntities
 from backend.campaigns.state.state_block import render_played_block
 from backend.campaigns.state.viewpoints import (
-    check_chat_audience,
     find_player,
-    find_players_viewpoint,
     find_witness,
-    resolve_viewpoint,
 )
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
@@ -40,9 +37,6 @@ from backend.chats.errors import ChatNotFoundError
 from backend.chats.members import (
     Group,
     NamedMembers,
-    filter_heard,
-    find_last_line,
-    has_heard,
     load_group,
 )
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
@@ -56,18 +50,13 @@ from backend.core.audience import (
     GM,
     PUBLIC,
     Viewpoint,
-    Witness,
-    encode_audience,
     may_know,
-    read_viewpoint,
 )
 from backend.enrichment.summaries.pieces import load_path_summary
 from backend.enrichment.summaries.store import HOT_ROUNDS
-from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
 from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
-from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
 from backend.turns.prompt.client import ClientParts, ClientPrompt, split_prompt
 from backend.turns.prompt.context import (
@@ -94,9 +83,14 @@ from backend.turns.prompt.speaker_choice import (
     SpeakerPick,
     TurnSpeaker,
     draw_seed,
-    find_spoken_line,
 )
-from backend.vault.sealing import OVERHEAD, Sealer
+from backend.turns.prompt.target import (
+    check_answerable,
+    find_audience,
+    find_target,
+    find_viewpoint,
+    follow_briefing,
+)
 
 MAX_QUOTED_LINES = 20
 """The number of last messages that macros may quote."""
@@ -206,8 +200,9 @@ class ChatLoader:
             has_client=client is not None,
         )
         pick = await finder.find(request, target, audience)
-        cast, viewpoint, members = await self._load_cast(
-            chat, settings, request, group, target, found, pick
+        played = await self._find_played()
+        cast, viewpoint = await self._load_cast(
+            chat, settings, request, group, target, found, pick, played
         )
         target = await follow_briefing(session, target, viewpoint)
         if request.audience is None:
@@ -256,7 +251,7 @@ class ChatLoader:
             cast=cast,
             target=target,
             group=group,
-            members=members,
+            members=_name_members(group, names, target, played),
             variables=variables,
             stored_variables=variables,
             lore=lore,
@@ -280,12 +275,19 @@ class ChatLoader:
             client=client,
             is_automatic=turn.automatic is not None,
         )
+        return await self._add_path(loaded)
+
+    async def _add_path(self, loaded: LoadedChat) -> LoadedChat:
+        """Add the last messages, the rounds, and the messages that the viewpoint does not know."""
+        target, client = loaded.target, loaded.client
         texts = [*loaded.macro_texts, loaded.line or ""]
         quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
-        limit = max(quoted, lore.depth, RECENT_LINES)
-        recent = await self._load_recent(target, limit, viewpoint)
+        limit = max(quoted, loaded.lore.depth, RECENT_LINES)
+        recent = await self._load_recent(target, limit, loaded.viewpoint)
         if target.leaf is not None:
-            unknown = await chats.list_unknown_messages(session, target.leaf, viewpoint)
+            unknown = await chats.list_unknown_messages(
+                self._session, target.leaf, loaded.viewpoint
+            )
             loaded = replace(loaded, unknown=unknown)
         if client is not None:
             if self._client is not None and loaded.unknown:
@@ -319,11 +321,9 @@ class ChatLoader:
         target: TurnTarget,
         found: Mapping[UUID, NamedCharacter],
         pick: SpeakerPick,
-    ) -> tuple[Cast, Viewpoint, NamedMembers]:
-        """Return the cast, the viewpoint and the members.
-
-        Cast and viewpoint depend on each other through the user's name.
-        """
+        played: PlayedEntities | None,
+    ) -> tuple[Cast, Viewpoint]:
+        """Return the cast and the viewpoint. They depend on each other through the user's name."""
         session, identity = self._session, self._identity
         owner_id, sealer = identity.user_id, identity.sealer
         names = {each: named.name for each, named in found.items()}
@@ -337,7 +337,6 @@ class ChatLoader:
         if persona is None:
             player = await find_player(session, sealer, chat.campaign_id)
         user_name = persona.name if persona else player.name if player else self._user_name
-        played = await self._find_played()
         viewpoint = await find_viewpoint(
             session, identity, chat, request, user_name, usual=settings.viewpoint, played=played
         )
@@ -368,13 +367,7 @@ class ChatLoader:
             members=members,
             public_cards=public_cards,
         )
-        end = target.leaf.position + 1 if target.leaf else 0
-        present = [
-            frozenset({each, *(played.find(each, names.get(each, "")) if played else ())})
-            for each, presence in group.find_presences(end).items()
-            if presence != "absent"
-        ]
-        return cast, viewpoint, NamedMembers(names, present)
+        return cast, viewpoint
 
     async def _find_played(self) -> PlayedEntities | None:
         """Return the entities that cards play. None if this turn does not read the campaign."""
@@ -524,6 +517,19 @@ class ChatLoader:
         ]
 
 
+def _name_members(
+    group: Group, names: Mapping[UUID, str], target: TurnTarget, played: PlayedEntities | None
+) -> NamedMembers:
+    """Return the names of the members, and those who are there at the end of the history."""
+    end = target.leaf.position + 1 if target.leaf else 0
+    present = [
+        frozenset({each, *(played.find(each, names.get(each, "")) if played else ())})
+        for each, presence in group.find_presences(end).items()
+        if presence != "absent"
+    ]
+    return NamedMembers(names, present)
+
+
 def _add_known_path(loaded: LoadedChat) -> LoadedChat:
     """Count only messages that the viewpoint knows."""
     if not loaded.unknown:
@@ -589,232 +595,6 @@ def read_author(identity: Identity, message: Message) -> str:
 
 def read_text(identity: Identity, message: Message) -> str:
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
-
-
-async def find_target(
-    session: AsyncSession,
-    chat: Chat,
-    leaf: Message | None,
-    request: TurnRequest,
-    *,
-    is_preview: bool,
-    may_follow: bool,
-) -> TurnTarget:
-    """Return the place in the message tree that a request refers to. `leaf` ends the active path.
-
-    A preview may have nothing to answer. If a reply `may_follow` another one, the chat chooses its
-    speaker. Raises `MessageNotFoundError`, `NothingToAnswerError`,
-    `NotContinuableError`, `ValidationError`.
-    """
-    _check_request(request)
-    if request.regenerate_of is not None:
-        return await _find_regeneration(session, chat, request.regenerate_of)
-    last = await find_last_line(session, leaf)
-    if last is not None and last.status == "streaming":
-        # A reply that is still being written cannot be answered. Storing the turn will return the
-        # 409.
-        leaf = await _load_parent(session, last)
-        last = await find_last_line(session, leaf)
-    if request.continue_:
-        if last is None or last.role != "assistant":
-            raise NotContinuableError("The last message was not written by a character.")
-        if len(last.sealed_content) == OVERHEAD:
-            # The reply has thoughts but no text to continue, so it is written from its beginning.
-            fresh = await _make_rewrite_target(session, last)
-            return replace(fresh, kind="continue", continued=last)
-        return TurnTarget(
-            kind="continue",
-            line_kind="continue",
-            leaf=last,
-            continued=last,
-            spoken_by=last.character_id,
-            audience=last.audience,
-        )
-    if request.impersonate:
-        return TurnTarget(kind="impersonate", line_kind="impersonate", leaf=leaf)
-    if request.text is not None:
-        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
-    is_allowed = may_follow or is_preview or request.speaker is not None
-    return await _find_unanswered(session, leaf, last, is_preview=is_preview, may_follow=is_allowed)
-
-
-async def _find_unanswered(
-    session: AsyncSession,
-    leaf: Message | None,
-    last: Message | None,
-    *,
-    is_preview: bool,
-    may_follow: bool,
-) -> TurnTarget:
-    """Return the target that follows `leaf`. `last` is the last line up to it."""
-    if last is None:
-        return TurnTarget(kind="reply", line_kind="opening", leaf=leaf, parent=leaf)
-    if last.role == "user":
-        return TurnTarget(
-            kind="reply",
-            line_kind="user_line",
-            leaf=await _load_parent(session, last),
-            line=last,
-            parent=leaf,
-            audience=last.audience,
-        )
-    spoken = await find_spoken_line(session, leaf)
-    if is_preview:
-        # The user has typed nothing yet: preview the prompt without a line.
-        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf, spoken=spoken)
-    if not may_follow:
-        raise NothingToAnswerError(
-            "Send `text`, or `continue` to continue the last reply, or `regenerate_of`, or "
-            "`speaker` to choose a character to reply."
-        )
-    return TurnTarget(
-        kind="reply",
-        line_kind="next",
-        leaf=leaf,
-        parent=leaf,
-        spoken=spoken,
-        audience=spoken.audience if spoken else PUBLIC,
-    )
-
-
-async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> TurnTarget:
-    message = await chats.get_message(session, message_id, owner_id=chat.user_id)
-    if message.chat_id != chat.id:
-        raise ValidationError("regenerate_of belongs to another chat.")
-    if message.role != "assistant":
-        raise ValidationError("regenerate_of is not a message of a character.")
-    if not message.is_active:
-        raise ValidationError(
-            "regenerate_of is on another branch. Activate it first: the prompt is built from the "
-            "active path."
-        )
-    return await _make_rewrite_target(session, message)
-
-
-async def _make_rewrite_target(session: AsyncSession, message: Message) -> TurnTarget:
-    """Return the target of a reply that is written from its beginning."""
-    parent = await _load_parent(session, message)
-    last = await find_last_line(session, parent)
-    line = last if last is not None and last.role == "user" else None
-    return TurnTarget(
-        kind="regenerate",
-        line_kind="user_line" if line else "next" if last else "opening",
-        leaf=await _load_parent(session, line) if line else parent,
-        line=line,
-        parent=parent,
-        spoken_by=message.character_id,
-        audience=message.audience,
-    )
-
-
-async def _load_parent(session: AsyncSession, message: Message | None) -> Message | None:
-    if message is None or message.parent_id is None:
-        return None
-    return await session.get(Message, message.parent_id)
-
-
-def _check_request(request: TurnRequest) -> None:
-    asked = [
-        name
-        for name, given in (
-            ("text", request.text is not None),
-            ("regenerate_of", request.regenerate_of is not None),
-            ("continue", request.continue_),
-            ("impersonate", request.impersonate),
-        )
-        if given
-    ]
-    if len(asked) > 1:
-        raise ValidationError(f"Send only one of {', '.join(asked)}.")
-
-
-async def follow_briefing(
-    session: AsyncSession, target: TurnTarget, viewpoint: Viewpoint
-) -> TurnTarget:
-    """Return the target for a character that joined after the line, or was briefed after it.
-
-    It does not answer the line, but speaks next.
-    """
-    line, parent = target.line, target.parent
-    if line is None or parent is None or parent.id == line.id:
-        return target
-    if not isinstance(viewpoint, Witness):
-        return target
-    is_told = select(Message.id).where(
-        Message.chat_id == line.chat_id,
-        Message.is_active,
-        Message.position > line.position,
-        Message.position <= parent.position,
-        ~Message.hidden,
-        filter_heard(viewpoint, line.chat_id),
-    )
-    has_heard_line = viewpoint.has_heard(line.chat_id, line.position, line.audience)
-    if has_heard_line and await session.scalar(is_told.limit(1)) is None:
-        return target
-    audience = target.audience if target.kind == "regenerate" else PUBLIC
-    return replace(target, line_kind="next", leaf=parent, line=None, audience=audience)
-
-
-async def find_audience(
-    session: AsyncSession, sealer: Sealer, chat: Chat, request: TurnRequest, target: TurnTarget
-) -> str:
-    """Return the audience of the messages that the turn stores.
-
-    Raises `ValidationError`, `MemberAbsentError`.
-    """
-    if request.audience is None:
-        return target.audience
-    if request.continue_ or request.impersonate:
-        raise ValidationError("`audience` is allowed only with a new message or a new reply.")
-    await check_chat_audience(session, sealer, chat, request.audience, position=target.position)
-    return encode_audience(request.audience)
-
-
-async def find_viewpoint(
-    session: AsyncSession,
-    identity: Identity,
-    chat: Chat,
-    request: TurnRequest,
-    user_name: str,
-    *,
-    usual: str | None,
-    played: PlayedEntities | None,
-) -> Viewpoint:
-    """Return the requested viewpoint, or the `usual` viewpoint of the chat.
-
-    Raises `ValidationError` for an id of neither a member nor an entity, or if a player's line
-    would use the game master's knowledge.
-    """
-    players: Viewpoint = GM
-    if request.impersonate and chat.campaign_id is not None:
-        players = await find_players_viewpoint(session, identity, chat.campaign_id, user_name)
-    wanted = request.viewpoint
-    if wanted is None and not request.impersonate:
-        wanted = usual
-    asked = players if wanted is None else read_viewpoint(wanted)
-    if asked == GM and players != GM:
-        raise ValidationError(
-            "The campaign has hidden information: the user's message cannot be written with what "
-            "only the game master knows."
-        )
-    return await resolve_viewpoint(session, identity, chat, asked, played=played)
-
-
-def check_answerable(
-    target: TurnTarget, viewpoint: Viewpoint, said: str, *, is_preview: bool
-) -> TurnTarget:
-    """Return the target if the viewpoint knows the line. `said` is the audience of a new line.
-
-    A preview leaves out a line that the viewpoint does not know. Raises `ValidationError`.
-    """
-    about = target.line or target.continued
-    if not may_know(viewpoint, said):
-        raise ValidationError("`audience` must include `viewpoint`.")
-    if about is None or has_heard(viewpoint, about.chat_id, about.position, about.audience):
-        return target
-    if is_preview and target.line is not None:
-        return replace(target, line=None)
-    raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")
 
 
 async def load_speaker(

@@ -401,7 +401,8 @@ class SpeakerFinder:
         campaign_id = self._chat.campaign_id
         if campaign_id is None:
             return {}
-        played = await load_played_entities(self._session, self._identity.sealer, campaign_id)
+        sealer = self._identity.sealer
+        played = await load_played_entities(self._session, sealer, campaign_id)
         return {each: played.find(each, name) for each, name in self._names.items()}
 
     async def _add_talkativeness(
