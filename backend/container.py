@@ -132,6 +132,7 @@ from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import LineMacroService
 from backend.turns.prompt.preview import ContextService
 from backend.turns.prompt.retrieve import Rephraser
+from backend.turns.prompt.speaker_choice import SpeakerModel
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
@@ -306,7 +307,12 @@ class Services:
             checks_added=checks_added,
         )
         participants.add(ImportedChats())
-        self.chat_exporter = ChatExporter(database, pool, name_of=self.accounts.name_of)
+        self.chat_exporter = ChatExporter(
+            database,
+            pool,
+            name_of=self.accounts.name_of,
+            export_card=self.characters.export,
+        )
         participants.add(
             WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )
@@ -341,6 +347,7 @@ class Services:
             engine,
             pool,
             rephraser=Rephraser(database, memory.search, settings, prompts, slots),
+            speakers=SpeakerModel(database, settings, prompts, slots, user_models),
             slots=slots,
             histories=self.histories,
             situations=self.situations,
@@ -360,6 +367,7 @@ class Services:
             quotas=self.quotas,
             pool=pool,
             slots=slots,
+            find_open=self.sessions.find_open,
         )
         self.processes = Processes(
             database, (TURN_LEASES, JOB_LEASES, SLOT_LEASES), on_loss=self.turns.recover
@@ -464,6 +472,7 @@ class Services:
             chronicles=self.chronicle_transfer,
             links=self.lorebook_links,
             lorebooks=self.lorebooks,
+            members=self.members,
             opening=self.opening,
             personas=self.personas,
             presets=self.presets,

@@ -32,9 +32,9 @@ from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
 from backend.chats import repository as chats
-from backend.chats.errors import ChatNotFoundError, MemberAbsentError, NobodyPresentError
+from backend.chats.errors import ChatNotFoundError
 from backend.chats.members import Group, filter_heard, find_last_line, has_heard, load_group
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message, Presence
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
@@ -75,6 +75,14 @@ from backend.turns.prompt.context import (
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
 from backend.turns.prompt.retrieve import EXCHANGE_LINES
+from backend.turns.prompt.speaker_choice import (
+    ChainEndedError,
+    SpeakerFinder,
+    SpeakerPick,
+    TurnSpeaker,
+    draw_seed,
+    find_spoken_line,
+)
 from backend.vault.sealing import OVERHEAD, Sealer
 
 MAX_QUOTED_LINES = 20
@@ -109,9 +117,10 @@ class ChatLoader:
     A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
     is left out. `with_campaign` loads its state later, while memory is searched. With the prompt of
     a `client`, its own messages are the history, and it may exclude everything that is added.
+    `speaker` is what is known of the choice of the speaker; without it, a draw depends on the path.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one reader of everything that a turn needs
         self,
         session: AsyncSession,
         identity: Identity,
@@ -122,8 +131,10 @@ class ChatLoader:
         is_preview: bool = False,
         tried: PresetFields | None = None,
         client: ClientPrompt | None = None,
+        speaker: TurnSpeaker | None = None,
     ) -> None:
         self._client = client
+        self._speaker = speaker
         self._remembers = client is None or client.uses_memory
         self._lore = lore
         self._situations = situations if self._remembers else None
@@ -138,8 +149,8 @@ class ChatLoader:
         """Read the chat, its cast and the place in its message tree.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
-        `NothingToAnswerError`, `NotContinuableError`, `MemberAbsentError`, `NobodyPresentError`,
-        `ValidationError`, `StaleCampaignError`.
+        `NothingToAnswerError`, `NotContinuableError`, `MemberAbsentError`, `ValidationError`,
+        `StaleCampaignError`, and the errors of `SpeakerFinder.find`.
         """
         session, identity = self._session, self._identity
         owner_id, sealer, account = identity.user_id, identity.sealer, identity.settings
@@ -151,12 +162,37 @@ class ChatLoader:
         self._campaign = campaign if self._situations else None
         client = split_prompt(self._client) if self._client else None
         settings = read_settings(sealer, chat)
-        target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
+        turn = self._speaker or TurnSpeaker(seed=draw_seed(chat))
+        if turn.automatic is not None and chat.leaf_id != turn.automatic.after:
+            raise ChainEndedError
         group = await load_group(session, chat.id)
         member_ids = list(group.members)
-        cast, viewpoint = await self._load_cast(chat, settings, request, target, group)
-        target = await follow_briefing(session, target, viewpoint)
+        target = await find_target(
+            session,
+            chat,
+            leaf,
+            request,
+            is_preview=self._is_preview,
+            may_follow=group.is_group and settings.group.next_speaker != "by_hand",
+        )
         audience = await find_audience(session, sealer, chat, request, target)
+        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        finder = SpeakerFinder(
+            session,
+            identity,
+            chat,
+            settings,
+            group,
+            names,
+            turn=turn,
+            may_ask=not self._is_preview,
+            has_client=client is not None,
+        )
+        pick = await finder.find(request, target, audience)
+        cast, viewpoint = await self._load_cast(chat, settings, request, group, names, pick)
+        target = await follow_briefing(session, target, viewpoint)
+        if target.line_kind == "next" and request.audience is None and not pick.has_heard:
+            audience = PUBLIC  # the others' whisper goes on without this speaker
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
@@ -213,6 +249,7 @@ class ChatLoader:
             has_scripts=has_scripts,
             preset=preset,
             client=client,
+            is_automatic=turn.automatic is not None,
         )
         texts = [*loaded.macro_texts, loaded.line or ""]
         quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
@@ -242,23 +279,14 @@ class ChatLoader:
         chat: Chat,
         settings: ChatSettings,
         request: TurnRequest,
-        target: TurnTarget,
         group: Group,
+        names: Mapping[UUID, str],
+        pick: SpeakerPick,
     ) -> tuple[Cast, Viewpoint]:
         """Return the cast and the viewpoint. They depend on each other through the user's name."""
-        session, identity, member_ids = self._session, self._identity, list(group.members)
+        session, identity = self._session, self._identity
         owner_id, sealer = identity.user_id, identity.sealer
-        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
-        presences = group.find_presences(target.position)
-        speaker = await find_speaker(
-            session,
-            identity,
-            names,
-            presences,
-            request,
-            target,
-            writes_reply=not (self._is_preview or request.impersonate),
-        )
+        speaker = await load_speaker(session, identity, names, pick.character_id)
         persona_id = chat.persona_id or identity.settings.persona_id
         persona = player = None
         if persona_id:
@@ -280,10 +308,12 @@ class ChatLoader:
         cast = Cast(
             speaker=replace(speaker, card=replace_scenario(speaker.card, settings)),
             others=[name for key, name in names.items() if key != speaker.id],
-            member_count=len(member_ids),
+            member_count=len(group.members),
             user_name=user_name,
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
+            reasons=pick.reasons,
+            waiting=pick.waiting,
         )
         return cast, viewpoint
 
@@ -500,11 +530,14 @@ async def find_target(
     request: TurnRequest,
     *,
     is_preview: bool,
+    may_follow: bool,
 ) -> TurnTarget:
     """Return the place in the message tree that a request refers to. `leaf` ends the active path.
 
-    A preview may have nothing to answer. Raises `MessageNotFoundError`, `NothingToAnswerError`,
-    `NotContinuableError`, `ValidationError`.
+    A preview may have nothing to answer. If a reply `may_follow` another one, the chat chooses its
+    speaker.
+
+    Raises `MessageNotFoundError`, `NothingToAnswerError`, `NotContinuableError`, `ValidationError`.
     """
     _check_request(request)
     if request.regenerate_of is not None:
@@ -534,16 +567,17 @@ async def find_target(
         return TurnTarget(kind="impersonate", line_kind="impersonate", leaf=leaf)
     if request.text is not None:
         return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
-    return await _find_unanswered(session, leaf, last, request, is_preview=is_preview)
+    is_allowed = may_follow or is_preview or request.speaker is not None
+    return await _find_unanswered(session, leaf, last, is_preview=is_preview, may_follow=is_allowed)
 
 
 async def _find_unanswered(
     session: AsyncSession,
     leaf: Message | None,
     last: Message | None,
-    request: TurnRequest,
     *,
     is_preview: bool,
+    may_follow: bool,
 ) -> TurnTarget:
     """Return the target that follows `leaf`. `last` is the last line up to it."""
     if last is None:
@@ -557,15 +591,23 @@ async def _find_unanswered(
             parent=leaf,
             audience=last.audience,
         )
+    spoken = await find_spoken_line(session, leaf)
     if is_preview:
         # The user has typed nothing yet: preview the prompt without a line.
-        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
-    if request.speaker is None:
+        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf, spoken=spoken)
+    if not may_follow:
         raise NothingToAnswerError(
             "Send `text`, or `continue` to continue the last reply, or `regenerate_of`, or "
             "`speaker` to choose a character to reply."
         )
-    return TurnTarget(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
+    return TurnTarget(
+        kind="reply",
+        line_kind="next",
+        leaf=leaf,
+        parent=leaf,
+        spoken=spoken,
+        audience=spoken.audience if spoken else PUBLIC,
+    )
 
 
 async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> TurnTarget:
@@ -642,8 +684,7 @@ async def follow_briefing(
     has_heard_line = viewpoint.has_heard(line.chat_id, line.position, line.audience)
     if has_heard_line and await session.scalar(is_told.limit(1)) is None:
         return target
-    audience = target.audience if target.kind == "regenerate" else PUBLIC
-    return replace(target, line_kind="next", leaf=parent, line=None, audience=audience)
+    return replace(target, line_kind="next", leaf=parent, line=None)
 
 
 async def find_audience(
@@ -709,23 +750,13 @@ def check_answerable(
     raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")
 
 
-async def find_speaker(
+async def load_speaker(
     session: AsyncSession,
     identity: Identity,
     names: Mapping[UUID, str],
-    presences: Mapping[UUID, Presence],
-    request: TurnRequest,
-    target: TurnTarget,
-    *,
-    writes_reply: bool,
+    character_id: UUID | None,
 ) -> Speaker:
-    """Return the requested speaker, else the reply's, else the first character that is present.
-
-    `presences` are those at the place of the turn. Who is absent writes no reply.
-
-    Raises `CharacterNotFoundError`, `MemberAbsentError`, `NobodyPresentError`.
-    """
-    character_id = choose_speaker(names, presences, request, target, writes_reply=writes_reply)
+    """Return a character of a chat, or the narrator. Raises `CharacterNotFoundError`."""
     if character_id is None:
         return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
     values = {"character_id": character_id, "owner_id": identity.user_id}
@@ -734,33 +765,6 @@ async def find_speaker(
         raise CharacterNotFoundError
     card = open_card(identity.sealer, character_id, row.sealed_card)
     return Speaker(id=character_id, card=card, name=names[character_id], preset_id=row.preset_id)
-
-
-def choose_speaker(
-    names: Mapping[UUID, str],
-    presences: Mapping[UUID, Presence],
-    request: TurnRequest,
-    target: TurnTarget,
-    *,
-    writes_reply: bool,
-) -> UUID | None:
-    """Return the character that speaks. None in a chat without characters.
-
-    Without a reply, such as in a preview, someone who is not there can be the speaker.
-
-    Raises `CharacterNotFoundError`, `MemberAbsentError`, `NobodyPresentError`.
-    """
-    if request.speaker is not None and request.speaker not in names:
-        raise CharacterNotFoundError
-    for asked in (request.speaker, target.spoken_by):
-        if asked is not None and asked in names:
-            if writes_reply and presences.get(asked) == "absent":
-                raise MemberAbsentError(asked, names[asked])
-            return asked
-    present = [each for each in names if presences.get(each) == "present"]
-    if writes_reply and names and not present:
-        raise NobodyPresentError("Let a character join, or ask a muted one by `speaker`.")
-    return next(iter(present or names), None)
 
 
 async def find_preset(

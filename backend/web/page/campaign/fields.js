@@ -1,6 +1,6 @@
 /** The fields of a campaign's items by kind. */
+import { audience as knownTo } from "../core/audience.js";
 import { boxes, control } from "../core/form.js";
-import { h } from "../core/dom.js";
 import { among, c, field } from "./parts.js";
 import { called } from "./world.js";
 
@@ -31,25 +31,7 @@ const several = (name, items) =>
   field(name, "boxes", { control: boxes, options: items.map((each) => [each.id, called(each)]) });
 
 /** The audience of an item: everyone, the game master, or the selected characters. */
-const audience = (world) => field("audience", "select", {
-  control(own) {
-    const options = ["public", "gm", "some"].map((each) => [each, c(`values.${each}`)]);
-    const choice = control({ ...own, options });
-    const who = boxes({ label: c("who"), options: world.entities("pc", "npc").map((each) => [each.id, each.name]) });
-    const suit = () => (who.element.hidden = choice.read() !== "some");
-    choice.input.addEventListener("change", suit);
-    return {
-      ...choice,
-      element: h("div.stack.wide", {}, choice.element, who.element),
-      read: () => (choice.read() === "some" ? who.read() : choice.read()),
-      write(value) {
-        choice.write(Array.isArray(value) ? "some" : value);
-        who.write(Array.isArray(value) ? value : []);
-        suit();
-      },
-    };
-  },
-});
+const audience = (world) => knownTo(world.entities("pc", "npc").map((each) => [each.id, each.name]));
 
 /** Parse a text as JSON. Other texts stay as they are. */
 function parsed(text) {
@@ -120,6 +102,7 @@ const KINDS = {
       line("role"),
       line("status"),
       one("location_id", places),
+      isPerson && one("character_id", world.cards),
       isPerson && [line("disposition"), line("wants"), area("personality"), lines("voice")],
       area("description"),
       field("aliases", "words", { wide: true }),

@@ -1,6 +1,7 @@
 /** The current world of a campaign: load, search, change. */
 import { api } from "../core/api.js";
 import { attempt, complain, toast } from "../core/dialogs.js";
+import { characters } from "../core/store.js";
 import { t } from "../core/words.js";
 import { c } from "./parts.js";
 
@@ -28,6 +29,8 @@ export class World extends EventTarget {
   /** The message that changes belong to, or null if they always apply. */
   message = () => null;
   cut = new Set();
+  /** The cards that can play an entity in chats. */
+  cards = [];
   #lists = {};
   #byId = new Map();
   #sought = new Map();
@@ -43,7 +46,9 @@ export class World extends EventTarget {
 
   /** Read the state, and the lists that have changed. */
   async read() {
-    const state = await api.get(`${this.path}/state`, { signal: this.#signal });
+    const asked = api.get(`${this.path}/state`, { signal: this.#signal });
+    const [state, cards] = await Promise.all([asked, characters.all()]);
+    this.cards = cards;
     if (state.version === this.state?.version) return;
     const pages = await Promise.all(LISTS.map((kind) => this.#page(kind)));
     const found = await Promise.all([...this.#sought.values()].map(async ([kind, q]) => [kind, await this.#page(kind, q)]));
@@ -87,7 +92,7 @@ export class World extends EventTarget {
 
   of = (kind) => this.#lists[kind] ?? [];
   get = (id) => this.#byId.get(id);
-  name = (id) => (this.get(id) ? called(this.get(id)) : "");
+  name = (id) => called(this.get(id) ?? this.cards.find((each) => each.id === id) ?? {});
   /** Entities of some kinds. */
   entities = (...kinds) => this.of("entity").filter((each) => kinds.includes(each.kind));
 

@@ -6,12 +6,15 @@ import { api } from "../core/api.js";
 import { attempt, dialog, menu, toast } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { t } from "../core/words.js";
+import { share } from "./audience.js";
 import { branch, choose, fork, goOn, lead, remove, say, versions } from "./branches.js";
+import { alone, isGroup } from "./cast.js";
 import { edit } from "./editing.js";
 
-/** Return a handler that refuses to run while a reply is written. */
-const alone = (room, does) => (event) => room.busy ? toast(say("wait")) : does(event);
 const isReply = ({ role }) => role === "assistant";
+/** True if a message has no words of its own: who is there has changed, or a character passed. */
+export const isQuiet = ({ presence, notices: all = [] }) =>
+  Boolean(presence) || all.some(({ kind }) => kind === "passed");
 /** A greeting comes from the card, so it cannot be regenerated. */
 const isRemade = (message) => isReply(message) && message.position > 0;
 const again = (room) => room.take({ regenerate_of: room.path.last().id });
@@ -51,6 +54,7 @@ export const mending = (room) =>
 /** The toolbar below a message. The style sheet hides the parts for the last message elsewhere. */
 export function toolbar(message, room) {
   const { id, position, sibling, sibling_count: count, hidden, text } = message;
+  const isMark = isQuiet(message);
   const button = (name, sign, does, look = "") =>
     act(sign, say(name), alone(room, does), `quiet ${look}`);
   const hide = async () => room.path.put(await api.patch(`/messages/${id}`, { hidden: !hidden }));
@@ -62,11 +66,16 @@ export function toolbar(message, room) {
     };
     const visibility = hidden ? "show" : "hide";
     const below = room.path.at(position + 1);
-    menu(currentTarget, [
+    const hasAudience = !isMark && (isGroup(room) || room.chat.campaign_id);
+    const first = [
       // A model must not get a message without text.
-      ...(text ? [item(visibility, visibility, hide)] : []),
+      ...(text && !isMark ? [item(visibility, visibility, hide)] : []),
+      ...(hasAudience ? [item("share", "whisper", () => share(message, room))] : []),
       ...among("versions", "memory", message),
-      null,
+    ];
+    menu(currentTarget, [
+      ...first,
+      ...(first.length ? [null] : []),
       below
         ? item("branch", "branch", () => branch(message, room))
         : item("back", "down", () => goOn(message, room)),
@@ -84,11 +93,13 @@ export function toolbar(message, room) {
     count > 1 && h("span.swipes", {}, previous, h("span.figure", {}, `${sibling} / ${count}`), next),
     isReply(message) && [
       button("again", "again", () => again(room), "last-only"),
-      button("continue", "continue", () => resume(room), "last-only"),
+      !isMark && button("continue", "continue", () => resume(room), "last-only"),
       isRemade(message) && act("layers", say("why"), () => room.open("context", { message: id }), "quiet"),
     ],
-    button("edit", "edit", ({ target }) => edit(message, room, target.closest(".message"))),
-    act("copy", t("common.copy"), () => copy(text), "quiet"),
+    !isMark && [
+      button("edit", "edit", ({ target }) => edit(message, room, target.closest(".message"))),
+      act("copy", t("common.copy"), () => copy(text), "quiet"),
+    ],
     act("more", t("common.more"), more, "quiet"));
 }
 
@@ -152,18 +163,11 @@ export function keys(room) {
   addEventListener("keydown", onkey, { signal: room.signal });
 }
 
-/** The tools next to the composer: suggestions, impersonation, and the choice of the speaker. */
+/** The tools next to the composer: suggestions, impersonation, and a reply by a character. */
 export function tools(room) {
   const { signal, events } = room;
   const chips = h("div.chips", { role: "group", "aria-label": say("suggest") });
   const clear = () => fill(chips);
-  const speak = (speaker) => {
-    const { text } = room.composer;
-    const ontaken = () => {
-      if (room.composer.text === text) room.composer.text = "";
-    };
-    return room.take(text.trim() ? { text, speaker } : { speaker }, { ontaken });
-  };
   const chip = (line) => {
     const onclick = () => {
       room.composer.text = `${room.composer.text}\n\n${line}`.trim();
@@ -198,7 +202,8 @@ export function tools(room) {
   events.addEventListener("played", ({ detail: { event, data } }) => event === "suggestions" && show(data.items));
   const more = ({ currentTarget }) =>
     menu(currentTarget, [
-      ...room.members.map(({ id, name }) => entry(room, "speaks", "chat", () => speak(id), { name })),
+      ...room.members.filter(({ presence }) => presence !== "absent").map(({ id, name }) =>
+        entry(room, "speaks", "chat", () => room.speak(id), { name })),
       null,
       { label: say("keys"), icon: "key", act: help },
     ]);

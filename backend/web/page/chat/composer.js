@@ -4,6 +4,8 @@ import { fill, h, icon } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { t } from "../core/words.js";
 import { tools } from "./actions.js";
+import { isGroup } from "./cast.js";
+import { ensemble } from "./ensemble.js";
 
 /** Disable a button until a moment, with a countdown of seconds on it. */
 function patience(button, moment) {
@@ -20,8 +22,15 @@ function patience(button, moment) {
  */
 export function composer(room) {
   const draft = `draft.${room.chat.id}`;
+  const group = ensemble(room);
+  const write = (value) => {
+    area.value = value;
+    keep();
+    area.focus();
+  };
   const keep = () => {
     kept.set(draft, area.value || null);
+    group.complete(area.value, write);
     weigh();
   };
   const area = h("textarea", {
@@ -31,6 +40,10 @@ export function composer(room) {
     placeholder: t("chat.write"),
     oninput: keep,
     onkeydown(event) {
+      if (event.key === "Tab" && !event.shiftKey && group.first && !event.isComposing) {
+        event.preventDefault();
+        write(group.first);
+      }
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       if (!matchMedia("(hover: hover)").matches) return;
       event.preventDefault();
@@ -38,7 +51,7 @@ export function composer(room) {
     },
   });
   const button = h("button.primary", { type: "submit" });
-  const writing = h("div", {}, h("div.desk", {}, area, button), tools(room));
+  const writing = h("div", {}, group.suggestions, h("div.desk", {}, area, button), group.element, tools(room));
   const said = h("div.notice", { role: "status" });
 
   const notice = (content, { again, wait = 0, link } = {}) => {
@@ -47,38 +60,48 @@ export function composer(room) {
     if (retry) patience(retry, Date.now() + wait * 1000);
   };
 
-  async function submit() {
-    if (room.busy || button.disabled) return;
-    const text = area.value.trim() && area.value;
+  /**
+   * Send the line. `also` are other members of the turn, `without` leaves the line in the field.
+   */
+  async function submit(also, without = false) {
+    if (room.busy || (!also && button.disabled)) return;
+    const line = without ? "" : area.value;
     // The text is locked until the server has accepted it.
     area.readOnly = true;
     const ontaken = () => {
       area.readOnly = false;
-      if (text) area.value = "";
+      if (line.trim()) area.value = "";
+      group.taken();
       keep();
       room.show();
     };
     try {
-      await room.take(text ? { text } : {}, { ontaken });
+      const wish = group.wish(line, also);
+      if (wish) await room.take(wish, { ontaken });
+      else write("");
     } catch (error) {
       if (error.body) notice(explained(error), { link: remedy(error) });
       else complain(error);
     }
     area.readOnly = false;
   }
+  Object.assign(room, { submit, speak: (speaker) => submit({ speaker }) });
 
-  /** An empty line asks for a reply to the user's last line. */
+  /** An empty line asks for a reply to the last line: to the user's, or in a group to any. */
   const weigh = () => {
-    const nothing = !room.busy && !area.value.trim() && room.path.last()?.role !== "user";
+    const last = room.path.last();
+    const isOpen = last && (last.role === "user" || last.presence || isGroup(room));
+    const nothing = !room.busy && !area.value.trim() && !isOpen;
     if (nothing && button.matches(":focus-visible")) area.focus();
     button.disabled = nothing;
   };
   const draw = () => {
-    fill(button, icon(room.busy ? "stop" : "send"));
+    fill(button, icon(room.busy ? "stop" : "send"), room.chain && t("chat.stop"));
+    button.classList.toggle("long", Boolean(room.chain));
     button.ariaLabel = button.title = t(room.busy ? "chat.stop" : "chat.send");
     weigh();
   };
-  room.events.addEventListener("busy", draw);
+  for (const name of ["busy", "chat", "chain"]) room.events.addEventListener(name, draw);
   // A question of the turn has to be answered before the next line.
   room.events.addEventListener("waiting", () => (writing.hidden = Boolean(room.waiting)));
   room.path.addEventListener("change", weigh);

@@ -4,8 +4,16 @@ import { growing, markdown } from "../core/markdown.js";
 import { ago, dateTime, t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { changed, decided } from "../play/changes.js";
-import { gestures, mending, promotion, toolbar } from "./actions.js";
+import { gestures, isQuiet, mending, promotion, toolbar } from "./actions.js";
+import { mark } from "./audience.js";
+import { m } from "./cast.js";
 import { isCut, notices } from "./notices.js";
+
+const SIGNS = { present: "people", absent: "leave", muted: "mute" };
+
+/** True if a message tells one character what happened before it joined. */
+const isBriefing = ({ role, character_id: who, audience }) =>
+  role === "system" && who && Array.isArray(audience);
 
 /** @returns {{element, update}} `update(message)` shows the new state of the message. */
 export function drawn(first, room) {
@@ -29,8 +37,15 @@ export function drawn(first, room) {
     if (silent && opened !== message.id) thoughts.open = true;
     opened = silent && message.id;
     id = message.id;
-    element.className = `message ${role} ${hidden ? "left-out" : ""}`;
-    element.ariaLabel = author;
+    if (isQuiet(message) && !grows) {
+      element.className = `message notice-line ${role}`;
+      element.ariaLabel = m("change");
+      const words = message.presence ? message.text : m("passed", { name: author });
+      return fill(element, h("p", {}, icon(SIGNS[message.presence] ?? "minus"), words), toolbar(message, room));
+    }
+    element.className = `message ${role} ${isBriefing(message) ? "briefing" : ""} ${hidden ? "left-out" : ""}`;
+    const isTold = isBriefing(message);
+    element.ariaLabel = isTold ? m("was_told", { name: author }) : author;
     element.ariaBusy = String(grows);
     const { activeElement } = document;
     const pressed = element.contains(activeElement) && activeElement.closest(".tools button");
@@ -43,7 +58,8 @@ export function drawn(first, room) {
       h(
         "header",
         {},
-        h("b", {}, author),
+        h("b", {}, element.ariaLabel),
+        !isTold && mark(message, room),
         hidden && h("span.tag", { title: t("chat.hidden_help") }, icon("hide"), t("chat.hidden")),
         h("small", {}, !grows && t("common.tokens", { count: message.tokens })),
         h("time", { datetime: when, title: dateTime(when) }, ago(when)),

@@ -9,7 +9,8 @@ import { word } from "./fields.js";
 /**
  * The button for the model of a room. `room.switchModel` clicks it.
  *
- * `room.model` is the current model. The event "asked" reports that it is known or has changed.
+ * `room.model` is the current model, `room.settings` are the chat's settings. The event "asked"
+ * reports that they are known or have changed.
  */
 export function asked(room) {
   const own = `/chats/${room.chat.id}/settings`;
@@ -18,7 +19,7 @@ export function asked(room) {
   let settings, models;
   const find = (id) => models.find((each) => (id ? each.id === id : each.is_default));
   const draw = () => {
-    room.model = find(settings.model);
+    Object.assign(room, { settings, model: find(settings.model) });
     const title = room.model?.title ?? word("gone", { value: settings.model });
     name.textContent = title;
     set(button, { hidden: false, "aria-label": m("asked", { model: title }), title: m("asked", { model: title }) });

@@ -8,8 +8,11 @@ import { t } from "../core/words.js";
 import { picker } from "../models/picker.js";
 import { dropped, fits, samplers } from "../models/sampling.js";
 import { tasks } from "../models/tasks.js";
+import { isGroup } from "./cast.js";
 import { exports } from "./exports.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
+import { groupFields } from "./group.js";
+import { joining } from "./joining.js";
 
 /** A select of objects, with an option for none of them. */
 const one = (name, items, more, none = null) => {
@@ -175,7 +178,15 @@ export default async function (room, { signal }) {
     const row = (each) => h("li", {}, h("a.grow", { href: `#/characters/${each.id}` }, each.name),
       away(each.name, () => put(ids.filter((other) => other !== each.id))));
     const others = room.people.filter((each) => !ids.includes(each.id));
-    listed(cast, room.members.map(row), word("join"), others, (other) => put([...ids, other]));
+    const add = async (other) => {
+      drawCast();
+      // In a chat that has begun, it matters what the character knows.
+      if (!room.path.total) return put([...ids, other]);
+      await joining(room, others.find((each) => each.id === other), true);
+      drawCast();
+      await drawLore();
+    };
+    listed(cast, room.members.map(row), word("join"), others, add);
   };
 
   const basics = [one("persona_id", room.personas), one("model", models, { models, control: picker, allow: (id) => fits(modelOf(id), settings.sampling) })];
@@ -191,8 +202,9 @@ export default async function (room, { signal }) {
     field("check", "summary.enabled", { wide: true }, "summary"),
   ];
   const folds = Object.entries(DETAILS).map(([name, fields]) => ({ title: word(name), fields }));
-  const groups = [{ fields: basics }, { fields: keeping }, { title: word("tasks"), fields: work.fields }, ...folds.toSpliced(-1, 0, ...sampling.groups)].map(
-    ({ title, fields }) => ({ title, fields: fields.map(telling) }));
+  const ensemble = isGroup(room) ? [{ title: word("group"), open: true, fields: groupFields(room.members) }] : [];
+  const groups = [{ fields: basics }, { fields: keeping }, ...ensemble, { title: word("tasks"), fields: work.fields }, ...folds.toSpliced(-1, 0, ...sampling.groups)].map(
+    ({ fields, ...group }) => ({ ...group, fields: fields.map(telling) }));
   const fields = groups.flatMap((group) => group.fields);
   const value = Object.fromEntries(fields.map((each) => [each.name, stored(each)]));
   const form = autoform({ groups, signal, value, save });

@@ -4,11 +4,11 @@ import { attempt } from "../core/dialogs.js";
 import { act, fill, h, icon, set, style } from "../core/dom.js";
 import { characters, chats, personas } from "../core/store.js";
 import { t } from "../core/words.js";
-import { face } from "../library/faces.js";
 import { chronicleWatch } from "../memory/watch.js";
 import { follow } from "../play/changes.js";
 import { stage } from "../play/stage.js";
 import { keys } from "./actions.js";
+import { cast, membersOf } from "./cast.js";
 import { composer } from "./composer.js";
 import { costing } from "./cost.js";
 import { asked } from "./model.js";
@@ -17,7 +17,10 @@ import { scroller } from "./scroller.js";
 import { turns } from "./turn.js";
 import { watch } from "./watch.js";
 
+/** Panels with the icon of their button in the header, a style sheet, and the module. */
 const PANELS = {
+  members: [null, "chat", () => import("./people.js")],
+  knows: [null, "memory", () => import("./knows.js")],
   find: ["search", "chat", () => import("./find.js")],
   world: ["world", "campaign", () => import("../campaign/panel.js")],
   context: ["layers", "inspector", () => import("../inspector/panel.js")],
@@ -35,9 +38,10 @@ export default async function view({ params: { id }, query, signal, title }) {
   /** Load the chat and its campaign again after a change. */
   room.refresh = async () => {
     const chat = api.get(`/chats/${id}`, { signal });
-    [room.chat, room.people, room.personas] = await Promise.all([chat, characters.all(), personas.all()]);
-    const member = (own) => room.people.find(({ id }) => id === own) ?? [];
-    room.members = room.chat.character_ids.flatMap(member);
+    const seats = api.get(`/chats/${id}/members`, { signal });
+    let views;
+    [room.chat, views, room.people, room.personas] = await Promise.all([chat, seats, characters.all(), personas.all()]);
+    room.members = membersOf(views, room.people);
     chats.put(room.chat);
     title((heading.textContent = room.chat.title || t("chats.untitled")));
     room.events.dispatchEvent(new Event("chat"));
@@ -72,7 +76,7 @@ export default async function view({ params: { id }, query, signal, title }) {
     cover();
     for (const each of talk.querySelectorAll("[data-panel]")) {
       each.ariaExpanded = String(each.dataset.panel === open);
-      if (!open && each.dataset.panel === before) each.focus();
+      if (!open && each.dataset.panel === (before === "knows" ? "members" : before)) each.focus();
     }
     if (!open) return fill(aside);
     const close = () => room.open(null);
@@ -116,6 +120,7 @@ export default async function view({ params: { id }, query, signal, title }) {
     room.open(null);
   });
   keys(room);
+  seating(room);
   settle(query);
   takeUp(turn);
 
@@ -130,7 +135,6 @@ export default async function view({ params: { id }, query, signal, title }) {
 }
 
 function header(room) {
-  const cast = h("div.cast");
   const use = h("small.figure", { title: t("chat.use_help") });
   const save = async () => {
     await api.patch(`/chats/${room.chat.id}`, { title: name.value.trim() }, { keepalive: true });
@@ -146,7 +150,6 @@ function header(room) {
   const name = h("input.name", { ...words, onkeydown, onchange: () => attempt(save) });
   const draw = () => {
     if (document.activeElement !== name) name.value = room.chat.title;
-    fill(cast, room.members.slice(0, 3).map((member) => face(member, { small: true })));
     const { prompt: used, total } = room.totals ?? {};
     for (const each of buttons) each.hidden = each.dataset.panel === "world" && !room.chat.campaign_id;
     use.textContent = total ? t("chat.use", { used, total }) : "";
@@ -156,9 +159,9 @@ function header(room) {
     const toggle = ({ currentTarget: { ariaExpanded } }) => room.open(ariaExpanded !== "true" && panel);
     return set(act(sign, label, toggle, "quiet"), { "data-panel": panel, "aria-expanded": "false" });
   };
-  const buttons = Object.entries(PANELS).map(button);
+  const buttons = Object.entries(PANELS).filter(([, [sign]]) => sign).map(button);
   room.events.addEventListener("chat", draw);
   draw();
   const back = h("a.quiet.button.back", { href: "#/", "aria-label": t("common.back") }, icon("left"));
-  return h("header", {}, back, cast, h("div.grow", {}, name, h("div.facts", {}, asked(room), use), costing(room)), buttons);
+  return h("header", {}, back, cast(room), h("div.grow", {}, name, h("div.facts", {}, asked(room), use), costing(room)), buttons);
 }

@@ -37,6 +37,10 @@ const day = new Intl.DateTimeFormat(LANGUAGE, { dateStyle: "medium" });
 const moment = new Intl.DateTimeFormat(LANGUAGE, { dateStyle: "medium", timeStyle: "short" });
 const relative = new Intl.RelativeTimeFormat(LANGUAGE, { numeric: "auto" });
 
+const listing = new Intl.ListFormat(LANGUAGE);
+/** `Alda, Bor and Cid`. */
+export const list = (names) => listing.format(names);
+
 /** `12,345`. */
 export const number = (value) => whole.format(value);
 /** `$0.0123`, in US dollars. */

@@ -5,7 +5,7 @@ import { act, fill, h, icon, refill } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { characters, lorebooks } from "../core/store.js";
 import { ago, t } from "../core/words.js";
-import { NOTE, patchOf } from "../chat/fields.js";
+import { at, NOTE, patchOf } from "../chat/fields.js";
 import { change, NAME, editing, portrait, say } from "./parts.js";
 import { cardScripts } from "./scripts.js";
 import { files } from "../transfer/files.js";
@@ -31,23 +31,41 @@ const KINDS = {
 };
 const AREA = { kind: "area", count: true };
 
-const FORM = [...Object.entries(GROUPS).map(([group, names]) => ({
-  title: group && say(group),
-  fields: names.split(" ").map((name) => {
-    const [label, help] = say(`fields.${name}`).split(" | ");
-    return { name, label, help, ...(KINDS[name] ?? AREA) };
-  }),
-})), { title: say("note"), fields: NOTE }];
+const formed = (name, more) => {
+  const [label, help] = say(`fields.${name.split(".").at(-1)}`).split(" | ");
+  return { name, label, help, ...more };
+};
 
-/** The author's note of a card is stored in its extensions. */
-const noteOf = ({ extensions }) => {
-  const note = { position: "at_depth", role: "system", scan: false, ...extensions.talekeeper?.authors_note };
-  return Object.fromEntries(NOTE.map(({ name }) => [name, note[name.split(".")[1]]]));
+/** Fields of the card's extensions that matter in chats with several characters. */
+const TOGETHER = [
+  formed("extensions.talekeeper.public", AREA),
+  formed("extensions.talkativeness", { kind: "number", min: 0, max: 1, step: 0.05, placeholder: 0.5 }),
+];
+
+const FORM = [
+  ...Object.entries(GROUPS).map(([group, names]) => ({
+    title: group && say(group),
+    fields: names.split(" ").map((name) => formed(name, KINDS[name] ?? AREA)),
+  })),
+  { title: say("together"), fields: TOGETHER },
+  { title: say("note"), fields: NOTE },
+];
+
+/** The author's note of a card is stored in its extensions, as are the fields for groups. */
+const extended = (item) => {
+  const note = { position: "at_depth", role: "system", scan: false, ...item.extensions.talekeeper?.authors_note };
+  return Object.fromEntries([
+    ...NOTE.map(({ name }) => [name, note[name.split(".")[1]]]),
+    ...TOGETHER.map(({ name }) => [name, at(item, name)]),
+  ]);
 };
 const cardPatch = (changes) => {
-  const { authors_note: note, ...patch } = patchOf(changes);
-  for (const [name, value] of Object.entries(changes)) if (!name.includes(".")) patch[name] = value;
-  if (note) patch.extensions = { talekeeper: { authors_note: note } };
+  const { "extensions.talekeeper.public": seen, "extensions.talkativeness": talk, ...own } = changes;
+  const { authors_note: patched } = patchOf(own);
+  const patch = Object.fromEntries(Object.entries(own).filter(([name]) => !name.includes(".")));
+  const ours = { ...(seen !== undefined && { public: seen || null }), ...(patched && { authors_note: patched }) };
+  const extensions = { ...(talk !== undefined && { talkativeness: talk }), ...(Object.keys(ours).length && { talekeeper: ours }) };
+  if (Object.keys(extensions).length) patch.extensions = extensions;
   return patch;
 };
 
@@ -137,7 +155,7 @@ export default async function ({ params: { id }, signal, title }) {
     title(item.name);
   };
   named();
-  const form = editing(characters, item, FORM, signal, named, { ...item, ...noteOf(item) }, cardPatch);
+  const form = editing(characters, item, FORM, signal, named, { ...item, ...extended(item) }, cardPatch);
   const saved = async (patch) => {
     await form.flush();
     await change(characters, item, patch, signal);

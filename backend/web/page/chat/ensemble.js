@@ -1,0 +1,133 @@
+/** The tools of a chat with several characters: the next speaker, whispers, and automatic replies. */
+import { dialog, menu } from "../core/dialogs.js";
+import { act, fill, h, icon, set } from "../core/dom.js";
+import { sendform } from "../core/form.js";
+import { kept } from "../core/store.js";
+import { list } from "../core/words.js";
+import { alone, isGroup, m } from "./cast.js";
+import { completions, read } from "./whisper.js";
+
+const MOST_REPLIES = 50;
+const USUAL_REPLIES = 5;
+
+/**
+ * @returns {{element, suggestions, wish, taken, complete}} `wish(line)` returns the line with its
+ *   audience and the speaker; `taken(wish)` says that a turn has it. `complete(line)` shows the
+ *   completions of a line in `suggestions`; its `key` handles keys of the text field.
+ */
+export function ensemble(room) {
+  const { events } = room;
+  let speaker = null;
+  let whispering = false;
+  const listeners = new Set();
+
+  const next = h("button.next", { type: "button", "aria-haspopup": "menu", onclick: choose });
+  const whisper = act("whisper", m("whisper"), () => {
+    whispering = !whispering;
+    draw();
+    if (whispering) whom.querySelector("button")?.focus();
+  });
+  const talk = act("chat", m("talk"), alone(room, ask));
+  const whom = h("div.chips", { role: "group", "aria-label": m("whisper_to") });
+  const row = h("div.row.composing", { role: "group", "aria-label": m("group") }, next, whisper, talk);
+  const element = h("div", {}, whom, row);
+  const suggestions = h("div.chips", { role: "group", "aria-label": m("completions") });
+
+  function choose({ currentTarget }) {
+    const pick = (id) => () => {
+      speaker = id;
+      draw();
+    };
+    const entry = (id, label) => ({ label, icon: speaker === id ? "check" : "", act: pick(id) });
+    const here = room.members.filter(({ presence }) => presence !== "absent");
+    menu(currentTarget, [entry(null, m("by_itself")), null, ...here.map(({ id, name }) => entry(id, name))]);
+  }
+
+  function ask() {
+    dialog(m("talk"), (close) => {
+      const usual = kept.get("replies") ?? (room.settings?.group?.auto_replies || USUAL_REPLIES);
+      const field = { name: "auto_replies", kind: "number", label: m("replies"), help: m("replies_help"), min: 1, max: MOST_REPLIES, step: 1, required: true, value: usual };
+      return sendform({
+        fields: [field],
+        submit: m("start"),
+        async send(values) {
+          kept.set("replies", values.auto_replies);
+          close();
+          room.submit({ ...values, speaker }, true);
+        },
+      }).element;
+    });
+  }
+
+  const nameOf = (id) => room.members.find((each) => each.id === id)?.name;
+
+  function draw() {
+    element.hidden = !isGroup(room);
+    const ids = new Set(room.members.map(({ id }) => id));
+    if (!ids.has(speaker) || room.members.find(({ id }) => id === speaker).presence === "absent") speaker = null;
+    for (const id of listeners) if (!ids.has(id)) listeners.delete(id);
+    const way = room.settings?.group?.next_speaker ?? "mention";
+    fill(next, speaker ? m("next", { name: nameOf(speaker) }) : m(`next_ways.${way}`), icon("down"));
+    set(whisper, { "aria-pressed": String(whispering) });
+    const chip = ({ id, name }) => {
+      const onclick = ({ currentTarget }) => {
+        if (!listeners.delete(id)) listeners.add(id);
+        currentTarget.ariaPressed = listeners.has(id);
+      };
+      return h("button.tag", { type: "button", "aria-pressed": String(listeners.has(id)), onclick }, name);
+    };
+    const end = () => {
+      whispering = false;
+      listeners.clear();
+      draw();
+      whisper.focus();
+    };
+    fill(whom, whispering && [h("span.soft", {}, m("whisper_to")), room.members.map(chip), act("close", m("whisper_end"), end, "quiet")]);
+    const { at, of } = room.chain ?? {};
+    talk.replaceChildren(icon("chat"), of ? m("reply_of", { at, of }) : m("talk"));
+  }
+  for (const name of ["chat", "asked", "busy", "chain"]) events.addEventListener(name, draw);
+  draw();
+
+  /** The completions that are shown, and the field that gets them. */
+  let offered = [];
+  function complete(line, write) {
+    offered = isGroup(room) ? completions(line, room.members) : [];
+    fill(suggestions, offered.map(([label, whole]) =>
+      h("button.tag", { type: "button", onclick: () => write(whole) }, label)),
+      offered.length > 0 && h("small.soft", { "aria-hidden": "true" }, m("complete_help")));
+  }
+
+  return {
+    element,
+    suggestions,
+    complete,
+    /** The first completion of the line, if any. */
+    get first() {
+      return offered[0]?.[1];
+    },
+    wish(line, also) {
+      const found = isGroup(room) ? read(line, room.members) : { text: line };
+      const audience = found.audience ?? (whispering && listeners.size ? [...listeners] : undefined);
+      if (found.audience && !found.text.trim()) {
+        // The names alone choose the listeners of the next lines.
+        listeners.clear();
+        for (const id of found.audience) listeners.add(id);
+        whispering = true;
+        draw();
+        room.announce(m("whispered", { names: list(found.audience.map(nameOf)) }));
+        return null;
+      }
+      const body = { ...(found.text.trim() && { text: found.text }), ...also };
+      if (body.text && audience) body.audience = audience;
+      if (!body.speaker) delete body.speaker;
+      if (!also && speaker) body.speaker = speaker;
+      return body;
+    },
+    /** The choice of the next speaker holds for one turn. */
+    taken() {
+      speaker = null;
+      draw();
+    },
+  };
+}
