@@ -305,7 +305,12 @@ class Services:
             checks_added=checks_added,
         )
         participants.add(ImportedChats())
-        self.chat_exporter = ChatExporter(database, pool, name_of=self.accounts.name_of)
+        self.chat_exporter = ChatExporter(
+            database,
+            pool,
+            name_of=self.accounts.name_of,
+            export_card=self.characters.export,
+        )
         participants.add(
             WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )
@@ -463,6 +468,7 @@ class Services:
             chronicles=self.chronicle_transfer,
             links=self.lorebook_links,
             lorebooks=self.lorebooks,
+            members=self.members,
             opening=self.opening,
             personas=self.personas,
             presets=self.presets,

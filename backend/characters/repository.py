@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -143,19 +143,48 @@ async def load_summaries(
     return {row.id: open_summary(sealer, row.id, row.sealed_summary) for row in rows.all()}
 
 
-async def find_names(
+class NamedCharacter(NamedTuple):
+    """The name of a character in a chat, and the revision of its card."""
+
+    name: str
+    revision: int
+
+
+async def find_named(
     session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID, sealer: Sealer
-) -> dict[UUID, str]:
+) -> dict[UUID, NamedCharacter]:
     """Return the names of characters in a chat: the nickname, or else the name.
 
     They are in the order of `character_ids`. Characters of other users are left out.
     """
-    found = await load_summaries(session, character_ids, owner_id=owner_id, sealer=sealer)
-    return {
-        character_id: found[character_id].nickname or found[character_id].name
-        for character_id in character_ids
-        if character_id in found
-    }
+    if not character_ids:
+        return {}
+    query = select(Character.id, Character.revision, Character.sealed_summary).where(
+        Character.id.in_(character_ids), Character.user_id == owner_id
+    )
+    found: dict[UUID, NamedCharacter] = {}
+    for row in await session.execute(query):
+        summary = open_summary(sealer, row.id, row.sealed_summary)
+        found[row.id] = NamedCharacter(summary.nickname or summary.name, row.revision)
+    return {each: found[each] for each in character_ids if each in found}
+
+
+async def find_names(
+    session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID, sealer: Sealer
+) -> dict[UUID, str]:
+    """Return the names of characters as `find_named` does, without their revisions."""
+    found = await find_named(session, character_ids, owner_id=owner_id, sealer=sealer)
+    return {character_id: each.name for character_id, each in found.items()}
+
+
+async def load_sealed_cards(
+    session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID
+) -> dict[UUID, bytes]:
+    """Return the sealed cards of characters by id. Characters of other users are left out."""
+    query = select(Character.id, Character.sealed_card).where(
+        Character.id.in_(character_ids), Character.user_id == owner_id
+    )
+    return {row.id: row.sealed_card for row in await session.execute(query)}
 
 
 async def find_talkativeness(

@@ -176,6 +176,19 @@ def intersect_audiences(columns: Sequence[str]) -> str:
     return encode_audience(shared) if shared else GM
 
 
+def unite_audiences(columns: Sequence[str]) -> str:
+    """Return the column value for a text that was told to each of several audiences."""
+    if PUBLIC in columns:
+        return PUBLIC
+    named = dict.fromkeys(each for column in columns for each in list_entities(column))
+    return encode_audience(list(named)) if named else GM
+
+
+def limit_audience(column: str, limit: str) -> str:
+    """Return an audience without those who are not in another one. Equal values stay as they are."""
+    return column if limit in {PUBLIC, column} else intersect_audiences([column, limit])
+
+
 def make_keywords(column: str) -> tuple[str, ...]:
     audience = decode_audience(column)
     return (audience,) if isinstance(audience, str) else tuple(map(str, audience))

@@ -9,6 +9,7 @@ from backend.campaigns.files.transfer import CampaignTransfer
 from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
 from backend.characters.service import CharacterService
+from backend.chats.member_service import MemberService
 from backend.chats.service import ChatService
 from backend.chronicles.transfer import ChronicleTransfer
 from backend.core.cpu_pool import CpuPool
@@ -38,6 +39,7 @@ class ImportServices:
     chats: ChatService
     chronicles: ChronicleTransfer
     links: LorebookLinkService
+    members: MemberService
     lorebooks: LorebookService
     opening: OpeningService
     personas: PersonaService

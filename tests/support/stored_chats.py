@@ -12,6 +12,7 @@ from uuid import UUID
 from sqlalchemy import func, select
 
 from backend.accounts.auth.identity import Identity
+from backend.characters.errors import CharacterNotFoundError
 from backend.chats.models import Chat, Message, StoredFile
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import Base, new_id
@@ -86,6 +87,10 @@ def read(data: bytes | BinaryIO, name: str = "Mara - 2024-03-01.jsonl") -> ChatR
     return reading
 
 
+async def export_no_card(*_: Any, **__: Any) -> Any:
+    raise CharacterNotFoundError
+
+
 async def report_nothing(_count: int) -> None:
     """A `ReportMessages`."""
 
@@ -110,7 +115,9 @@ class ChatShelf:
             user_models=UserModels(ModelRegistry(), settings, ROOT),
             checks_added=self.checks,
         )
-        self.exporter = ChatExporter(self.database, self.pool, name_of=lambda _: ABOUT_ADA)
+        self.exporter = ChatExporter(
+            self.database, self.pool, name_of=lambda _: ABOUT_ADA, export_card=export_no_card
+        )
 
     async def store(
         self,

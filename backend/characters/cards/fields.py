@@ -95,6 +95,9 @@ def _read_extensions(value: object, notes: Notes) -> Object:
     prompt = get_object(found, "depth_prompt").get("prompt")
     if isinstance(prompt, str):
         TEXT.check(len(prompt), "`extensions.depth_prompt.prompt`")
+    public = get_object(found, "talekeeper").get("public")
+    if isinstance(public, str):
+        TEXT.check(len(public), "`extensions.talekeeper.public`")
     return found
 
 

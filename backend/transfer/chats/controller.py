@@ -35,7 +35,8 @@ class ChatExportController(Controller):
 
         `jsonl` is the active path with its swipes, as SillyTavern writes it. An imported chat keeps
         all members of its file. `markdown` and `text` are for people. `archive` is a zip with all
-        branches, and the pictures and files of messages.
+        branches, and the pictures and files of messages. `group` is a zip with the chat, its group
+        and the cards of its members in the folders of a SillyTavern user.
         """
         file = await chat_exporter.open(identity, chat_id, file_format)
         await activity.note(request, "exported", detail="chat")

@@ -1,7 +1,8 @@
-"""Export a chat as a stream: SillyTavern's JSONL, Markdown, plain text, or an archive.
+"""Export a chat as a stream: SillyTavern's JSONL, Markdown, plain text, an archive, or a group.
 
 An archive is a zip: `chat.jsonl` has all branches (`chats.transfer`), `files/` the pictures and
-files of messages, and `sillytavern.jsonl` the active path for other programs.
+files of messages, and `sillytavern.jsonl` the active path for other programs. A group is a zip with
+the folders of a SillyTavern user: the group, its chat, and the cards of its members.
 """
 
 from __future__ import annotations
@@ -9,29 +10,36 @@ from __future__ import annotations
 import io
 import mimetypes
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 from uuid import UUID
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import msgspec
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.card_rows import format_disposition
+from backend.characters.card_rows import FileDownload, format_disposition
+from backend.characters.cards.writer import ExportSpec as CardSpec
+from backend.characters.errors import CharacterNotFoundError
+from backend.characters.schemas import ExportFormat as CardFormat
 from backend.chats.files import FileDescription
 from backend.chats.models import FILE_DATA
 from backend.chats.transfer import LogFile, LogHead, make_head, make_line
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
+from backend.core.files import file_stem
 from backend.database.engine import Database
 from backend.transfer.chats.stored_chat import StoredChat, StoredChatReader, StoredReference
+from backend.transfer.folders.groups import write_group
+from backend.transfer.folders.layout import CHARACTERS, GROUP_CHATS, GROUPS
 from backend.transfer.formats.chat_file import ChatHead, FileMessage
 from backend.transfer.formats.sillytavern import write_sillytavern
 from backend.transfer.formats.transcript import write_markdown, write_text
 from backend.vault.sealing import Sealer
 
-ExportFormat = Literal["jsonl", "markdown", "text", "archive"]
+ExportFormat = Literal["jsonl", "markdown", "text", "archive", "group"]
 
 Write = Callable[[ChatHead, Iterable[FileMessage]], Iterator[bytes]]
 """Yields one piece for each message, after those of the head."""
@@ -55,12 +63,31 @@ class ChatDownload:
         return format_disposition(self.stem, self.extension, fallback="chat")
 
 
+class ExportCard(Protocol):
+    """Returns the card of a character as a file. Raises `CharacterNotFoundError`."""
+
+    async def __call__(
+        self,
+        identity: Identity,
+        character_id: UUID,
+        *,
+        file_format: CardFormat,
+        spec: CardSpec,
+    ) -> FileDownload: ...
+
+
 class ChatExporter:
     """Exports chats. `name_of` returns the name of a user without a persona."""
 
     def __init__(
-        self, database: Database, pool: CpuPool, *, name_of: Callable[[Identity], str]
+        self,
+        database: Database,
+        pool: CpuPool,
+        *,
+        name_of: Callable[[Identity], str],
+        export_card: ExportCard,
     ) -> None:
+        self._export_card = export_card
         self._database = database
         self._pool = pool
         self._name_of = name_of
@@ -75,6 +102,13 @@ class ChatExporter:
         chunks: AsyncIterator[bytes]
         if file_format == "archive":
             chunks, media_type, extension = export.write_archive(), "application/zip", "zip"
+        elif file_format == "group":
+            export_card = partial(self._export_card, identity, file_format="png", spec="v3")
+            chunks, media_type, extension = (
+                export.write_group(export_card),
+                "application/zip",
+                "zip",
+            )
         else:
             write, media_type, extension = _WRITERS[file_format]
             chunks = export.write_path(partial(write, stored))
@@ -180,6 +214,36 @@ class _Export:
         yield zipped.end()
         yield zipped.close()
 
+    async def write_group(
+        self, export_card: Callable[[UUID], Awaitable[FileDownload]]
+    ) -> AsyncIterator[bytes]:
+        """Yield a zip of the folders of a SillyTavern user. Deleted members have no card."""
+        zipped, stored = _ZipStream(), self._stored
+        title = file_stem(stored.title, fallback="chat")
+        for character_id, name in stored.card_files.items():
+            with suppress(CharacterNotFoundError):
+                card = await export_card(character_id)
+                path = f"{CHARACTERS}/{name}"
+                yield await self._run(partial(zipped.put, path, card.data), len(card.data))
+        silent = [
+            stored.card_files[each]
+            for each, presence in stored.group.presences.items()
+            if presence != "present" and each in stored.card_files
+        ]
+        group = write_group(
+            msgspec.structs.replace(stored.make_group(), muted=silent),
+            group_id=str(stored.chat.id),
+            name=stored.title,
+            members=list(stored.card_files.values()),
+            chat=title,
+        )
+        yield zipped.put(f"{GROUPS}/{stored.chat.id}.json", group)
+        zipped.begin(f"{GROUP_CHATS}/{title}.jsonl")
+        async for piece in self.write_path(partial(_write_jsonl, stored)):
+            yield await self._run(partial(zipped.write, piece), len(piece))
+        yield zipped.end()
+        yield zipped.close()
+
     async def _run(self, work: Callable[[], bytes], size: int) -> bytes:
         return await self._pool.run(self._sealer.user_id, work, size=size * 10 // SEALED_FACTOR)
 
@@ -243,6 +307,11 @@ class _ZipStream:
         info = ZipInfo(path)
         info.compress_type = ZIP_STORED if is_compressed else ZIP_DEFLATED
         self._entry = self._zip.open(info, "w", force_zip64=True)
+
+    def put(self, path: str, data: bytes) -> bytes:
+        """Write a whole entry."""
+        self.begin(path)
+        return self.write(data) + self.end()
 
     def write(self, data: bytes) -> bytes:
         self._entry.write(data)

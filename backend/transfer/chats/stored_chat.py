@@ -7,9 +7,10 @@ beginning. A message that is deleted later is left out.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from backend.accounts.auth.identity import Identity
 from backend.characters import repository as characters
 from backend.chats import repository
 from backend.chats.files import FileDescription, FileName, open_description, open_name
+from backend.chats.members import Group, load_group
 from backend.chats.models import (
     CHAT_TITLE,
     CHAT_VARIABLES,
@@ -35,11 +37,20 @@ from backend.chats.models import (
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
 from backend.chats.tree import make_ancestors
+from backend.core.audience import PUBLIC, decode_audience
 from backend.core.cpu_pool import CpuPool, check_stopped
+from backend.core.files import file_stem
 from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.transfer.chats.origin import ChatOrigin, MessageOrigin, digest_swipe
-from backend.transfer.formats.chat_file import ChatHead, FileMessage, FileReference, FileSwipe
+from backend.transfer.formats.chat_file import (
+    CARD_EXTENSION,
+    ChatHead,
+    FileGroup,
+    FileMessage,
+    FileReference,
+    FileSwipe,
+)
 from backend.transfer.models import ImportedFile
 from backend.vault.sealing import Sealer
 
@@ -47,6 +58,8 @@ PATH_BATCH: Final = 50
 """Messages of the path that are read at once, with their swipes."""
 
 TREE_BATCH: Final = 200
+
+_UNNAMED_CARD: Final = "character"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +72,26 @@ class PathOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredChat:
-    """A chat with its active path. `origin` is the file that the path belongs to."""
+    """A chat with its active path. `origin` is the file that the path belongs to.
+
+    `card_files` are the names that the cards of the members have in files.
+    """
 
     chat: Chat
     title: str
-    member_ids: Sequence[UUID]
+    group: Group
     member_names: Sequence[str]
+    card_files: Mapping[UUID, str]
     persona_name: str
     settings: ChatSettings
     variables: dict[str, str]
     origins: Sequence[PathOrigin]
     origin: ChatOrigin | None
     path: Sequence[UUID]
+
+    @property
+    def member_ids(self) -> list[UUID]:
+        return list(self.group.members)
 
     def make_head(self, user_name: str) -> ChatHead:
         """Return the head of a file. `user_name` is used if the chat has no persona."""
@@ -84,6 +105,26 @@ class StoredChat:
             variables=self.variables,
             scenario=self.settings.scenario or None,
             source=self.origin.header if self.origin else None,
+            group=self.make_group() if self.group.is_group else None,
+        )
+
+    def make_group(self) -> FileGroup:
+        """Return the settings of a group with the card files of its members."""
+        own, files = self.settings.group, self.card_files
+        return FileGroup(
+            next_speaker=own.next_speaker,
+            cards=own.cards,
+            auto_replies=own.auto_replies,
+            allow_self_replies=own.allow_self_replies,
+            narrators=[files[each] for each in own.narrators if each in files],
+            talkativeness={
+                files[each]: share for each, share in own.talkativeness.items() if each in files
+            },
+            joined_later=[
+                files[each]
+                for each, is_there in self.group.members.items()
+                if not is_there and each in files
+            ],
         )
 
 
@@ -110,9 +151,9 @@ class StoredChatReader:
         sealer = self._sealer
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=sealer.user_id)
-            members = (await repository.list_character_ids(session, [chat_id])).get(chat_id, [])
+            group = await load_group(session, chat_id)
             names = await characters.find_names(
-                session, members, owner_id=sealer.user_id, sealer=sealer
+                session, list(group.members), owner_id=sealer.user_id, sealer=sealer
             )
             persona = chat.persona_id and await characters.find_persona(
                 session, chat.persona_id, owner_id=sealer.user_id, sealer=sealer
@@ -123,8 +164,9 @@ class StoredChatReader:
         return StoredChat(
             chat=chat,
             title=sealer.open(CHAT_TITLE, chat_id, chat.sealed_title),
-            member_ids=members,
+            group=group,
             member_names=list(names.values()),
+            card_files=name_card_files(names),
             persona_name=persona.name if persona else "",
             settings=read_settings(sealer, chat),
             variables=(
@@ -150,7 +192,7 @@ class StoredChatReader:
                 references = await _load_references(session, self._sealer, [r.id for r in rows])
             yield await self._pool.run(
                 self._sealer.user_id,
-                partial(_make_messages, self._sealer, rows, references, chosen, stored.origin),
+                partial(_make_messages, self._sealer, stored, rows, references, chosen),
                 size=sum(len(row.sealed_content) for row in rows),
             )
 
@@ -294,12 +336,14 @@ async def _load_references(
 
 def _make_messages(
     sealer: Sealer,
+    stored: StoredChat,
     rows: Sequence[Any],
     references: dict[UUID, list[StoredReference]],
     chosen: Collection[UUID],
-    file: ChatOrigin | None,
 ) -> list[FileMessage]:
-    """Group messages with their swipes. `file` is the one that the path is of. CPU-bound."""
+    """Group messages with their swipes. CPU-bound."""
+    file = stored.origin
+    card_files = stored.card_files if stored.group.is_group else {}
     families: defaultdict[UUID | None, list[Any]] = defaultdict(list)
     for row in rows:
         families[row.parent_id].append(row)
@@ -318,6 +362,8 @@ def _make_messages(
                     origin=MessageOrigin.open(sealer, each.id, each.sealed_source),
                 )
                 for each in family
+                # Someone who leaves is no version of a reply.
+                if (each.presence or row.presence) is None or each.id == row.id
             ],
         )
         selected = next(place for place, each in enumerate(siblings) if each.row.id == row.id)
@@ -329,14 +375,39 @@ def _make_messages(
                 role=row.role,
                 author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
                 swipes=[
-                    _make_swipe(sealer, each, references.get(each.row.id, ())) for each in siblings
+                    _make_swipe(sealer, each, references.get(each.row.id, ()), card_files)
+                    for each in siblings
                 ],
                 selected=selected,
                 hidden=row.hidden,
+                speaker=card_files.get(row.character_id, ""),
+                presence=row.presence,
                 source=next((each.message for each in named if each.message is not None), None),
             )
         )
     return messages
+
+
+def _list_audience(column: str, card_files: Mapping[UUID, str]) -> list[str] | None:
+    """Return the card files of those who know a message, or None if everyone there does."""
+    if column == PUBLIC:
+        return None
+    audience = decode_audience(column)
+    named = () if isinstance(audience, str) else audience
+    return [card_files[each] for each in named if each in card_files]
+
+
+def name_card_files(names: Mapping[UUID, str]) -> dict[UUID, str]:
+    """Return a file name for the card of each character, as SillyTavern numbers equal names."""
+    found: dict[UUID, str] = {}
+    taken: set[str] = set()
+    for character_id, name in names.items():
+        stem = file_stem(name, fallback=_UNNAMED_CARD)
+        numbered = (stem if number == 0 else f"{stem}{number}" for number in count())
+        chosen = next(each for each in numbered if each.casefold() not in taken)
+        taken.add(chosen.casefold())
+        found[character_id] = chosen + CARD_EXTENSION
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +441,10 @@ def _choose_siblings(selected_id: UUID, family: Sequence[_Sibling]) -> list[_Sib
 
 
 def _make_swipe(
-    sealer: Sealer, sibling: _Sibling, references: Sequence[StoredReference]
+    sealer: Sealer,
+    sibling: _Sibling,
+    references: Sequence[StoredReference],
+    card_files: Mapping[UUID, str],
 ) -> FileSwipe:
     row = sibling.row
     thinking = row.sealed_thinking
@@ -379,6 +453,7 @@ def _make_swipe(
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         created_at=row.created_at,
         source=sibling.origin.swipe,
+        audience=_list_audience(row.audience, card_files),
         files=[
             FileReference(
                 path=each.name.path,

@@ -8,7 +8,7 @@ chat that they branch from. So a chat is either complete or not there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
@@ -33,7 +33,8 @@ from backend.chats.models import (
     ChatCharacter,
     Message,
 )
-from backend.chats.schemas import AuthorsNote, ChatSettings
+from backend.chats.presence import describe_change
+from backend.chats.schemas import AuthorsNote, ChatSettings, GroupSettings
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
 from backend.core.cpu_pool import CpuPool
@@ -50,7 +51,15 @@ from backend.transfer.chats.joining import BranchFinder, Junction
 from backend.transfer.chats.origin import ChatOrigin
 from backend.transfer.chats.tree_rows import RowBatch, TreeBuilder, TreePlace, clean_time
 from backend.transfer.contracts import ChatTarget, ReportMessages, StepResult
-from backend.transfer.formats.chat_file import ChatHead, ChatReading
+from backend.transfer.formats.chat_file import (
+    CARD_EXTENSION,
+    ChatHead,
+    ChatReading,
+    FileGroup,
+    FileMessage,
+    FileSwipe,
+    find_characters,
+)
 from backend.transfer.imported import record_imported
 from backend.transfer.models import ImportedFile
 from backend.turns.prompt.macros import MAX_VARIABLE_BYTES
@@ -114,6 +123,8 @@ class ChatImporter:
                 pending = [junction.rest]
             reading = replace(reading, messages=chain(pending, reading.messages))
         target = await self._keep_own(identity, target)
+        if junction is None and reading.head.group is not None:
+            reading = replace(reading, messages=chain(reading.messages, _mute(reading.head.group)))
         chat = await self._make_chat(identity, reading.head, target, junction)
         try:
             async with self._database.write() as session:
@@ -233,7 +244,7 @@ class ChatImporter:
         """Make the chat visible, with its members and settings."""
         await touch_unfinished(session, chat.id)
         sealer, head = identity.sealer, reading.head
-        settings = _make_settings(head)
+        settings = _make_settings(head, target.speakers)
         sealed_settings = msgspec.json.encode(settings) if settings != ChatSettings() else None
         values: dict[str, Any] = {
             "is_ready": True,
@@ -258,8 +269,15 @@ class ChatImporter:
             update(Chat).where(Chat.id == chat.id).values(values), execution_options=UNSYNCHRONIZED
         )
         members = await _find_own(session, Character, target.members, identity.user_id)
+        later = head.group.joined_later if head.group else ()
+        joined_later = find_characters(target.speakers, later)
         session.add_all(
-            ChatCharacter(chat_id=chat.id, character_id=each, place=place)
+            ChatCharacter(
+                chat_id=chat.id,
+                character_id=each,
+                place=place,
+                is_from_start=each not in joined_later,
+            )
             for place, each in enumerate(target.members[:MAX_MEMBERS])
             if each in members
         )
@@ -386,9 +404,23 @@ def _describe(count: int, junction: Junction | None) -> str:
     return f"{count:,} messages were added as a branch of the chat that it belongs to."
 
 
-def _make_settings(head: ChatHead) -> ChatSettings:
+def _mute(group: FileGroup) -> Iterator[FileMessage]:
+    """Yield messages that mute members, because presence belongs to the message tree."""
+    for file in group.muted:
+        name = file.removesuffix(CARD_EXTENSION)
+        swipe = FileSwipe(text=describe_change(name, "muted", before="present"))
+        yield FileMessage(
+            role="system", author=name, swipes=[swipe], hidden=True, speaker=file, presence="muted"
+        )
+
+
+def _make_settings(head: ChatHead, characters: Mapping[str, UUID]) -> ChatSettings:
     scenario = head.scenario[:MAX_SCENARIO_CHARACTERS] if head.scenario else None
-    return ChatSettings(authors_note=head.authors_note or AuthorsNote(), scenario=scenario)
+    return ChatSettings(
+        authors_note=head.authors_note or AuthorsNote(),
+        scenario=scenario,
+        group=head.group.find_settings(characters) if head.group else GroupSettings(),
+    )
 
 
 async def _find_own(

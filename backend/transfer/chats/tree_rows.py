@@ -28,14 +28,21 @@ from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKI
 from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import YEARS
-from backend.core.audience import PUBLIC
+from backend.core.audience import GM, PUBLIC, encode_audience
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.generation.model import Role
 from backend.transfer.chats.origin import MessageOrigin
 from backend.transfer.contracts import ChatTarget
 from backend.transfer.errors import TransferFileError
-from backend.transfer.formats.chat_file import ChatReading, FileMessage, FileReference, FileSwipe
+from backend.transfer.formats.chat_file import (
+    ChatReading,
+    FileMessage,
+    FileReference,
+    FileSwipe,
+    find_character,
+    find_characters,
+)
 from backend.vault.sealing import Sealer
 
 MAX_MESSAGES: Final = 100_000
@@ -188,7 +195,8 @@ class TreeBuilder:
             usual = (self._time or datetime.now(UTC)) + STEP
         for place, (swipe, tokens) in enumerate(zip(message.swipes, counts, strict=True)):
             node = self._make_node(message.role, swipe, parent, times[place] or usual)
-            is_hidden = message.hidden or not swipe.text.strip()
+            comes_or_goes = message.presence is not None
+            is_hidden = message.hidden or comes_or_goes or not swipe.text.strip()
             if not is_hidden:
                 node.path_tokens += tokens
             is_selected = place == message.selected
@@ -230,6 +238,7 @@ class TreeBuilder:
         origin = MessageOrigin(
             message=message.source, swipe=swipe.source, swipes=self._start_swipes
         )
+        character_id = self._find_character(message)
         return {
             "id": node.id,
             "user_id": sealer.user_id,
@@ -237,7 +246,7 @@ class TreeBuilder:
             "parent_id": parent.id if parent else None,
             "position": node.position,
             "role": message.role,
-            "character_id": self._find_character(message),
+            "character_id": character_id,
             "persona_id": (
                 self._target.personas.get(message.author) if message.role == "user" else None
             ),
@@ -251,13 +260,23 @@ class TreeBuilder:
             "sealed_content": sealer.seal(MESSAGE_CONTENT, node.id, swipe.text),
             "sealed_thinking": seal_optional(sealer, MESSAGE_THINKING, node.id, swipe.thinking),
             "sealed_source": origin.seal(sealer, node.id),
-            "audience": PUBLIC,
+            "audience": self._find_audience(swipe),
+            "presence": message.presence if character_id else None,
             "text_digest": self._digester.compute(message.role, swipe.text),
             "created_at": node.created_at,
             "updated_at": node.created_at,
         }
 
+    def _find_audience(self, swipe: FileSwipe) -> str:
+        """Return who knows a swipe. Characters that are not there are left out."""
+        if swipe.audience is None:
+            return PUBLIC
+        found = find_characters(self._target.speakers, swipe.audience)
+        return encode_audience(found) if found else GM
+
     def _find_character(self, message: FileMessage) -> UUID | None:
+        if message.presence is not None:
+            return find_character(self._target.speakers, message.speaker or message.author)
         if message.role != "assistant":
             return None
         target = self._target

@@ -10,7 +10,10 @@ from typing import BinaryIO, Final
 from urllib.parse import unquote
 from uuid import UUID
 
+import msgspec
+
 from backend.characters.models import Summary
+from backend.chats.schemas import MemberPatch
 from backend.transfer.contracts import ChatTarget, FileTree, FindFile, ImportContext, StepResult
 from backend.transfer.errors import TransferFileError
 from backend.transfer.folders.groups import (
@@ -32,7 +35,7 @@ from backend.transfer.folders.layout import (
 from backend.transfer.folders.library import load_cast
 from backend.transfer.folders.personas import load_personas
 from backend.transfer.folders.run import FolderRun
-from backend.transfer.formats.chat_file import ChatReading
+from backend.transfer.formats.chat_file import ChatReading, find_characters
 from backend.transfer.formats.sillytavern import SILLYTAVERN
 from backend.transfer.imported import digest_parts
 
@@ -160,6 +163,14 @@ class ChatImport:
             persona_id=None,
             greetings=(),
         )
+        settings = group.settings.find_settings(self.speakers)
+        await run.services.chats.patch_settings(
+            run.identity, opened.id, {"group": msgspec.to_builtins(settings)}, if_match=None
+        )
+        for character_id in find_characters(members, group.settings.muted):
+            await run.services.members.patch(
+                run.identity, opened.id, character_id, MemberPatch(presence="muted")
+            )
         await run.record("chat", opened.id, digest)
         return StepResult(
             outcome="imported",
@@ -179,6 +190,7 @@ class ChatImport:
             reading.head.persona = self.locks.get(fold_name(owner), "")
         if source.group is not None:
             reading.head.title = source.group.name
+            reading.head.group = reading.head.group or source.group.settings
         return reading
 
     def _find_members(self, source: ChatSource) -> tuple[dict[str, UUID], list[str]]:

@@ -12,9 +12,11 @@ import msgspec
 from backend.characters.cards.codec import Object, get_object
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError
+from backend.chats.schemas import NextSpeaker
 from backend.core.cpu_pool import check_stopped
 from backend.transfer.errors import TransferFileError
 from backend.transfer.folders.layout import fold_name, get_stem
+from backend.transfer.formats.chat_file import FileGroup
 
 MAX_HEADER_BYTES: Final = 4 << 20
 """Bytes of a chat file that are searched for its first line."""
@@ -24,7 +26,8 @@ MAX_HEADER_BYTES: Final = 4 << 20
 class GroupFile:
     """A group file. `members` are card files, and `chats` the ids of its chats.
 
-    `metadata` are the `chat_metadata` of chats without header, by chat id.
+    `metadata` are the `chat_metadata` of chats without header, by chat id. `settings` are those of
+    chats that have none of their own.
     """
 
     id: str
@@ -32,6 +35,14 @@ class GroupFile:
     members: Sequence[str] = ()
     chats: Sequence[str] = ()
     metadata: Mapping[str, Object] = field(default_factory=dict[str, Object])
+    settings: FileGroup = field(default_factory=FileGroup)
+
+
+STRATEGIES: Final[Sequence[NextSpeaker]] = ("mention", "list", "by_hand", "pooled")
+"""The ways to choose a speaker by SillyTavern's `activation_strategy`."""
+
+JOINING_MODES: Final = (1, 2)
+"""Values of `generation_mode` with which a prompt has the cards of all members."""
 
 
 def read_group(data: bytes, *, name: str) -> GroupFile:
@@ -61,6 +72,44 @@ def read_group(data: bytes, *, name: str) -> GroupFile:
         members=list(dict.fromkeys(_read_ids(raw.get("members")))),
         chats=chats if current in chats or not current else [*chats, current],
         metadata=metadata,
+        settings=_read_settings(raw),
+    )
+
+
+def write_group(
+    group: FileGroup, *, group_id: str, name: str, members: Sequence[str], chat: str
+) -> bytes:
+    """Return a group file. `members` are card files, and `chat` is the file name of its chat."""
+    known = group.next_speaker in STRATEGIES
+    return msgspec.json.encode(
+        {
+            "id": group_id,
+            "name": name,
+            "members": members,
+            "avatar_url": "",
+            "allow_self_responses": group.allow_self_replies,
+            "activation_strategy": STRATEGIES.index(group.next_speaker) if known else 0,
+            "generation_mode": JOINING_MODES[0] if group.cards == "joined" else 0,
+            "disabled_members": group.muted,
+            "chat_metadata": {},
+            "fav": False,
+            "chat_id": chat,
+            "chats": [chat],
+            "auto_mode_delay": 5,
+            "generation_mode_join_prefix": "",
+            "generation_mode_join_suffix": "",
+        }
+    )
+
+
+def _read_settings(raw: Object) -> FileGroup:
+    strategy: object = raw.get("activation_strategy")
+    is_known = type(strategy) is int and 0 <= strategy < len(STRATEGIES)
+    return FileGroup(
+        next_speaker=STRATEGIES[cast("int", strategy)] if is_known else STRATEGIES[0],
+        cards="joined" if raw.get("generation_mode") in JOINING_MODES else "swapped",
+        allow_self_replies=raw.get("allow_self_responses") is True,
+        muted=_read_ids(raw.get("disabled_members")),
     )
 
 

@@ -9,6 +9,10 @@ members. They are the `source` of a message and of its swipes:
 In the message, null takes the place of members that follow from the swipes. `current` has the
 members that belong to the swipe on the path, and `info` its entry of `swipe_info`. There, null
 takes the place of `reasoning` if it is the swipe's `thinking`. So no text is stored twice.
+
+What only Talekeeper knows of a group is in members named `talekeeper`, which SillyTavern keeps: in
+`extra` of a message and its swipes who knows it and who comes or leaves, in `chat_metadata` the
+settings. Names of characters are card files.
 """
 
 from __future__ import annotations
@@ -19,11 +23,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
-from typing import Any, BinaryIO, Final, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Raw
 
+from backend.chats.models import Presence
 from backend.chats.schemas import AuthorsNote
 from backend.core.cpu_pool import check_stopped
 from backend.generation.model import Role
@@ -32,6 +37,7 @@ from backend.transfer.formats.chat_file import (
     ChatFormat,
     ChatHead,
     ChatReading,
+    FileGroup,
     FileMessage,
     FileReference,
     FileSwipe,
@@ -55,6 +61,8 @@ NO_NAME: Final = "unused"
 """Newer versions write this word for both names of the header."""
 
 _TAG: Final = "sillytavern"
+_OWN: Final = "talekeeper"
+MAX_AUDIENCE: Final = 50
 
 NARRATOR_TYPES: Final = frozenset({"narrator", "comment"})
 
@@ -273,6 +281,7 @@ def read_head(data: bytes, *, zone: tzinfo = UTC) -> ChatHead:
         persona=_open_text(metadata, "persona"),
         main_chat=_open_text(metadata, "main_chat"),
         source=data,
+        group=_try_decode(bytes(metadata[_OWN]), FileGroup) if _OWN in metadata else None,
     )
 
 
@@ -350,6 +359,7 @@ def _read_message(
         selected=selected,
         hidden=is_hidden,
         speaker=_open_text(members, "original_avatar"),
+        presence=_read_knowledge(_open_members(current.members, "extra")).presence,
         source=msgspec.json.encode({_TAG: _clear(members, entries)}),
     )
 
@@ -425,7 +435,33 @@ def _make_swipe(entry: _Entry, zone: tzinfo) -> FileSwipe:
         created_at=parse_send_date(_open(entry.members, "send_date"), zone=zone),
         source=source.encode(),
         files=_list_files(extra),
+        audience=_read_knowledge(extra).audience,
     )
+
+
+class _Knowledge(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The member `talekeeper` of `extra`. See `FileSwipe.audience` and `FileMessage.presence`."""
+
+    presence: Presence | None = None
+    audience: Annotated[list[str], msgspec.Meta(max_length=MAX_AUDIENCE)] | None = None
+
+
+def _read_knowledge(extra: Members) -> _Knowledge:
+    """Return what Talekeeper has written. Nobody knows a message whose member is damaged."""
+    if _OWN not in extra:
+        return _Knowledge()
+    return _try_decode(bytes(extra[_OWN]), _Knowledge) or _Knowledge(audience=[])
+
+
+def _write_knowledge(raw: Raw, knowledge: _Knowledge) -> Raw:
+    """Return an `extra` with the member `talekeeper`, or without it if there is nothing to say."""
+    extra = _try_decode(bytes(raw), Members)
+    if extra is None or (knowledge == _Knowledge() and _OWN not in extra):
+        return raw
+    extra.pop(_OWN, None)
+    if knowledge != _Knowledge():
+        extra[_OWN] = _encode(knowledge)
+    return _encode(extra)
 
 
 def _hide_thinking(raw: Raw, thinking: str | None) -> Raw:
@@ -525,6 +561,9 @@ def _update_head(members: Members, head: ChatHead) -> Members:
         }
     if head.scenario != before.scenario:
         changed["scenario"] = head.scenario or ""
+    own = head.group or FileGroup()
+    if own != (before.group or FileGroup()):
+        changed[_OWN] = own
     if not changed:
         return members
     metadata |= {name: _encode(value) for name, value in changed.items()}
@@ -542,9 +581,15 @@ def _write_message(message: FileMessage, avatars: dict[str, Members]) -> bytes:
     members = _open_source(message.source)
     if members is None:
         members = _make_members(message, current) | avatars.get(message.author, {})
+        if message.speaker:
+            members.setdefault("original_avatar", _encode(message.speaker))
     elif len(avatars) < MAX_AVATARS:
         avatars[message.author] = {name: members[name] for name in _AVATARS if name in members}
     members = _restore_current(members, current, source)
+    if (knowledge := _Knowledge(message.presence, _list_audience(current))) != _Knowledge():
+        members.setdefault("extra", Raw(b"{}"))
+    if "extra" in members:
+        members["extra"] = _write_knowledge(members["extra"], knowledge)
     _restore_flags(members, message, current)
     if "mes" not in members and current.text:
         members["mes"] = _encode(current.text)
@@ -552,6 +597,10 @@ def _write_message(message: FileMessage, avatars: dict[str, Members]) -> bytes:
     if len(message.swipes) > 1 or is_listed:
         members |= _make_swipe_members(members, message, sources)
     return msgspec.json.encode(members) + b"\n"
+
+
+def _list_audience(swipe: FileSwipe) -> list[str] | None:
+    return None if swipe.audience is None else list(swipe.audience)
 
 
 def _make_members(message: FileMessage, current: FileSwipe) -> Members:
@@ -632,12 +681,14 @@ def _make_info(swipe: FileSwipe, source: _SwipeSource | None) -> Raw | None:
     if info is None or "extra" not in info:
         return source.info
     shown = _show_thinking(info["extra"], swipe.thinking, is_new=False)
-    return _encode({**info, "extra": shown})
+    known = _write_knowledge(shown, _Knowledge(audience=_list_audience(swipe)))
+    return _encode({**info, "extra": known})
 
 
 def _make_new_info(swipe: FileSwipe) -> Raw:
     extra: dict[str, object] = {} if swipe.thinking is None else {"reasoning": swipe.thinking}
-    return _encode({"send_date": _format_time(swipe.created_at), "extra": extra})
+    known = _write_knowledge(_encode(extra), _Knowledge(audience=_list_audience(swipe)))
+    return _encode({"send_date": _format_time(swipe.created_at), "extra": known})
 
 
 def _show_thinking(raw: Raw, thinking: str | None, *, is_new: bool) -> Raw:

@@ -165,7 +165,9 @@ async def test_groups_bring_their_members_and_old_metadata(importing: Importing)
     assert old.target.speakers[SMALL.characters[4].file] == members[4]
     metadata = json.loads(old.head.source or b"{}")["chat_metadata"]
     assert metadata["note_prompt"].startswith("Note of 2025-03-02")
-    assert len(await importing.account.messages(str(old.id))) == 6
+    *lines, last = await importing.account.messages(str(old.id))
+    assert len(lines) == 6
+    assert (last["character_id"], last["presence"]) == (str(members[5]), "muted")
     current = importing.find_chat(SMALL.group_chat_paths[3].rpartition("/")[2])
     assert json.loads(current.head.source or b"{}")["chat_metadata"] == {
         "note_prompt": "An old group."
