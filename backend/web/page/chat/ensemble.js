@@ -37,6 +37,7 @@ export function ensemble(room) {
     const pick = (id) => () => {
       speaker = id;
       draw();
+      events.dispatchEvent(new Event("speaker"));
     };
     const entry = (id, label) => ({ label, icon: speaker === id ? "check" : "", act: pick(id) });
     const here = room.members.filter(({ presence }) => presence !== "absent");
@@ -102,6 +103,10 @@ export function ensemble(room) {
     element,
     suggestions,
     complete,
+    focus: () => next.focus(),
+    get speaker() {
+      return speaker;
+    },
     /** The first completion of the line, if any. */
     get first() {
       return offered[0]?.[1];
