@@ -132,6 +132,7 @@ from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import LineMacroService
 from backend.turns.prompt.preview import ContextService
 from backend.turns.prompt.retrieve import Rephraser
+from backend.turns.prompt.speaker_choice import SpeakerModel
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
@@ -345,6 +346,7 @@ class Services:
             engine,
             pool,
             rephraser=Rephraser(database, memory.search, settings, prompts, slots),
+            speakers=SpeakerModel(database, settings, prompts, slots, user_models),
             slots=slots,
             histories=self.histories,
             situations=self.situations,
@@ -364,6 +366,7 @@ class Services:
             quotas=self.quotas,
             pool=pool,
             slots=slots,
+            find_open=self.sessions.find_open,
         )
         self.processes = Processes(
             database, (TURN_LEASES, JOB_LEASES, SLOT_LEASES), on_loss=self.turns.recover

@@ -134,6 +134,15 @@ class RecordedPreset(msgspec.Struct, kw_only=True):
     chosen_by: ChosenBy
 
 
+class RecordedSpeaker(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The character of a group that speaks, and why. `reason` is as in `RecordedItem`."""
+
+    id: UUID
+    name: str
+    reasons: list[Reason] = []
+    reason: str = ""
+
+
 class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The items of a prompt. Stored sealed with the reply and shown by the API.
 
@@ -141,7 +150,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     order, `tool_support` is the way in which the model was asked for calls. `near_misses` are
     unused search results. `shape` is the message shape of the sent prompt, and `prompt_hash` is the
     hash of the messages without it. `unsent_settings` are sampling settings that the model refuses.
-    Records of earlier versions have no `window`.
+    `speaker` is set in groups. Records of earlier versions have no `window`.
     """
 
     version: int = 1
@@ -165,6 +174,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_support: ToolSupport | None = None
     shape: MessageShape = "lenient"
     unsent_settings: list[SamplingField] = []
+    speaker: RecordedSpeaker | None = None
 
     def find_texts(self) -> Iterator[RecordedItem | RecordedMessage]:
         """Yield the parts with a text that is stored by its hash."""

@@ -1,4 +1,4 @@
-"""Reasons why an item is in a prompt or was left out, as data and in words.
+"""Reasons why an item is in a prompt or was left out, and why a character speaks.
 
 Code that decides returns a `Reason`. The record of the prompt stores it, and the API returns it.
 `render_reasons` turns reasons into sentences for people.
@@ -85,6 +85,20 @@ ReasonKind = Literal[
     "repeats",
     "max_items",
     "not_current",
+    # Reasons for the speaker of a turn.
+    "speaker_asked",
+    "speaker_kept",
+    "speaker_named",
+    "speaker_waiting",
+    "speaker_drawn",
+    "speaker_listed",
+    "speaker_pooled",
+    "speaker_redrawn",
+    "speaker_alone",
+    "speaker_by_model",
+    "speaker_not_by_model",
+    "speaker_by_model_later",
+    "speaker_by_hand",
 ]
 
 FoundInKind = Literal[
@@ -226,6 +240,19 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "repeats": "repeats rank {rank}",
     "max_items": "more memories than `max_items`",
     "not_current": "on another branch, hidden, disabled, or replaced",
+    "speaker_asked": "asked to reply",
+    "speaker_kept": "speaker of the reply",
+    "speaker_named": "named in the last line",
+    "speaker_waiting": "named in an earlier line, and has not spoken since",
+    "speaker_drawn": "drawn by talkativeness",
+    "speaker_listed": "next in the list",
+    "speaker_pooled": "drawn from those who have not spoken since the user",
+    "speaker_redrawn": "drawn, because all have spoken since the user",
+    "speaker_alone": "no one else can reply",
+    "speaker_by_model": "chosen by the task model",
+    "speaker_not_by_model": "the task model chose no one",
+    "speaker_by_model_later": "the task model chooses when the turn begins",
+    "speaker_by_hand": "to be chosen by hand",
 }
 
 _PLACES: Final[Mapping[FoundInKind, str]] = {

@@ -21,6 +21,7 @@ RunKind = Literal[
     "compaction",
     "chapter",
     "rephrasing",
+    "speaker",
     "suggestions",
 ]
 RunState = Literal["done", "failed", "undone"]

@@ -13,7 +13,7 @@ from backend.errors import AppError
 from backend.openai_api.turn_reply import BEAT_SECONDS, TurnStatus
 from backend.turns import repository
 from backend.turns.api.service import TurnService
-from backend.turns.errors import TurnInProgressError
+from backend.turns.errors import TurnInProgressError, TurnNotFoundError
 from backend.turns.models import Turn
 from backend.turns.run.events import find_awaited_choice
 
@@ -60,7 +60,8 @@ class OpenTurns:
         self, identity: Identity, turn: TurnStatus, *, seconds: float = JOIN_SECONDS
     ) -> bool:
         """Wait for the end of a turn. False if it still runs after that time."""
-        with contextlib.suppress(TimeoutError):
+        # A reserved turn is deleted when it is stopped.
+        with contextlib.suppress(TimeoutError, TurnNotFoundError):
             async with asyncio.timeout(seconds):
                 async for _ in self._turns.events(identity, turn.id, last_id=0, beat=BEAT_SECONDS):
                     pass

@@ -76,6 +76,18 @@ class NothingToAnswerError(ValidationError):
     slug, title = "nothing-to-answer", "Nothing to reply to"
 
 
+class SpeakerNeededError(ValidationError):
+    """The next speaker of the chat is chosen by hand, and the request has no `speaker`."""
+
+    slug, title = "speaker-needed", "Choose who replies"
+
+
+class NoSpeakerError(ConflictError):
+    """No member of the chat may reply unasked."""
+
+    slug, title = "no-speaker", "No one can reply"
+
+
 class NotContinuableError(ConflictError):
     """The active path does not end with a reply that can be continued."""
 

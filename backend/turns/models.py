@@ -23,6 +23,12 @@ OPEN_STATES: tuple[TurnState, ...] = ("running", "waiting")
 LEASE_DURATION = timedelta(seconds=30)
 """A running turn counts as abandoned if its lease was not renewed for this time."""
 
+RESERVATION = timedelta(minutes=2)
+"""The lease of a turn that follows by itself, until its prompt is built."""
+
+NOT_BUILT = "{}"
+"""The `totals` of a turn without a prompt."""
+
 _IS_OPEN = text("state IN ('running', 'waiting')")
 _IS_RUNNING = text("state = 'running'")
 
@@ -31,6 +37,9 @@ class Turn(Base):
     """A turn. At most one turn of a chat is open.
 
     Attributes:
+        totals: The token totals of the prompt as JSON. Without them, the turn is reserved: it will
+            follow another one by itself, and its speaker is not chosen yet. Any other turn of the
+            chat may take its place.
         segments: The order of thinking, text and events as JSON (`[[kind, places], ...]`), so that
             any process can number the events.
         lease_owner: The process that runs the turn and renews `lease_until`. Once the lease has
@@ -98,6 +107,10 @@ class Turn(Base):
     lease_until: Mapped[datetime | None]
     created_at: Mapped[CreatedAt]
     finished_at: Mapped[datetime | None]
+
+    @property
+    def is_reserved(self) -> bool:
+        return self.state == "running" and self.totals == NOT_BUILT
 
     def is_run_by(self, process_id: UUID) -> bool:
         """True if a process may write to the turn."""

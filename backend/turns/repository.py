@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import bindparam, or_, select, tuple_
+from sqlalchemy import bindparam, delete, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.models import CampaignItem
@@ -16,7 +16,14 @@ from backend.chronicles.models import ChronicleEvent
 from backend.database.base import skip_index, split_chunks
 from backend.lorebooks.models import LoreEntryRow
 from backend.turns.errors import TurnNotFoundError
-from backend.turns.models import OPEN_STATES, ContextText, StoredContextRecord, Turn, TurnState
+from backend.turns.models import (
+    NOT_BUILT,
+    OPEN_STATES,
+    ContextText,
+    StoredContextRecord,
+    Turn,
+    TurnState,
+)
 
 
 async def find_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> Turn | None:
@@ -62,6 +69,57 @@ async def find_open_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID
             Turn.chat_id == chat_id, Turn.user_id == owner_id, Turn.state.in_(OPEN_STATES)
         )
     )
+
+
+async def find_open_turn_of_chain(session: AsyncSession, chain_id: UUID) -> Turn | None:
+    """Return the turn of a chain that runs, waits or is reserved. The caller locks the chat."""
+    return await session.scalar(
+        select(Turn)
+        .where(Turn.chain_id == chain_id, Turn.state.in_(OPEN_STATES))
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+
+
+async def list_following_turns(session: AsyncSession, turn: Turn) -> list[Turn]:
+    """Return the turns that have followed a turn by themselves, in order."""
+    if turn.chain_id is None or not turn.replies_left:
+        return []
+    query = select(Turn).where(
+        Turn.chain_id == turn.chain_id,
+        Turn.user_id == turn.user_id,
+        Turn.replies_left < turn.replies_left,
+    )
+    return list(await session.scalars(query.order_by(Turn.replies_left.desc())))
+
+
+async def find_next_turn(session: AsyncSession, turn: Turn) -> Turn | None:
+    """Return the turn that follows a turn by itself."""
+    return await session.scalar(
+        select(Turn).where(
+            Turn.chain_id == turn.chain_id,
+            Turn.user_id == turn.user_id,
+            Turn.replies_left == turn.replies_left - 1,
+        )
+    )
+
+
+async def find_chain_number(session: AsyncSession, turn: Turn) -> int:
+    """Return the place of a turn in its chain, from 1. 0 for a turn without a chain."""
+    if turn.chain_id is None:
+        return 0
+    if turn.chain_id == turn.id:
+        return 1
+    first = select(Turn.replies_left).where(Turn.id == turn.chain_id)
+    return (await session.scalar(first) or 0) - turn.replies_left + 1
+
+
+async def delete_reserved_turn(session: AsyncSession, turn_id: UUID) -> bool:
+    """Delete a turn that has not begun. False if it has, or is gone."""
+    deleted = delete(Turn).where(
+        Turn.id == turn_id, Turn.state == "running", Turn.totals == NOT_BUILT
+    )
+    return await session.scalar(deleted.returning(Turn.id)) is not None
 
 
 async def list_turns(

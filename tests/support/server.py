@@ -45,11 +45,17 @@ PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 @dataclass(frozen=True)
 class Event:
-    """A server-sent event."""
+    """A server-sent event. `turn_id` is that of a later turn of the stream, or empty."""
 
     id: int
     name: str
     data: Any
+    turn_id: str = ""
+
+    @property
+    def place(self) -> str:
+        """The id as it was sent."""
+        return f"{self.turn_id}:{self.id}" if self.turn_id else str(self.id)
 
 
 @dataclass
@@ -327,7 +333,8 @@ async def read_events(response: httpx.Response) -> AsyncGenerator[Event]:
     async for line in response.aiter_lines():
         if not line:
             if fields:
-                yield Event(int(fields["id"]), fields["event"], json.loads(fields["data"]))
+                turn_id, _, number = fields["id"].rpartition(":")
+                yield Event(int(number), fields["event"], json.loads(fields["data"]), turn_id)
             fields = {}
         elif not line.startswith(":"):
             name, _, value = line.partition(": ")

@@ -15,8 +15,10 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.chats.errors import (
     ChatNotFoundError,
     EmptyMessageError,
+    MemberAbsentError,
     MessageNotFoundError,
     MessageTooLongError,
+    NobodyPresentError,
 )
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroLimitError
@@ -57,8 +59,10 @@ from backend.turns.errors import (
     ChatChangedError,
     ChoiceMadeError,
     ContextNotFoundError,
+    NoSpeakerError,
     NotContinuableError,
     NothingToAnswerError,
+    SpeakerNeededError,
     TurnIdReusedError,
     TurnInProgressError,
     TurnNotFoundError,
@@ -67,7 +71,7 @@ from backend.turns.errors import (
 )
 from backend.turns.models import TurnState
 from backend.turns.prompt.preview import ContextService
-from backend.turns.run.events import EVENTS
+from backend.turns.run.events import EVENTS, EventPlace
 
 PROMPT_ERRORS = (
     ChatNotFoundError,
@@ -75,6 +79,10 @@ PROMPT_ERRORS = (
     CharacterNotFoundError,
     NothingToAnswerError,
     NotContinuableError,
+    MemberAbsentError,
+    NobodyPresentError,
+    NoSpeakerError,
+    SpeakerNeededError,
     ContextOverflowError,
     MacroLimitError,
     UnknownModelError,
@@ -125,10 +133,11 @@ class TurnController(Controller):
 
         With `Accept: application/json` the response is the turn once it has ended or waits for its
         player. The turn continues if the client disconnects. Continue the stream at
-        `/turns/{turn_id}/events`.
+        `/turns/{turn_id}/events`. With `auto_replies`, the replies that follow by themselves belong
+        to the stream, and to the JSON as `following`.
         """
         turn_id = await turns.take(identity, chat_id, data)
-        return await make_response(request, turns, watch, identity, turn_id, last_id=0)
+        return await make_response(request, turns, watch, identity, turn_id, last=EventPlace())
 
     @get("/turns", opt={RAISES: (ChatNotFoundError,)}, summary="List turns")
     async def list_turns(
@@ -192,12 +201,15 @@ class TurnController(Controller):
         text: FromQuery[str | None] = None,
         prompt: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
         viewpoint: FromQuery[ViewpointText | None] = None,
+        speaker: FromQuery[UUID | None] = None,
     ) -> ContextView:
         """Return the items of the next turn's prompt and the reasons for them. Asks no model.
 
         `prompt=true` adds the prompt. The prompt contains only the knowledge of `viewpoint`.
+        `speaker` is the character that replies. Without it, the preview of a group shows one that
+        may be chosen.
         """
-        request = ContextRequest(text=text, prompt=prompt, viewpoint=viewpoint)
+        request = ContextRequest(text=text, prompt=prompt, viewpoint=viewpoint, speaker=speaker)
         return await contexts.preview(identity, chat_id, request)
 
     @post(
@@ -252,10 +264,13 @@ class RunningTurnController(Controller):
         turns: NamedDependency[TurnService],
         watch: NamedDependency[SessionWatch],
     ) -> Response[Any]:
-        """Stream the events after `Last-Event-ID`, in whichever process the turn runs."""
-        await turns.get(identity, turn_id)
-        last_id = read_last_event_id(request)
-        return stream_events(turns, watch, identity, turn_id, last_id=last_id)
+        """Stream the events after `Last-Event-ID`, in whichever process the turn runs.
+
+        The turns that follow it by themselves belong to the stream.
+        """
+        last = read_last_event_id(request)
+        await turns.check_place(identity, turn_id, last)
+        return stream_events(turns, watch, identity, turn_id, last=last)
 
     @post(
         "/stop",
@@ -273,7 +288,11 @@ class RunningTurnController(Controller):
         identity: NamedDependency[Identity],
         turns: NamedDependency[TurnService],
     ) -> None:
-        """Stop a turn. Its text so far is kept."""
+        """Stop a turn. Its text so far is kept.
+
+        Of turns that follow each other by themselves, the running one is stopped, and no other
+        follows.
+        """
         await turns.stop(identity, turn_id)
 
     @post(
@@ -315,7 +334,9 @@ class RunningTurnController(Controller):
         waits again.
         """
         last_id = await turns.choose(identity, turn_id, data)
-        return await make_response(request, turns, watch, identity, turn_id, last_id=last_id)
+        return await make_response(
+            request, turns, watch, identity, turn_id, last=EventPlace(last_id)
+        )
 
 
 class MessageContextController(Controller):

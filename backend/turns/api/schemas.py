@@ -14,6 +14,7 @@ from backend.context.record import (
     RecordedBudget,
     RecordedItem,
     RecordedPreset,
+    RecordedSpeaker,
     RecordedWindow,
     Totals,
 )
@@ -80,6 +81,10 @@ class TurnView(msgspec.Struct, kw_only=True):
 
     `waiting` is the data of the last `turn.awaiting_choice` while the turn waits. `waits_for` is
     the work of the model's server that a running turn waits for, at most a second late.
+
+    Of replies that follow each other by themselves, `chain_id` is the first turn, `replies_left`
+    the number of those that may follow this one, and `following` the ones that have. A list of
+    turns has no `following`. `totals` is null before the prompt of a following turn is built.
     """
 
     id: UUID
@@ -90,7 +95,7 @@ class TurnView(msgspec.Struct, kw_only=True):
     user_message_id: UUID | None
     reply_id: UUID | None
     usage: TurnUsage | None
-    totals: Totals
+    totals: Totals | None
     problem: dict[str, Any] | None
     created_at: datetime
     finished_at: datetime | None
@@ -98,6 +103,9 @@ class TurnView(msgspec.Struct, kw_only=True):
     waits_for: Occupation | None = None
     text: str | None = None
     reply: MessageView | None = None
+    chain_id: UUID | None = None
+    replies_left: int = 0
+    following: list["TurnView"] = []
 
 
 class SuggestionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -124,7 +132,7 @@ class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     `text` is a draft of the user's line. A blank one is ignored. `budgets` override those of the
     chat and the account. `preset` replaces the chosen preset. `prompt` adds the prompt, `diff` the
     difference to the prompt of the last reply. The prompt contains only the knowledge of
-    `viewpoint`.
+    `viewpoint`. `speaker` is the character that replies.
     """
 
     text: str | None = None
@@ -133,6 +141,7 @@ class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     prompt: bool = False
     diff: Literal["previous"] | None = None
     viewpoint: ViewpointText | None = None
+    speaker: UUID | None = None
 
 
 class ShownMessage(msgspec.Struct, kw_only=True):
@@ -197,7 +206,8 @@ class ContextView(msgspec.Struct, kw_only=True):
     turn, in order, and `tool_support` is the way in which the model was asked for calls. `shape` is
     the message shape of the sent prompt. `unsent_settings` are sampling settings that were left out
     because the model refuses them, alone or together. `window` is the model's window with its
-    source. It is null in records of earlier versions.
+    source. It is null in records of earlier versions. `speaker` is the character of a group that
+    speaks, with the reason for the choice; null in other chats.
     """
 
     model: str
@@ -224,3 +234,4 @@ class ContextView(msgspec.Struct, kw_only=True):
     tool_support: ToolSupport | None = None
     shape: MessageShape = "lenient"
     unsent_settings: list[SamplingField] = []
+    speaker: RecordedSpeaker | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
@@ -16,6 +17,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
+from backend.campaigns.state.viewpoints import MIN_GROUP
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
@@ -26,6 +28,7 @@ from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
 from backend.database.base import new_id
 from backend.database.engine import Database, OvertakenError
+from backend.errors import BadRequestError
 from backend.generation.sampling import SamplingField
 from backend.llm.server_slots import ModelSlots
 from backend.prompts import PromptLibrary
@@ -40,11 +43,15 @@ from backend.turns.errors import (
     TurnNotFoundError,
     TurnWaitingError,
 )
-from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn, TurnState
+from backend.turns.models import NOT_BUILT, TURN_OUTPUT, TURN_PROBLEM, Turn, TurnState
 from backend.turns.prompt.builder import PromptBuilder
+from backend.turns.prompt.built_prompt import BuiltPrompt
 from backend.turns.prompt.client import ClientPrompt
+from backend.turns.prompt.speaker_choice import TurnSpeaker
+from backend.turns.run.chains import FindOpen, ReplyChains
 from backend.turns.run.events import (
     EventCursor,
+    EventPlace,
     Progress,
     TurnEvent,
     find_awaited_choice,
@@ -55,7 +62,7 @@ from backend.turns.run.registry import RunRegistry
 from backend.turns.run.resume import TurnResumer
 from backend.turns.run.start import TurnStarter
 from backend.turns.run.store import TurnStore
-from backend.turns.run.turn_run import TurnRun
+from backend.turns.run.turn_run import ChainPlace, TurnRun
 from backend.vault.sealing import Sealer, digest
 
 log = get_logger(__name__)
@@ -77,7 +84,9 @@ def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
         user_message_id=turn.user_message_id,
         reply_id=turn.reply_id,
         usage=msgspec.json.decode(turn.usage, type=TurnUsage) if turn.usage else None,
-        totals=msgspec.json.decode(turn.totals, type=Totals),
+        totals=(
+            msgspec.json.decode(turn.totals, type=Totals) if turn.totals != NOT_BUILT else None
+        ),
         problem=(
             msgspec.json.decode(sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem))
             if turn.sealed_problem
@@ -85,6 +94,8 @@ def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
         ),
         waiting=find_awaited_choice(sealer, turn),
         waits_for=turn.waits_for,
+        chain_id=turn.chain_id,
+        replies_left=turn.replies_left,
         created_at=turn.created_at,
         finished_at=turn.finished_at,
     )
@@ -103,6 +114,7 @@ class TurnService:
         quotas: Quotas,
         pool: CpuPool,
         slots: ModelSlots,
+        find_open: FindOpen,
     ) -> None:
         self._pool = pool
         self._database = database
@@ -116,6 +128,9 @@ class TurnService:
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(
             store=self._store.store_progress, conclude=self._store.conclude, slots=slots
+        )
+        self._chains = ReplyChains(
+            database, builder, self._starter, quotas, self.runs, find_open=find_open
         )
 
     async def take(
@@ -131,7 +146,8 @@ class TurnService:
         the images of the client's line.
 
         Returns the id of the turn, which runs with or without a listener. If the turn id was used
-        for the same request, nothing is started.
+        for the same request, nothing is started. Replies may follow it by themselves, but not that
+        of a client.
 
         Raises `TurnInProgressError`, `TurnIdReusedError`, `QuotaExceededError`, `ChatChangedError`
         and the errors of `PromptBuilder.build`. Nothing is stored then.
@@ -144,7 +160,11 @@ class TurnService:
             await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
             with self._quotas.turns.hold(identity.user_id) as permit:
                 run = await self._prepare(identity, chat_id, request, turn_id, fingerprint, client)
-                permit.extend(run.finished)
+                over = run.finished
+                if run.chain is not None:
+                    # One permit for all replies, because only one of them runs at a time.
+                    over = self._chains.follow(identity, run, viewpoint=request.viewpoint)
+                permit.extend(over)
         except _ReplayError:
             return turn_id
         except QuotaExceededError:
@@ -200,24 +220,31 @@ class TurnService:
         client: ClientPrompt | None,
     ) -> TurnRun:
         """Store the turn. Raises `_ReplayError` if the same request has started it before."""
+        replaced: UUID | None = None
 
         async def check(session: AsyncSession) -> None:
             """Raise an error if this turn exists or another turn of the chat is open."""
+            nonlocal replaced
             if request.turn_id and await _is_replay(session, identity, turn_id, fingerprint):
                 raise _ReplayError
             turn = await repository.find_open_turn(session, chat_id, owner_id=identity.user_id)
+            replaced = turn.id if turn is not None and turn.is_reserved else None
+            if replaced is not None:
+                return
             if turn is not None and turn.state == "waiting":
                 raise TurnWaitingError(turn.id, find_awaited_choice(identity.sealer, turn))
             if turn is not None:
                 raise TurnInProgressError(turn.id)
 
-        is_outrun = False
+        is_outrun, speaker = False, TurnSpeaker.of_turn(turn_id)
         for attempt in range(MAX_ATTEMPTS):
             # A new line without a turn id needs no check, because the index on open turns refuses a
             # second one. Other requests depend on the last message and must know that no turn is
             # running.
             look = check if attempt or request.turn_id or request.text is None else None
-            built = await self._builder.build(identity, chat_id, request, check=look, client=client)
+            built = await self._builder.build(
+                identity, chat_id, request, check=look, client=client, speaker=speaker
+            )
             try:
                 run = await self._starter.start(
                     identity,
@@ -226,6 +253,8 @@ class TurnService:
                     fingerprint,
                     viewpoint=request.viewpoint,
                     rebuild=partial(self._builder.rebuild, identity, request),
+                    chain=None if client else _plan_chain(request, built, turn_id),
+                    replaced=replaced,
                 )
             except OvertakenError:
                 # Another turn was first, or has the same id. The next check finds out which, and
@@ -250,36 +279,100 @@ class TurnService:
 
         Raises `TurnNotFoundError` before the first event.
         """
-        run = self.runs.get(turn_id)
-        if run is not None and run.user_id == identity.user_id:
-            async for batch in run.events(last_id, beat=beat):
-                yield batch
-            return
-        silence, cursor = 0.0, EventCursor(last_id)
+        async for batch, _ in self._follow(identity, turn_id, last_id=last_id, beat=beat):
+            yield batch
+
+    async def joined_events(
+        self, identity: Identity, turn_id: UUID, *, last: EventPlace, beat: float
+    ) -> AsyncIterator[list[TurnEvent]]:
+        """Yield the events of a turn and of those that follow it by themselves, after `last`.
+
+        Yields empty lists in silence. Events of later turns carry the id of their turn.
+
+        Raises `TurnNotFoundError` before the first event.
+        """
+        current, last_id = last.turn_id or turn_id, last.id
         while True:
+            label, replies_left = None if current == turn_id else current, 0
+            async for batch, left in self._follow(identity, current, last_id=last_id, beat=beat):
+                replies_left = left
+                yield [replace(each, turn_id=label) for each in batch] if label else batch
+            if not replies_left or self.runs.is_closing:
+                return
+            async with self._database.read() as session:
+                turn = await repository.find_turn(session, current, owner_id=identity.user_id)
+                following = await repository.find_next_turn(session, turn) if turn else None
+            if following is None:
+                return
+            current, last_id = following.id, 0
+
+    async def check_place(self, identity: Identity, turn_id: UUID, last: EventPlace) -> None:
+        """Raise `BadRequestError` unless a turn or one that follows it has the last event.
+
+        Raises `TurnNotFoundError`.
+        """
+        async with self._database.read() as session:
+            turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
+            if last.turn_id in {None, turn.id}:
+                return
+            later = await repository.list_following_turns(session, turn)
+        if all(each.id != last.turn_id for each in later):
+            raise BadRequestError("Last-Event-ID names a turn that does not follow this one.")
+
+    async def _follow(
+        self, identity: Identity, turn_id: UUID, *, last_id: int, beat: float
+    ) -> AsyncIterator[tuple[list[TurnEvent], int]]:
+        """Yield the events of a turn, each time with the number of replies that may follow.
+
+        A reserved turn that is given up has no events.
+        """
+        cursor, is_reserved = EventCursor(last_id), False
+        silence = 0.0
+        while not self._is_run_here(identity, turn_id):
             try:
                 progress = await self._read_progress(identity, turn_id)
             except TurnNotFoundError as error:
+                if is_reserved:
+                    return
                 if cursor.last_id == 0:
                     raise
                 # The chat was deleted while a client followed the turn here.
-                yield [TurnEvent(cursor.last_id + 1, "turn.failed", error.to_problem())]
+                yield [TurnEvent(cursor.last_id + 1, "turn.failed", error.to_problem())], 0
                 return
+            is_reserved = progress.is_reserved
             batch = cursor.next_events(progress)
-            if batch:
-                yield batch
+            silence = 0.0 if batch else silence + FOLLOW_SECONDS
+            if batch or progress.is_at_rest or silence >= beat:
+                silence = 0.0
+                yield batch, progress.replies_left
             if progress.is_at_rest or self.runs.is_closing:
                 return  # another process continues the stream
-            silence = 0.0 if batch else silence + FOLLOW_SECONDS
-            if silence >= beat:
-                silence = 0.0
-                yield []
+            await self._wait_for_news(turn_id, is_reserved=is_reserved)
+        if run := self.runs.get(turn_id):
+            async for batch in run.events(cursor.last_id, beat=beat):
+                yield batch, run.progress.replies_left
+            yield [], run.progress.replies_left
+
+    def _is_run_here(self, identity: Identity, turn_id: UUID) -> bool:
+        run = self.runs.get(turn_id)
+        return run is not None and run.user_id == identity.user_id
+
+    async def _wait_for_news(self, turn_id: UUID, *, is_reserved: bool) -> None:
+        if is_reserved:
+            await self._chains.wait(turn_id, within=FOLLOW_SECONDS)
+        else:
             await asyncio.sleep(FOLLOW_SECONDS)
 
     async def get(self, identity: Identity, turn_id: UUID) -> TurnView:
-        """Return a turn with its reply. Raises `TurnNotFoundError`."""
+        """Return a turn with its reply, and those that followed. Raises `TurnNotFoundError`."""
         async with self._database.read() as session:
             turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
+            later = await repository.list_following_turns(session, turn)
+        view = await self._view_with_reply(identity, turn)
+        view.following = [await self._view_with_reply(identity, each) for each in later]
+        return view
+
+    async def _view_with_reply(self, identity: Identity, turn: Turn) -> TurnView:
         reply = None
         if turn.reply_id is not None and turn.kind != "impersonate":
             with contextlib.suppress(MessageNotFoundError):  # deleted since
@@ -313,10 +406,14 @@ class TurnService:
         return [view_turn(identity.sealer, turn) for turn in turns]
 
     async def stop(self, identity: Identity, turn_id: UUID) -> None:
-        """Stop a turn. Its text so far is kept. Raises `TurnNotFoundError`."""
-        await self._recovery.stop(identity, turn_id)
-        if run := self.runs.get(turn_id):
+        """Stop a turn, and those that would follow it by themselves. Its text so far is kept.
+
+        Raises `TurnNotFoundError`.
+        """
+        stopped_id = await self._recovery.stop(identity, turn_id)
+        if run := self.runs.get(stopped_id):
             run.stop()
+        self._chains.notify(stopped_id)
 
     async def recover(self) -> None:
         count = await self._recovery.recover()
@@ -325,6 +422,8 @@ class TurnService:
 
     async def close(self) -> None:
         await self.runs.close()
+        await self._chains.close()
+        await self.runs.close()  # a chain may just have started a turn
         for task in list(self._recounts):
             task.cancel()
 
@@ -332,7 +431,8 @@ class TurnService:
         async with self._database.read() as session:
             turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
             reply = await session.get(Message, turn.reply_id) if turn.reply_id else None
-        return read_progress(identity.sealer, turn, reply)
+            number = await repository.find_chain_number(session, turn)
+        return read_progress(identity.sealer, turn, reply, number=number)
 
     def _recount_if_needed(self, run: TurnRun) -> None:
         """Count the chat's messages with its model's tokenizer, in the background."""
@@ -350,6 +450,17 @@ class TurnService:
             )
         except Exception as error:  # the next turn tries again
             log.warning("chat.not_recounted", chat_id=run.chat_id, exc_info=error)
+
+
+def _plan_chain(request: TurnRequest, built: BuiltPrompt, turn_id: UUID) -> ChainPlace | None:
+    """Return the place of a first turn that others may follow. None if it stays alone."""
+    loaded = built.loaded
+    wanted = request.auto_replies
+    if wanted is None:
+        wanted = loaded.settings.group.auto_replies
+    if loaded.target.kind != "reply" or loaded.cast.member_count < MIN_GROUP or wanted <= 1:
+        return None
+    return ChainPlace(chain_id=turn_id, number=1, left=wanted - 1)
 
 
 class _ReplayError(Exception):

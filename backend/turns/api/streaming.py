@@ -15,7 +15,7 @@ from backend.accounts.auth.sessions import SessionWatch
 from backend.errors import BadRequestError, UnauthenticatedError
 from backend.http.schemas import AnyRequest
 from backend.turns.api.service import TurnService
-from backend.turns.run.events import KEEP_ALIVE, TurnEvent
+from backend.turns.run.events import KEEP_ALIVE, EventPlace, TurnEvent
 
 KEEP_ALIVE_SECONDS = 15.0
 
@@ -38,45 +38,52 @@ async def make_response(
     identity: Identity,
     turn_id: UUID,
     *,
-    last_id: int,
+    last: EventPlace,
 ) -> Response[Any]:
-    """Return the events after `last_id`, or as JSON the turn once it has ended or waits."""
+    """Return the events after `last`, or as JSON the turn once it has ended or waits.
+
+    Turns that follow it by themselves belong to the response.
+    """
     if not _wants_json(request):
-        return stream_events(turns, watch, identity, turn_id, last_id=last_id)
-    async for _ in _watch_events(turns, watch, identity, turn_id, last_id=last_id):
+        return stream_events(turns, watch, identity, turn_id, last=last)
+    async for _ in _watch_events(turns, watch, identity, turn_id, last=last):
         pass
     return Response(await turns.get(identity, turn_id))
 
 
-def read_last_event_id(request: AnyRequest) -> int:
-    """Return the id of the client's last event. 0 for none. Raises `BadRequestError`."""
+def read_last_event_id(request: AnyRequest) -> EventPlace:
+    """Return the place of the client's last event. Raises `BadRequestError`."""
     text = request.headers.get("last-event-id", "").strip()
     if not text:
-        return 0
-    if not text.isdecimal() or len(text) > MAX_EVENT_ID_DIGITS:
-        raise BadRequestError("Last-Event-ID must be the number of the last event received.")
-    return int(text)
+        return EventPlace()
+    turn, colon, number = text.rpartition(":")
+    if not number.isdecimal() or len(number) > MAX_EVENT_ID_DIGITS:
+        raise BadRequestError("Last-Event-ID must be the id of the last event received.")
+    try:
+        return EventPlace(int(number), UUID(turn) if colon else None)
+    except ValueError as error:
+        raise BadRequestError("Last-Event-ID must be the id of the last event received.") from error
 
 
 def stream_events(
-    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
+    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last: EventPlace
 ) -> Response[Any]:
     return Stream(
-        _encode_events(_watch_events(turns, watch, identity, turn_id, last_id=last_id)),
+        _encode_events(_watch_events(turns, watch, identity, turn_id, last=last)),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no", "X-Turn-ID": str(turn_id)},
     )
 
 
 async def _watch_events(
-    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
+    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last: EventPlace
 ) -> AsyncIterator[list[TurnEvent]]:
     """Yield the events of a turn while the session of the request is open.
 
     Raises `UnauthenticatedError` when it ends. A stream is closed then.
     """
     with watch.watching(identity.slot_id):
-        async for batch in turns.events(identity, turn_id, last_id=last_id, beat=BEAT_SECONDS):
+        async for batch in turns.joined_events(identity, turn_id, last=last, beat=BEAT_SECONDS):
             if not watch.is_open(identity.slot_id):
                 raise UnauthenticatedError("The session has ended. The turn continues.")
             yield batch

@@ -67,6 +67,11 @@ from backend.turns.prompt.load import ChatLoader, find_history_begin
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import expand_line, load_scripts, rewrite_line
 from backend.turns.prompt.retrieve import Rephraser, make_request
+from backend.turns.prompt.speaker_choice import (
+    SpeakerModel,
+    SpeakerQuestionError,
+    TurnSpeaker,
+)
 
 FIXED_RESERVE_TOKENS = 16_384
 """Reserve for the fixed sections: 16,384 tokens, or half of a smaller window."""
@@ -94,6 +99,7 @@ class PromptBuilder:
         *,
         slots: ModelSlots,
         rephraser: Rephraser,
+        speakers: SpeakerModel,
         histories: HistoryCache,
         situations: SituationService,
         clock: StoryClock,
@@ -115,12 +121,13 @@ class PromptBuilder:
         self._enrichment = enrichment
         self._search = search
         self._rephraser = rephraser
+        self._speakers = speakers
         self._database = database
         self._settings = settings
         self._ratios = RatioCache()
         self._assembler = PromptAssembler(prompts, counts, lore, pool)
 
-    async def build(
+    async def build(  # noqa: PLR0913  # the parts of turns, previews and suggestions
         self,
         identity: Identity,
         chat_id: UUID,
@@ -131,6 +138,7 @@ class PromptBuilder:
         suggestions: int = 0,
         constraint: Constraint | None = None,
         client: ClientPrompt | None = None,
+        speaker: TurnSpeaker | None = None,
     ) -> BuiltPrompt:
         """Load the data of the turn and build its prompt. Stores nothing.
 
@@ -143,11 +151,13 @@ class PromptBuilder:
             suggestions: The number of lines to suggest. 0 for a reply.
             constraint: Limits the prompt further after the model refused one.
             client: The prompt of a client, to which lore, memory and campaign are added.
+            speaker: The choice of the turn's speaker. It is kept there.
 
         If the history would drop rounds that no summary covers, the summary is written first,
         except in a preview.
 
         Raises:
+            ChainEndedError: No reply follows by itself.
             AppError: As `ChatLoader.load` does; `EmptyMessageError`, `MessageTooLongError`,
                 `ContextOverflowError`, `MacroLimitError`; and `ValidationError` if the tried
                 budgets leave no room for a prompt.
@@ -169,6 +179,7 @@ class PromptBuilder:
                     is_quiet=bool(suggestions),
                     constraint=constraint,
                     client=client,
+                    speaker=speaker,
                 )
                 retrieved = await self._retrieve(
                     identity, prompt, search, rank=rank if tried is None else None
@@ -177,9 +188,9 @@ class PromptBuilder:
                 identity, retrieved, request, suggestions=suggestions
             )
 
-        built = await self._run_attempt(identity, attempt)
+        built = await self._run_attempt(identity, attempt, speaker)
         if built.loses_rounds and tried is None and await self._summarise(identity, built, rank):
-            built = await self._run_attempt(identity, attempt)
+            built = await self._run_attempt(identity, attempt, speaker)
         return built
 
     async def rebuild(
@@ -211,11 +222,22 @@ class PromptBuilder:
         return await self._assembler.assemble(identity, retrieved, request, suggestions=0)
 
     async def _run_attempt(
-        self, identity: Identity, attempt: Callable[[], Awaitable[BuiltPrompt]]
+        self,
+        identity: Identity,
+        attempt: Callable[[], Awaitable[BuiltPrompt]],
+        speaker: TurnSpeaker | None,
     ) -> BuiltPrompt:
-        """Run `attempt`, again if the campaign has to be folded or books compiled first."""
+        """Run `attempt`, again if something has to be done first without its transaction.
+
+        The task model has to choose the speaker, the campaign to be folded, or books compiled.
+        """
         try:
             return await self._lore.with_books(identity, attempt)
+        except SpeakerQuestionError as asked:
+            if speaker is None:
+                raise ValueError("Only a turn asks the task model for its speaker.") from asked
+            await self._speakers.answer(identity, asked.question, speaker)
+            return await self._run_attempt(identity, attempt, speaker)
         except StaleCampaignError as stale:
             await self._situations.fold(identity, stale.campaign_id)
             return await self._lore.with_books(identity, attempt)
@@ -250,6 +272,7 @@ class PromptBuilder:
         is_quiet: bool,
         constraint: Constraint | None,
         client: ClientPrompt | None,
+        speaker: TurnSpeaker | None,
     ) -> LoadedPrompt:
         """Load the chat and its last messages in one transaction, and start the memory search."""
         async with self._database.read() as session:
@@ -264,6 +287,7 @@ class PromptBuilder:
                 is_preview=tried is not None,
                 tried=tried.preset if tried else None,
                 client=client,
+                speaker=speaker,
             )
             loaded = await loader.load(chat_id, request)
             scripts = await load_scripts(session, identity, self._scripts, loaded)

@@ -22,6 +22,7 @@ from backend.context.record import (
     RecordedHistory,
     RecordedMessage,
     RecordedPreset,
+    RecordedSpeaker,
     RecordedWindow,
     Totals,
     hash_prompt,
@@ -44,7 +45,7 @@ from backend.generation.tokens import MESSAGE_OVERHEAD, RATIO_BOUNDS, get_tokeni
 from backend.generation.tools.calls import describe_tools
 from backend.generation.tools.streams import BLOCK_TOKENS
 from backend.lorebooks.activation.timed import TimedState
-from backend.turns.prompt.context import Constraint, LoadedChat, LoadedPreset, PromptWindow
+from backend.turns.prompt.context import Cast, Constraint, LoadedChat, LoadedPreset, PromptWindow
 
 REPLY_RESERVES = 4
 """A reply may be this many times as long as its reserve.
@@ -377,6 +378,7 @@ def make_record(built: BuiltPrompt) -> ContextRecord:
         ),
         shape=assembled.shape,
         unsent_settings=list(built.window.unsent),
+        speaker=_record_speaker(loaded.cast),
     )
     record.notes += built.notes
     if built.window.is_estimated:
@@ -397,6 +399,12 @@ def _record_preset(preset: LoadedPreset | None) -> RecordedPreset | None:
         revision=preset.revision,
         chosen_by=preset.chosen_by,
     )
+
+
+def _record_speaker(cast: Cast) -> RecordedSpeaker | None:
+    if cast.speaker.id is None or not cast.reasons:
+        return None
+    return RecordedSpeaker(id=cast.speaker.id, name=cast.speaker.name, reasons=list(cast.reasons))
 
 
 def _record_left_out(left_out: Sequence[LeftOut]) -> list[LeftOut]:

@@ -33,7 +33,7 @@ from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import Budget
 from backend.context.macros import Variables
 from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
-from backend.core.reasons import ReasonKind
+from backend.core.reasons import Reason, ReasonKind
 from backend.enrichment.summaries.store import HOT_ROUNDS, StoredSummary
 from backend.generation.model import ChatModel, ModelSpec, Role
 from backend.generation.registry import ModelRegistry
@@ -71,6 +71,7 @@ class TurnTarget:
         parent: The parent of the reply, if no new line is stored.
         continued: The reply that is continued.
         spoken_by: The character of the reply that is continued or regenerated.
+        spoken: The last line before the reply, if none of the user is answered.
         audience: The audience of the message that is answered, continued or regenerated, in the
             form of the column.
     """
@@ -82,7 +83,12 @@ class TurnTarget:
     parent: Message | None = None
     continued: Message | None = None
     spoken_by: UUID | None = None
+    spoken: Message | None = None
     audience: str = PUBLIC
+
+    def find_kept_speaker(self, members: Collection[UUID]) -> UUID | None:
+        """Return the character of a rewritten or continued reply if it still is a member."""
+        return self.spoken_by if self.spoken_by in members else None
 
     @property
     def rewritten(self) -> int | None:
@@ -190,7 +196,8 @@ class Cast:
     """The characters of a chat and its user.
 
     `others` are the names of the characters that do not speak in this turn. `persona` is the
-    description of the user's persona.
+    description of the user's persona. `reasons` are why the speaker was chosen, in a group, and
+    `waiting` are other characters that the last lines have named.
     """
 
     speaker: Speaker
@@ -199,6 +206,8 @@ class Cast:
     user_name: str
     persona: str
     persona_id: UUID | None
+    reasons: Sequence[Reason] = ()
+    waiting: Sequence[UUID] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +288,7 @@ class LoadedChat:
         preset: The nearest preset that is chosen. None for the default order.
         client: The prompt of a client, to which the turn adds. None if Talekeeper builds it alone.
         sent_begin: Stored tokens from the root before the first message that the client sends.
+        is_automatic: True for a reply that follows another one by itself.
     """
 
     chat: Chat
@@ -308,6 +318,15 @@ class LoadedChat:
     preset: LoadedPreset | None = None
     client: ClientParts | None = None
     sent_begin: int = 0
+    is_automatic: bool = False
+
+    @property
+    def may_pass(self) -> bool:
+        """True if the character may answer that it has nothing to say.
+
+        In a played turn, the tools end a reply.
+        """
+        return self.is_automatic and self.story.table is None
 
     @property
     def adds_memory(self) -> bool:

@@ -67,6 +67,14 @@ from backend.turns.prompt.context import (
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
 from backend.turns.prompt.retrieve import EXCHANGE_LINES
+from backend.turns.prompt.speaker_choice import (
+    ChainEndedError,
+    SpeakerFinder,
+    SpeakerPick,
+    TurnSpeaker,
+    draw_seed,
+    find_spoken_line,
+)
 from backend.vault.sealing import OVERHEAD
 
 MAX_QUOTED_LINES = 20
@@ -101,9 +109,10 @@ class ChatLoader:
     A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
     is left out. `with_campaign` loads its state later, while memory is searched. With the prompt of
     a `client`, its own messages are the history, and it may exclude everything that is added.
+    `speaker` is what is known of the choice of the speaker; without it, a draw depends on the path.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one reader of everything that a turn needs
         self,
         session: AsyncSession,
         identity: Identity,
@@ -114,8 +123,10 @@ class ChatLoader:
         is_preview: bool = False,
         tried: PresetFields | None = None,
         client: ClientPrompt | None = None,
+        speaker: TurnSpeaker | None = None,
     ) -> None:
         self._client = client
+        self._speaker = speaker
         self._remembers = client is None or client.uses_memory
         self._lore = lore
         self._situations = situations if self._remembers else None
@@ -130,7 +141,8 @@ class ChatLoader:
         """Read the chat, its cast and the place in its message tree.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
-        `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`.
+        `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`, and
+        the errors of `SpeakerFinder.find`.
         """
         session, identity = self._session, self._identity
         owner_id, sealer, account = identity.user_id, identity.sealer, identity.settings
@@ -142,11 +154,36 @@ class ChatLoader:
         self._campaign = campaign if self._situations else None
         client = split_prompt(self._client) if self._client else None
         settings = read_settings(sealer, chat)
-        target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
-        audience = await find_audience(session, chat, request, target)
+        turn = self._speaker or TurnSpeaker(seed=draw_seed(chat))
+        if turn.automatic is not None and chat.leaf_id != turn.automatic.after:
+            raise ChainEndedError
         group = await load_group(session, chat.id)
         member_ids = list(group.members)
-        cast, viewpoint = await self._load_cast(chat, settings, request, target, group)
+        target = await find_target(
+            session,
+            chat,
+            leaf,
+            request,
+            is_preview=self._is_preview,
+            may_follow=group.is_group and settings.group.next_speaker != "by_hand",
+        )
+        audience = await find_audience(session, chat, request, target)
+        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        finder = SpeakerFinder(
+            session,
+            identity,
+            chat,
+            settings,
+            group,
+            names,
+            turn=turn,
+            may_ask=not self._is_preview,
+            has_client=client is not None,
+        )
+        pick = await finder.find(request, target, audience)
+        if target.line_kind == "next" and request.audience is None and not pick.has_heard:
+            audience = PUBLIC  # the others' whisper goes on without this speaker
+        cast, viewpoint = await self._load_cast(chat, settings, request, group, names, pick)
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
@@ -203,6 +240,7 @@ class ChatLoader:
             has_scripts=has_scripts,
             preset=preset,
             client=client,
+            is_automatic=turn.automatic is not None,
         )
         texts = [*loaded.macro_texts, loaded.line or ""]
         quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
@@ -232,14 +270,14 @@ class ChatLoader:
         chat: Chat,
         settings: ChatSettings,
         request: TurnRequest,
-        target: TurnTarget,
         group: Group,
+        names: Mapping[UUID, str],
+        pick: SpeakerPick,
     ) -> tuple[Cast, Viewpoint]:
         """Return the cast and the viewpoint. They depend on each other through the user's name."""
-        session, identity, member_ids = self._session, self._identity, list(group.members)
+        session, identity = self._session, self._identity
         owner_id, sealer = identity.user_id, identity.sealer
-        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
-        speaker = await find_speaker(session, identity, names, request, target)
+        speaker = await load_speaker(session, identity, names, pick.character_id)
         persona_id = chat.persona_id or identity.settings.persona_id
         persona = player = None
         if persona_id:
@@ -261,10 +299,12 @@ class ChatLoader:
         cast = Cast(
             speaker=replace(speaker, card=replace_scenario(speaker.card, settings)),
             others=[name for key, name in names.items() if key != speaker.id],
-            member_count=len(member_ids),
+            member_count=len(group.members),
             user_name=user_name,
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
+            reasons=pick.reasons,
+            waiting=pick.waiting,
         )
         return cast, viewpoint
 
@@ -481,10 +521,12 @@ async def find_target(
     request: TurnRequest,
     *,
     is_preview: bool,
+    may_follow: bool,
 ) -> TurnTarget:
     """Return the place in the message tree that a request refers to. `leaf` ends the active path.
 
-    A preview may have nothing to answer. Raises `MessageNotFoundError`, `NothingToAnswerError`,
+    A preview may have nothing to answer. If a reply `may_follow` another one, the chat chooses its
+    speaker. Raises `MessageNotFoundError`, `NothingToAnswerError`,
     `NotContinuableError`, `ValidationError`.
     """
     _check_request(request)
@@ -513,11 +555,12 @@ async def find_target(
         return TurnTarget(kind="impersonate", line_kind="impersonate", leaf=leaf)
     if request.text is not None:
         return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
-    return await _find_unanswered(session, leaf, request, is_preview=is_preview)
+    is_allowed = may_follow or is_preview or request.speaker is not None
+    return await _find_unanswered(session, leaf, is_preview=is_preview, may_follow=is_allowed)
 
 
 async def _find_unanswered(
-    session: AsyncSession, leaf: Message | None, request: TurnRequest, *, is_preview: bool
+    session: AsyncSession, leaf: Message | None, *, is_preview: bool, may_follow: bool
 ) -> TurnTarget:
     if leaf is None:
         return TurnTarget(kind="reply", line_kind="opening", leaf=None)
@@ -531,15 +574,23 @@ async def _find_unanswered(
             parent=leaf,
             audience=leaf.audience,
         )
+    spoken = await find_spoken_line(session, leaf)
     if is_preview:
         # The user has typed nothing yet: preview the prompt without a line.
-        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
-    if request.speaker is None:
+        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf, spoken=spoken)
+    if not may_follow:
         raise NothingToAnswerError(
             "Send `text`, or `continue` to continue the last reply, or `regenerate_of`, or "
             "`speaker` to choose a character to reply."
         )
-    return TurnTarget(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
+    return TurnTarget(
+        kind="reply",
+        line_kind="next",
+        leaf=leaf,
+        parent=leaf,
+        spoken=spoken,
+        audience=spoken.audience if spoken else PUBLIC,
+    )
 
 
 async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> TurnTarget:
@@ -652,29 +703,21 @@ def check_answerable(
     raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")
 
 
-async def find_speaker(
+async def load_speaker(
     session: AsyncSession,
     identity: Identity,
     names: Mapping[UUID, str],
-    request: TurnRequest,
-    target: TurnTarget,
+    character_id: UUID | None,
 ) -> Speaker:
-    """Return the requested speaker, else the reply's, else the first character of the chat.
-
-    Raises `CharacterNotFoundError`.
-    """
-    if request.speaker is not None and request.speaker not in names:
+    """Return a character of a chat, or the narrator. Raises `CharacterNotFoundError`."""
+    if character_id is None:
+        return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
+    values = {"character_id": character_id, "owner_id": identity.user_id}
+    row = (await session.execute(_CHARACTER, values)).one_or_none()
+    if row is None:
         raise CharacterNotFoundError
-    for character_id in (request.speaker, target.spoken_by, *names):
-        if character_id is not None and character_id in names:
-            values = {"character_id": character_id, "owner_id": identity.user_id}
-            row = (await session.execute(_CHARACTER, values)).one_or_none()
-            if row is None:
-                raise CharacterNotFoundError
-            card = open_card(identity.sealer, character_id, row.sealed_card)
-            name, preset_id = names[character_id], row.preset_id
-            return Speaker(id=character_id, card=card, name=name, preset_id=preset_id)
-    return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
+    card = open_card(identity.sealer, character_id, row.sealed_card)
+    return Speaker(id=character_id, card=card, name=names[character_id], preset_id=row.preset_id)
 
 
 async def find_preset(

@@ -81,6 +81,8 @@ def view_context(record: ContextRecord) -> ContextView:
         item.reason = render_reasons(item.reasons)
     for left_out in (*record.left_out, *record.near_misses):
         left_out.reason = render_reasons(left_out.reasons)
+    if record.speaker is not None:
+        record.speaker.reason = render_reasons(record.speaker.reasons)
     shared = {name: getattr(record, name) for name in _SHARED_FIELDS}
     return ContextView(
         **shared,
@@ -225,7 +227,7 @@ class ContextService:
         built = await self._builder.build(
             identity,
             chat_id,
-            TurnRequest(text=text, viewpoint=request.viewpoint),
+            TurnRequest(text=text, viewpoint=request.viewpoint, speaker=request.speaker),
             tried=request,
         )
         messages = built.sent_messages

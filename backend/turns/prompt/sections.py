@@ -31,6 +31,7 @@ from backend.turns.prompt.client_items import make_end, place_sections
 from backend.turns.prompt.context import LoadedChat, LoadedPreset, RetrievedPrompt
 from backend.turns.prompt.load import read_author
 from backend.turns.prompt.lore import PlacedLore, get_note_place, split_examples
+from backend.turns.speakers import PASS_MARK
 
 ORIGINAL_MACRO = "{{original}}"
 """The content of a block that sends the default system prompt."""
@@ -494,8 +495,9 @@ class SectionBuilder:
             prompt = self._prompts["assist/suggestions"]
             text, reason = prompt.render(**names, count=suggestions), "suggestions"
         elif target.line_kind != "user_line":
-            prompt, reason = self._prompts[f"assist/{target.line_kind}"], target.line_kind
-            text = prompt.render(**{key: names[key] for key in prompt.inputs})
+            name = "next_or_pass" if loaded.may_pass else target.line_kind
+            prompt, reason = self._prompts[f"assist/{name}"], target.line_kind
+            text = prompt.render_from({**names, "mark": PASS_MARK})
         else:
             author = (
                 read_author(self._identity, target.line) if target.line else loaded.cast.user_name

@@ -11,6 +11,10 @@ Text that a reset has dropped is not sent again. A client that has received it k
 `length` characters (code points) of the text or of the thoughts. For other clients the reset
 changes nothing.
 
+Turns that follow each other by themselves are joined in one stream. Each turn has its own ids.
+Those of the later turns of a stream are written with the turn, `{turn_id}:{id}`, so that a client
+can resume anywhere and no id is mistaken for one of the first turn.
+
 A crash loses at most a second of text that clients may already have. The closing events after a
 crash get much higher ids, so that they are new to all clients.
 """
@@ -27,7 +31,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Message
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Message
 from backend.llm.slot_rules import Occupation
 from backend.turns.errors import TurnInterruptedError
 from backend.turns.models import OPEN_STATES, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, Turn
@@ -56,10 +60,17 @@ It is a state and not a part of the reply, so it has the id of the event before 
 
 CALLS_REQUESTED = "calls.requested"
 
+SPEAKER_STARTED = "speaker.started"
+"""The turn of which the next events are. A client that resumes before `turn.started` gets it again.
+"""
+
+SPEAKER_PASSED = "speaker.passed"
+
 CONTEXT_READY = "context.ready"
 """Sent again if the prompt had to be built again. The later totals apply."""
 
 EVENTS: Mapping[str, tuple[str, ...]] = {
+    SPEAKER_STARTED: ("turn_id", "character_id", "name", "number", "left"),
     "turn.started": ("turn_id", "user_message_id", "reply_id"),
     CONTEXT_READY: ("totals",),
     MODEL_BUSY: ("work",),
@@ -72,6 +83,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     CALLS_REQUESTED: (),
     AWAITING_CHOICE: ("kind", "prompt", "options", "own"),
     CHOICE_MADE: ("option", "text"),
+    SPEAKER_PASSED: ("turn_id", "character_id", "name", "message_id"),
     STATE_CHANGED: ("changes", "left_out"),
     SUGGESTIONS: ("items",),
     "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
@@ -81,7 +93,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
 }
 """The members of each event's data."""
 
-STARTED_ID, READY_ID = 1, 2
+SPEAKER_ID, STARTED_ID, READY_ID = 0, 1, 2
 
 USAGE_OFFSET, SAVED_OFFSET, END_OFFSET = 1, 2, 3
 """The ids of the closing events, counted from the last delta."""
@@ -222,17 +234,28 @@ _PLAY_EVENTS = msgspec.json.Decoder(list[PlayEvent])
 
 @dataclass(frozen=True, slots=True)
 class TurnEvent:
+    """An event of a turn. With `turn_id`, it is one of a later turn of the stream."""
+
     id: int
     name: str
     data: Any
+    turn_id: UUID | None = None
 
     def encode(self) -> bytes:
         """Return the event in the wire format of server-sent events."""
-        return b"id: %d\nevent: %b\ndata: %b\n\n" % (
+        return b"id: %b%d\nevent: %b\ndata: %b\n\n" % (
+            f"{self.turn_id}:".encode() if self.turn_id else b"",
             self.id,
             self.name.encode(),
             msgspec.json.encode(self.data),
         )
+
+
+class EventPlace(NamedTuple):
+    """The last event that a client has got: its id, and its turn if that is a later one."""
+
+    id: int = 0
+    turn_id: UUID | None = None
 
 
 @dataclass(slots=True)
@@ -241,6 +264,8 @@ class Progress:
 
     `waits_for` is the work of the model's server that the turn waits for. `is_waiting` if the turn
     waits for the player's choice. `is_cut_off` if its process died and the last text is lost.
+    `speaker` is the data of `speaker.started`, and `replies_left` how many replies may follow by
+    themselves. `is_reserved` if the turn has not begun.
     """
 
     started: dict[str, Any]
@@ -253,6 +278,9 @@ class Progress:
     waits_for: Occupation | None = None
     is_waiting: bool = False
     is_cut_off: bool = False
+    speaker: dict[str, Any] | None = None
+    replies_left: int = 0
+    is_reserved: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -266,16 +294,22 @@ class Progress:
 
     def events_after(self, last_id: int) -> Iterator[TurnEvent]:
         """Yield all current events after `last_id`. Use 0 for all events."""
-        if last_id < STARTED_ID:
-            yield TurnEvent(STARTED_ID, "turn.started", self.started)
-        if self.totals is None:
+        if self.is_reserved:
             return
-        if last_id < READY_ID:
+        if last_id < STARTED_ID:
+            if self.speaker is not None:
+                yield TurnEvent(SPEAKER_ID, SPEAKER_STARTED, self.speaker)
+            yield TurnEvent(STARTED_ID, "turn.started", self.started)
+        if self.totals is None and not self.is_over:
+            return
+        if self.totals is not None and last_id < READY_ID:
             yield TurnEvent(READY_ID, CONTEXT_READY, {"totals": self.totals})
         for name, data, place in self.transcript.since(max(0, last_id - READY_ID)):
             yield TurnEvent(READY_ID + place, name, data)
-        if not self.is_over:
-            return
+        if self.is_over:
+            yield from self._closing_events_after(last_id)
+
+    def _closing_events_after(self, last_id: int) -> Iterator[TurnEvent]:
         last = (
             READY_ID + self.transcript.length + (MAX_UNSTORED_CHARACTERS if self.is_cut_off else 0)
         )
@@ -315,11 +349,38 @@ def make_started_data(turn: Turn) -> dict[str, Any]:
     }
 
 
-def read_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress:
-    """Return the stored progress of a turn. Any process can read it, at most a second late."""
+def make_speaker_data(
+    turn: Turn, character_id: UUID | None, name: str, number: int
+) -> dict[str, Any] | None:
+    """Return the data of `speaker.started`. None if the `number` is 0, outside of chains."""
+    if not number:
+        return None
+    return {
+        "turn_id": str(turn.id),
+        "character_id": str(character_id) if character_id else None,
+        "name": name,
+        "number": number,
+        "left": turn.replies_left,
+    }
+
+
+def read_progress(
+    sealer: Sealer, turn: Turn, reply: Message | None, *, number: int = 0
+) -> Progress:
+    """Return the stored progress of a turn. Any process can read it, at most a second late.
+
+    `number` is the place of the turn in its chain, from 1.
+    """
+    speaker = None
+    if reply is not None:
+        name = sealer.open(MESSAGE_AUTHOR, reply.id, reply.sealed_author)
+        speaker = make_speaker_data(turn, reply.character_id, name, number)
     progress = Progress(
         started=make_started_data(turn),
-        totals=msgspec.json.decode(turn.totals),
+        speaker=speaker,
+        replies_left=turn.replies_left,
+        is_reserved=turn.is_reserved,
+        totals=msgspec.json.decode(turn.totals) or None,
         transcript=_read_transcript(sealer, turn, reply),
         usage=msgspec.json.decode(turn.usage) if turn.usage else None,
     )
@@ -328,7 +389,8 @@ def read_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress
         progress.waits_for = turn.waits_for
         return progress
     said = progress.transcript
-    is_kept = bool(said.join("text")) or any(each.name == CHOICE_MADE for each in said.events)
+    kept = {CHOICE_MADE, SPEAKER_PASSED}
+    is_kept = bool(said.join("text")) or any(each.name in kept for each in said.events)
     if reply is not None and (turn.state == "completed" or is_kept):
         progress.saved = {"message_id": str(reply.id)}
     if turn.state in {"completed", "stopped"}:

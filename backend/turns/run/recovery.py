@@ -36,24 +36,37 @@ class TurnRecovery:
         self._enrichment = enrichment
         self._participants = participants
 
-    async def stop(self, identity: Identity, turn_id: UUID) -> None:
+    async def stop(self, identity: Identity, turn_id: UUID) -> UUID:
         """End a waiting turn, and ask the process of a running turn to stop it.
 
-        Raises `TurnNotFoundError`.
+        Of turns that follow each other by themselves, the open one is stopped, and none follows. If
+        the next one has not begun, it is deleted.
+
+        Returns the id of the stopped turn. Raises `TurnNotFoundError`.
         """
         async with self._database.write() as session:
             found = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
             chat = await session.get(Chat, found.chat_id, with_for_update=True)
-            turn = await session.get(Turn, turn_id, with_for_update=True, populate_existing=True)
+            if found.chain_id is not None:
+                turn = await repository.find_open_turn_of_chain(session, found.chain_id)
+            else:
+                turn = await session.get(
+                    Turn, turn_id, with_for_update=True, populate_existing=True
+                )
             if chat is None or turn is None:
-                return
-            if turn.state == "running":
+                return turn_id
+            if turn.is_reserved:
+                await session.delete(turn)
+            elif turn.state == "running":
                 turn.stop_requested = True
             elif turn.state == "waiting":
                 await self._end(session, chat, turn, "stopped", identity.sealer)
+            return turn.id
 
     async def recover(self) -> int:
         """Mark running turns with an expired lease as interrupted. Their text is kept.
+
+        No reply follows them by itself. A turn that has not begun is deleted.
 
         Returns the number of turns.
         """
@@ -67,7 +80,10 @@ class TurnRecovery:
                 # The process may have returned, or another one may have ended the turn.
                 if chat is None or turn is None or turn.lease_until != found.lease_until:
                     continue
-                await self._end(session, chat, turn, "interrupted")
+                if turn.is_reserved:
+                    await session.delete(turn)
+                else:
+                    await self._end(session, chat, turn, "interrupted")
                 recovered += 1
         return recovered
 

@@ -41,6 +41,9 @@ MAX_END_WAIT_SECONDS = 3.0
 """An ended turn stops waiting for the others after this time, because one of them may hang."""
 
 
+CUT_REASONS = frozenset({"length", "safety"})
+"""Ends of a reply that the model did not choose. Without text, they are failures and no passes."""
+
 Store = Callable[[Iterable[TurnRun]], Awaitable[set[UUID]]]
 """Stores the text of running turns, and returns the ids of turns that have to stop."""
 
@@ -176,12 +179,22 @@ async def take_reply(run: TurnRun) -> None:
     if run.play is not None:
         await PlayedTurn(run, run.play).run()
     else:
-        stream = run.stream(lambda: run.model.stream(run.prompt, run.built.sampling))
+        await _take_pieces(run)
+    if run.may_pass and not run.has_spoken and run.finish not in CUT_REASONS:
+        run.pass_turn()
+    if run.outcome != "waiting" and not run.adds_to_reply:
+        raise ModelEmptyReplyError(_explain_emptiness(run))
+
+
+async def _take_pieces(run: TurnRun) -> None:
+    stream = run.stream(lambda: run.model.stream(run.prompt, run.built.sampling))
+    try:
         async with contextlib.aclosing(stream):
             async for piece in stream:
                 run.add(piece)
-    if run.outcome != "waiting" and not run.adds_to_reply:
-        raise ModelEmptyReplyError(_explain_emptiness(run))
+    except ModelEmptyReplyError:
+        if not run.may_pass:
+            raise
 
 
 def _explain_emptiness(run: TurnRun) -> str:

@@ -16,8 +16,19 @@ from backend.generation.model import (
     TextReset,
 )
 from backend.turns.prompt.context import LoadedChat
+from backend.turns.speakers import PASS_MARK
 
 PARAGRAPH = "\n\n"
+
+_MAX_PASS_MARKS = 20
+"""Characters other than letters around the mark of a pass. They are held back."""
+
+_PASS_WORD = "".join(filter(str.isalpha, PASS_MARK))
+_PASS = regex.compile(
+    rf"[^\p{{L}}\p{{N}}]{{0,{_MAX_PASS_MARKS}}}{_PASS_WORD}[^\p{{L}}\p{{N}}]{{0,{_MAX_PASS_MARKS}}}",
+    regex.IGNORECASE,
+)
+_PASS_BEFORE_TEXT = regex.compile(rf"\s*{regex.escape(PASS_MARK)}\s*", regex.IGNORECASE)
 
 _TAIL_CHARACTERS = 10_000
 """Only so many characters at the end of a text are examined."""
@@ -118,3 +129,57 @@ async def filter_speakers(
                     if rest := speakers.close():
                         yield TextPiece(rest)
                     yield piece
+
+
+class PassFilter:
+    """Removes the mark with which a character says that it has nothing to say.
+
+    It counts in any letter case, in quotation marks, brackets and emphasis, and with punctuation,
+    but only alone. Only text that may still be the mark is held back. Before other text, the mark
+    alone is removed.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_decided = False
+
+    def feed(self, text: str) -> str:
+        """Return the text that certainly belongs to the reply."""
+        if self._is_decided:
+            return text
+        self._held += text
+        if _PASS.fullmatch(self._held, partial=True):
+            return ""
+        self._is_decided = True
+        return self._release()
+
+    def close(self) -> str:
+        """Return the rest at the end of the reply. Empty if it is the mark."""
+        found = _PASS.fullmatch(self._held)
+        return "" if found else self._release()
+
+    def _release(self) -> str:
+        held, self._held = self._held, ""
+        return _PASS_BEFORE_TEXT.sub("", held, count=1) if _PASS_BEFORE_TEXT.match(held) else held
+
+
+async def drop_pass(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+    """Yield the pieces of a reply, without the mark of a pass. See `PassFilter`."""
+    said = PassFilter()
+    async with aclosing(pieces):
+        async for piece in pieces:
+            match piece:
+                case TextPiece(text):
+                    if kept := said.feed(text):
+                        yield TextPiece(kept)
+                case TextReset():
+                    said = PassFilter()
+                    yield piece
+                case Finish():
+                    if rest := said.close():
+                        yield TextPiece(rest)
+                    yield piece
+                case _:
+                    yield piece
+    if rest := said.close():
+        yield TextPiece(rest)

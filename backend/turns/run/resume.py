@@ -190,7 +190,8 @@ class TurnResumer:
         async with self._database.read() as session:
             turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
             reply = await session.get(Message, turn.reply_id) if turn.reply_id else None
-        return turn, reply, read_progress(identity.sealer, turn, reply)
+            number = await repository.find_chain_number(session, turn)
+        return turn, reply, read_progress(identity.sealer, turn, reply, number=number)
 
     async def _resume(
         self,

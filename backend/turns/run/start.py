@@ -42,13 +42,15 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.generation.model import PromptImage
 from backend.prompts import PromptLibrary
+from backend.turns import repository
 from backend.turns.errors import NotContinuableError
 from backend.turns.models import LEASE_DURATION, Turn
 from backend.turns.play.state import TurnPlay
 from backend.turns.prompt.built_prompt import BuiltPrompt
 from backend.turns.prompt.context import get_version
-from backend.turns.run.events import Progress, make_started_data
-from backend.turns.run.turn_run import Rebuild, TurnRun
+from backend.turns.prompt.speaker_choice import ChainEndedError
+from backend.turns.run.events import Progress, make_speaker_data, make_started_data
+from backend.turns.run.turn_run import ChainPlace, Rebuild, TurnRun
 from backend.vault.sealing import OVERHEAD, Sealer
 
 
@@ -74,13 +76,18 @@ class TurnStarter:
         *,
         viewpoint: str | None,
         rebuild: Rebuild,
+        chain: ChainPlace | None = None,
+        replaced: UUID | None = None,
     ) -> TurnRun | None:
         """Store the user's line, a row for the reply, and the turn.
 
-        `viewpoint` is the requested one. A turn that waits stores it.
+        `viewpoint` is the requested one. A turn that waits stores it. `chain` is the place of the
+        turn among replies that follow each other by themselves. A later one is reserved already.
+        `replaced` is a reserved turn that this one takes the place of.
 
         Returns None if the chat has changed since the prompt was built. Raises `OvertakenError` if
-        another turn came first, and `NotContinuableError`.
+        another turn came first, `NotContinuableError`, and `ChainEndedError` if the reserved turn
+        was stopped or replaced.
         """
         loaded, target = built.loaded, built.loaded.target
         line_draft = await self._draft_line(identity, built)
@@ -90,19 +97,17 @@ class TurnStarter:
             )
             if get_version(chat) != get_version(loaded.chat):
                 return None
-            turn = Turn(
-                id=turn_id,
-                user_id=identity.user_id,
-                chat_id=chat.id,
-                kind=target.kind,
-                state="running",
-                model=built.window.spec.id,
-                request_digest=fingerprint,
-                totals=msgspec.json.encode(built.totals).decode(),
-                lease_owner=self._database.process_id,
-                lease_until=now() + LEASE_DURATION,
-                user_message_id=target.line.id if target.line else None,
+            if replaced is not None:
+                await repository.delete_reserved_turn(session, replaced)
+            turn = await self._find_or_make_turn(session, identity, chat, turn_id, chain)
+            turn.kind, turn.model, turn.request_digest = (
+                target.kind,
+                built.window.spec.id,
+                fingerprint,
             )
+            turn.totals = msgspec.json.encode(built.totals).decode()
+            turn.lease_until = now() + LEASE_DURATION
+            turn.user_message_id = target.line.id if target.line else None
             if loaded.story.campaign is not None:
                 turn.path_tokens, turn.sent_tokens = built.path_tokens, built.sent_tokens
             parent = target.parent or target.leaf
@@ -124,7 +129,7 @@ class TurnStarter:
             turn.reply_id = reply.id if reply else None
             chat.updated_at = now()
             continued = reply if target.continued else None
-            run = self._make_run(identity, built, turn, continued, rebuild=rebuild)
+            run = self._make_run(identity, built, turn, continued, rebuild=rebuild, chain=chain)
             if loaded.story.table is not None:
                 run.play = TurnPlay(
                     table=loaded.story.table,
@@ -137,6 +142,32 @@ class TurnStarter:
             # Added last, so that one flush inserts it with the rows that it refers to.
             session.add(turn)
             return run
+
+    async def _find_or_make_turn(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,
+        turn_id: UUID,
+        chain: ChainPlace | None,
+    ) -> Turn:
+        """Return the reserved turn of a chain, or a new one. Raises `ChainEndedError`."""
+        owner = self._database.process_id
+        if chain is not None and chain.chain_id != turn_id:
+            turn = await session.get(Turn, turn_id, with_for_update=True, populate_existing=True)
+            if turn is None or not turn.is_run_by(owner):
+                raise ChainEndedError
+            return turn
+        turn = Turn(
+            id=turn_id,
+            user_id=identity.user_id,
+            chat_id=chat.id,
+            state="running",
+            lease_owner=owner,
+        )
+        if chain is not None:
+            turn.chain_id, turn.replies_left = chain.chain_id, chain.left
+        return turn
 
     async def _draft_line(self, identity: Identity, built: BuiltPrompt) -> _SealedLine | None:
         """Seal and count the user's line and its images in a thread, before the transaction."""
@@ -207,6 +238,7 @@ class TurnStarter:
         continued: Message | None,
         *,
         rebuild: Rebuild,
+        chain: ChainPlace | None,
     ) -> TurnRun:
         sealer = identity.sealer
         prefix = thinking = ""
@@ -216,8 +248,15 @@ class TurnStarter:
                 thinking = sealer.open(MESSAGE_THINKING, continued.id, continued.sealed_thinking)
         turn.prefix_length = len(prefix)
         turn.thinking_prefix_length = len(thinking)
-        progress = Progress(started=make_started_data(turn), totals=built.totals)
+        speaker = built.loaded.cast.speaker
+        progress = Progress(
+            started=make_started_data(turn),
+            speaker=make_speaker_data(turn, speaker.id, speaker.name, chain.number if chain else 0),
+            replies_left=chain.left if chain else 0,
+            totals=built.totals,
+        )
         run = TurnRun.create(identity, built, turn, progress, rebuild=rebuild)
+        run.chain = chain
         run.prefix, run.prefix_thinking = prefix, thinking
         if continued is not None:
             run.status_before = continued.status

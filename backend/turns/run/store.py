@@ -27,6 +27,7 @@ from backend.chats.models import (
     Message,
     MessageStatus,
     Notice,
+    PassedNotice,
     PromptCutNotice,
     ReplyCutNotice,
     decode_notices,
@@ -49,6 +50,7 @@ from backend.turns.models import (
     CONTEXT_RECORD,
     CONTEXT_TEXT,
     LEASE_DURATION,
+    RESERVATION,
     TURN_EVENTS,
     TURN_OUTPUT,
     TURN_PLAY,
@@ -228,6 +230,7 @@ class TurnStore:
         if play and run.outcome == "waiting" and await suspend_turn(self._database, run, play):
             return
         usage = make_usage_data(run)
+        run.has_next = False
         saved, problem = await self._conclude(run, usage)
         progress = run.progress
         for name, data in play.closing if play and saved else ():
@@ -259,6 +262,7 @@ class TurnStore:
                 closing = run.play.closing if run.play and saved else ()
                 turn.segments = encode_segments(run, closing)
                 turn.sealed_events = seal_events(run, closing)
+                await self._reserve_next(session, run, chat, turn)
             elif turn is not None:
                 problem = run.show_problem(make_interrupted_error())
             await _learn_ratios(session, run)
@@ -266,6 +270,36 @@ class TurnStore:
             if turn is not None or await session.get(User, run.user_id) is not None:
                 await add_tokens(session, run.user_id, spent)
         return saved, problem
+
+    async def _reserve_next(
+        self, session: AsyncSession, run: TurnRun, chat: Chat, turn: Turn
+    ) -> None:
+        """Reserve the turn that follows by itself, if one may.
+
+        It is stored in the transaction that ends this turn, so that every process knows at any time
+        if another reply follows, and the chain can be stopped between two turns.
+        """
+        chain = run.chain
+        if chain is None or not chain.left or turn.stop_requested or run.outcome != "completed":
+            return
+        if turn.reply_id is None or chat.leaf_id != turn.reply_id:
+            return
+        await session.flush()  # first the end of this turn, because only one may be open
+        following = Turn(
+            id=chain.next_id,
+            user_id=turn.user_id,
+            chat_id=turn.chat_id,
+            kind="reply",
+            state="running",
+            model=turn.model,
+            request_digest=turn.request_digest,
+            chain_id=chain.chain_id,
+            replies_left=chain.left - 1,
+            lease_owner=self._database.process_id,
+            lease_until=now() + RESERVATION,
+        )
+        session.add(following)
+        run.has_next = True
 
     async def _conclude_reply(
         self,
@@ -276,7 +310,10 @@ class TurnStore:
         message: Message | None,
         counts: dict[str, int],
     ) -> bool:
-        """Store the reply. False if there is none, because the model wrote nothing."""
+        """Store the reply. False if there is none, because the model wrote nothing.
+
+        Nothing follows from a message without text with which a character passes.
+        """
         if message is None:
             return False
         if not counts:
@@ -286,6 +323,9 @@ class TurnStore:
             return False
         write_reply(run, chat, message, counts)
         message.status = _get_status(run)
+        if run.has_passed:
+            chat.updated_at = now()
+            return True
         if not run.prefix and opens_scene(run.text):
             message.scene_id, message.scene_place = message.id, 0
         await store_timed_state(
@@ -515,7 +555,7 @@ def _make_notices(run: TurnRun, message: Message) -> list[Notice]:
             notices.append(ReplyCutNotice(reason))
         case _:
             pass
-    return notices
+    return [*notices, PassedNotice()] if run.has_passed else notices
 
 
 def _seal_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[str, Any]:
@@ -540,7 +580,7 @@ def count_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]
 
     Counts use the units of the prompt and of the chat. Without a reply there are none.
     """
-    is_kept = run.text.strip() or run.has_only_thoughts or run.has_stored
+    is_kept = run.text.strip() or run.has_only_thoughts or run.has_stored or run.has_passed
     if run.reply_id is None or not is_kept:
         return {}, None, run.spent_tokens()
     loaded = run.built.loaded

@@ -16,6 +16,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.models import KeyMode
 from backend.chats.models import MessageStatus
 from backend.core.logs import get_logger
+from backend.database.base import new_id
 from backend.errors import AppError, InternalError
 from backend.generation.images import count_images
 from backend.generation.model import (
@@ -48,19 +49,43 @@ from backend.turns.prompt.built_prompt import (
 from backend.turns.prompt.context import Constraint
 from backend.turns.run.events import (
     CONTEXT_READY,
+    SPEAKER_PASSED,
     EventCursor,
     Progress,
     Segment,
     SpokenKind,
     TurnEvent,
 )
-from backend.turns.run.reply_text import PARAGRAPH, filter_speakers, find_joint, make_speaker_filter
+from backend.turns.run.reply_text import (
+    PARAGRAPH,
+    drop_pass,
+    filter_speakers,
+    find_joint,
+    make_speaker_filter,
+)
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
 
 Rebuild = Callable[[BuiltPrompt, Constraint], Awaitable[BuiltPrompt]]
 """Builds the prompt of a turn again. See `PromptBuilder.rebuild`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainPlace:
+    """The place of a turn among replies that follow each other by themselves.
+
+    Attributes:
+        chain_id: The first turn.
+        number: The number of the turn, from 1.
+        left: The number of replies that may follow.
+        next_id: The id of the turn that follows, if one does.
+    """
+
+    chain_id: UUID
+    number: int
+    left: int
+    next_id: UUID = field(default_factory=new_id)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +96,9 @@ class TurnRun:
         prefix: The text of a continued reply before the turn. `prefix_thinking` are its thoughts.
         status_before: The status of a continued reply before the turn.
         play: The state of a played turn.
+        chain: The place of a turn among replies that follow each other by themselves.
+        has_next: True if the next turn of the chain is reserved.
+        has_passed: True if the character had nothing to say.
         rebuild: Builds the prompt again for the same line.
         refused: The prompts that the model refused as too long.
         cut: Set if the model's server has read only the end of a prompt.
@@ -98,6 +126,9 @@ class TurnRun:
     prefix_thinking: str = field(default="", repr=False)
     status_before: MessageStatus = "streaming"
     play: TurnPlay | None = None
+    chain: ChainPlace | None = None
+    has_next: bool = False
+    has_passed: bool = False
     rebuild: Rebuild = field(repr=False)
     refused: list[RefusedPrompt] = field(default_factory=list[RefusedPrompt])
     cut: PromptCut | None = None
@@ -180,7 +211,12 @@ class TurnRun:
         If they would remove the whole reply, it stays as it is, and so do thoughts without text.
         """
         scripts = self.built.loaded.scripts
-        if scripts is None or self.rewritten is not None or self.kind == "impersonate":
+        if (
+            self.has_passed
+            or scripts is None
+            or self.rewritten is not None
+            or self.kind == "impersonate"
+        ):
             return
         scripts = scripts.renew()
         text, thinking = (self.progress.transcript.join(kind) for kind in ("text", "thinking"))
@@ -222,7 +258,8 @@ class TurnRun:
 
     @property
     def adds_to_reply(self) -> bool:
-        return self.has_spoken or (self.has_only_thoughts and self.outcome == "completed")
+        is_thought = self.has_only_thoughts and self.outcome == "completed"
+        return self.has_spoken or is_thought or self.has_passed
 
     @property
     def has_stored(self) -> bool:
@@ -335,9 +372,28 @@ class TurnRun:
         self.request_begin = self.progress.transcript.length
         self._begun.clear()
         has_text = bool(self.text.strip())
-        return filter_speakers(
+        said = filter_speakers(
             pieces, lambda: make_speaker_filter(self.built.loaded, has_text=has_text)
         )
+        return drop_pass(said) if self.may_pass else said
+
+    @property
+    def may_pass(self) -> bool:
+        """True if an empty reply or `PASS_MARK` means that the character has nothing to say."""
+        return self.built.loaded.may_pass
+
+    def pass_turn(self) -> None:
+        """Record that the character has nothing to say, and emit `speaker.passed`."""
+        self.has_passed = True
+        speaker = self.built.loaded.cast.speaker
+        data = {
+            "turn_id": str(self.turn_id),
+            "character_id": str(speaker.id),
+            "name": speaker.name,
+            "message_id": str(self.reply_id),
+        }
+        self.progress.transcript.append_event(SPEAKER_PASSED, data)
+        self.notify()
 
     def drop(self, kind: SpokenKind, *, since: int) -> None:
         """Drop text or thoughts after the first `since` places, and add a reset event."""

@@ -1,0 +1,592 @@
+"""The speaker of a turn: the scene that the choice is made from, and the choice of the task model.
+
+The rules are in `backend.turns.speakers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, bindparam, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.state.viewpoints import find_played_entities
+from backend.characters import repository as characters
+from backend.characters.errors import CharacterNotFoundError
+from backend.chats import repository as chats
+from backend.chats.errors import MemberAbsentError, NobodyPresentError
+from backend.chats.members import Group, is_line
+from backend.chats.models import (
+    MESSAGE_AUTHOR,
+    MESSAGE_CONTENT,
+    Chat,
+    Message,
+    PassedNotice,
+    decode_notices,
+)
+from backend.chats.schemas import ChatSettings, NextSpeaker
+from backend.core.audience import PUBLIC, Witness, list_entities
+from backend.core.logs import get_logger
+from backend.core.reasons import Reason
+from backend.database.engine import Database
+from backend.database.types import Id
+from backend.enrichment.cleaning import strip_tags
+from backend.enrichment.reader import choose_model, limit_output, open_budget, safe_sampling
+from backend.enrichment.runs.store import build_run, record_success
+from backend.errors import AppError
+from backend.generation.model import Prompt, PromptMessage
+from backend.generation.registry import ModelRegistry
+from backend.generation.sampling import Sampling
+from backend.generation.tools.calls import simplify_schema
+from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import RunBudget, ask
+from backend.llm.server_slots import ModelSlots
+from backend.llm.slot_rules import Rank, SlotWork
+from backend.llm.user_models import UserModels
+from backend.prompts import PromptLibrary
+from backend.settings import Settings
+from backend.turns.api.schemas import TurnRequest
+from backend.turns.errors import NoSpeakerError, SpeakerNeededError
+from backend.turns.prompt.context import TurnTarget
+from backend.turns.speakers import (
+    DEFAULT_TALKATIVENESS,
+    GroupScene,
+    SceneMember,
+    SpeakerChoice,
+    choose_speaker,
+    find_candidates,
+    find_named,
+    is_monologue,
+    is_silent,
+    make_seed,
+    needs_draw,
+)
+from backend.vault.sealing import Sealer
+
+log = get_logger(__name__)
+
+TIMEOUT_SECONDS = 2.5
+"""Time limit for the task model that chooses a speaker."""
+
+MAX_SPEECHES = 60
+"""The number of last messages that show who has spoken."""
+
+SCENE_LINES, MAX_LINE_CHARACTERS = 6, 1_000
+"""The last lines that the task model reads, and the end of each that it gets."""
+
+REWRITING_KINDS = frozenset({"regenerate", "continue"})
+
+
+class ChainEndedError(Exception):
+    """No reply follows by itself: no one wants to or may speak, or the chat has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutomaticReply:
+    """A reply that follows another one by itself.
+
+    Attributes:
+        after: The message that it follows. The path must still end there.
+        waiting: The characters that an earlier line has named and that have not spoken since.
+    """
+
+    after: UUID
+    waiting: Sequence[UUID] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnSpeaker:
+    """The choice of one turn's speaker. It is kept if the prompt of the turn is built again.
+
+    Attributes:
+        seed: The seed of draws.
+        automatic: Set for a reply that follows another one by itself.
+        is_asked: True once the task model was asked. `answer_id` is its choice.
+        chosen: The choice so far.
+    """
+
+    seed: int
+    automatic: AutomaticReply | None = None
+    is_asked: bool = False
+    answer_id: UUID | None = None
+    chosen: SpeakerChoice | None = None
+
+    @classmethod
+    def of_turn(cls, turn_id: UUID, automatic: AutomaticReply | None = None) -> TurnSpeaker:
+        return cls(seed=make_seed(turn_id), automatic=automatic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeakerQuestion:
+    """The scene in which the task model chooses the next speaker."""
+
+    chat: Chat
+    settings: ChatSettings
+    position: int
+    candidates: Mapping[UUID, str]
+    others: Sequence[str]
+    deaf: Sequence[str]
+    lines: Sequence[str]
+    may_be_nobody: bool
+
+
+class SpeakerQuestionError(Exception):
+    """The task model has to choose the speaker before the prompt can be built."""
+
+    def __init__(self, question: SpeakerQuestion) -> None:
+        super().__init__("The task model chooses the speaker.")
+        self.question = question
+
+
+class SpeakerPick(NamedTuple):
+    """The speaker of a turn, and the reasons for it. None for the narrator of an empty chat.
+
+    `waiting` are others that the last lines have named, and `has_heard` is false if the speaker
+    was asked although it does not know the last line.
+    """
+
+    character_id: UUID | None
+    reasons: Sequence[Reason] = ()
+    waiting: Sequence[UUID] = ()
+    has_heard: bool = True
+
+
+class _Speech(NamedTuple):
+    """A message of the path that someone has said, or with which a character has passed."""
+
+    by_user: bool
+    character_id: UUID | None
+    has_passed: bool
+
+
+_SPEECHES = (
+    select(Message.role, Message.character_id, Message.hidden, Message.notices)
+    .where(
+        Message.chat_id == bindparam("chat_id", type_=Id()),
+        Message.is_active,
+        Message.position <= bindparam("position"),
+        Message.presence.is_(None),
+        Message.role.in_(("user", "assistant")),
+    )
+    .order_by(Message.position.desc())
+    .limit(MAX_SPEECHES)
+)
+_LAST_SHOWN = (
+    select(Message)
+    .where(
+        Message.chat_id == bindparam("chat_id", type_=Id()),
+        Message.is_active,
+        Message.position <= bindparam("position"),
+        Message.presence.is_(None),
+        ~Message.hidden,
+    )
+    .order_by(Message.position.desc())
+    .limit(SCENE_LINES)
+)
+
+
+async def find_spoken_line(session: AsyncSession, leaf: Message | None) -> Message | None:
+    """Return the last line of the path that is part of the history.
+
+    Changes of presence, briefings and passes are not lines. Usually it is the leaf itself.
+    """
+    if leaf is None or (is_line(leaf) and not leaf.hidden):
+        return leaf
+    rows = await session.scalars(_LAST_SHOWN, {"chat_id": leaf.chat_id, "position": leaf.position})
+    return next(filter(is_line, rows), None)
+
+
+class SpeakerFinder:
+    """Finds the speaker of a turn, in the transaction that loads its chat.
+
+    Args:
+        session: The session of the transaction.
+        identity: The user.
+        chat: The chat with its `settings`, and its `group`.
+        names: The names of the members, in order.
+        turn: What is known of the choice. The result is kept there.
+        may_ask: False for a preview, which asks no model and needs no choice by hand.
+        has_client: True if the prompt is that of a client, which may not know of speakers.
+    """
+
+    def __init__(  # noqa: PLR0913  # the loader hands it what it has read
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,
+        settings: ChatSettings,
+        group: Group,
+        names: Mapping[UUID, str],
+        *,
+        turn: TurnSpeaker,
+        may_ask: bool,
+        has_client: bool,
+    ) -> None:
+        self._session = session
+        self._identity = identity
+        self._chat = chat
+        self._settings = settings
+        self._group = group
+        self._names = names
+        self._turn = turn
+        self._may_ask = may_ask
+        self._has_client = has_client
+
+    async def find(self, request: TurnRequest, target: TurnTarget, audience: str) -> SpeakerPick:
+        """Return the requested speaker, else that of the reply, else the next one of the group.
+
+        `audience` is that of a new line.
+
+        Raises `CharacterNotFoundError`, `MemberAbsentError`, `NobodyPresentError`,
+        `NoSpeakerError`, `SpeakerNeededError`, `SpeakerQuestionError` and `ChainEndedError`.
+        """
+        names, asked_id = self._names, request.speaker
+        if asked_id is not None and asked_id not in names:
+            raise CharacterNotFoundError
+        first_id = next(iter(names), None)
+        if not self._group.is_group:
+            return SpeakerPick(asked_id or target.find_kept_speaker(names) or first_id)
+        if asked_id is None and (kept_id := target.find_kept_speaker(names)):
+            return SpeakerPick(kept_id, [Reason("speaker_kept")])
+        if request.impersonate:
+            return SpeakerPick(asked_id or first_id)
+        presences = self._group.presences
+        if asked_id is not None and presences.get(asked_id) == "absent":
+            raise MemberAbsentError(asked_id, names[asked_id])
+        if asked_id is None and self._way == "by_hand" and self._may_ask:
+            raise SpeakerNeededError("Send `speaker`: in this chat, you choose who replies.")
+        scene, line = await self._load_scene(request, target, audience)
+        if asked_id is not None:
+            has_heard = next(each.has_heard for each in scene.members if each.id == asked_id)
+            others = [each for each in find_named(scene) if each != asked_id]
+            return SpeakerPick(asked_id, [Reason("speaker_asked")], others, has_heard)
+        return await self._choose(scene, line, target)
+
+    @property
+    def _way(self) -> NextSpeaker:
+        way = self._settings.group.next_speaker
+        return "mention" if way == "by_hand" and self._has_client else way
+
+    async def _choose(
+        self, scene: GroupScene, line: Message | None, target: TurnTarget
+    ) -> SpeakerPick:
+        candidates, turn = find_candidates(scene), self._turn
+        by_id = {each.id: each for each in candidates}
+        if turn.automatic and (not candidates or is_monologue(scene) or is_silent(scene)):
+            raise ChainEndedError
+        if not candidates:
+            return self._pick_anyone(scene)
+        if turn.chosen is None or turn.chosen.character_id not in by_id:
+            turn.chosen = await self._choose_now(scene, line, target)
+        chosen = turn.chosen
+        named = dict.fromkeys((*find_named(scene), *scene.waiting))
+        waiting = [each for each in named if each != chosen.character_id and each in self._names]
+        return SpeakerPick(chosen.character_id, chosen.reasons, waiting)
+
+    async def _choose_now(
+        self, scene: GroupScene, line: Message | None, target: TurnTarget
+    ) -> SpeakerChoice:
+        candidates, turn, way = find_candidates(scene), self._turn, self._way
+        by_id = {each.id: each for each in candidates}
+        before: tuple[Reason, ...] = ()
+        if way == "model" and len(candidates) > 1:
+            if self._may_ask and not turn.is_asked:
+                raise SpeakerQuestionError(await self._make_question(scene, line, target))
+            if turn.answer_id in by_id:
+                return SpeakerChoice(turn.answer_id, (Reason("speaker_by_model"),))
+            before = (
+                Reason("speaker_not_by_model" if turn.is_asked else "speaker_by_model_later"),
+            )
+        if way == "by_hand":
+            before = (Reason("speaker_by_hand"),)
+            way = "mention"
+        if needs_draw(scene, way):
+            scene = await self._add_talkativeness(scene, by_id)
+        chosen = choose_speaker(scene, way, turn.seed)
+        if chosen is None:
+            raise ValueError("One of the candidates speaks.")
+        return chosen._replace(reasons=(*before, *chosen.reasons))
+
+    def _pick_anyone(self, scene: GroupScene) -> SpeakerPick:
+        """Return the first member for a preview. Raises an error for a turn."""
+        if not self._may_ask and self._names:
+            return SpeakerPick(next(iter(self._names)))
+        if all(each.presence == "absent" for each in scene.members):
+            raise NobodyPresentError("Let someone join first.")
+        raise NoSpeakerError(
+            "Those who have heard the last line only listen. Choose one of them with `speaker`."
+        )
+
+    async def _load_scene(
+        self, request: TurnRequest, target: TurnTarget, audience: str
+    ) -> tuple[GroupScene, Message | None]:
+        """Return the scene, and the last line unless it is the request's own text."""
+        line = None if request.text is not None else target.line or target.spoken
+        leaf = target.line or target.leaf
+        position = line.position if line else (leaf.position + 1 if leaf else 0)
+        column = line.audience if line else audience
+        hearers = await self._find_hearers(position, column)
+        text = request.text or ""
+        if line is not None:
+            text = self._identity.sealer.open(MESSAGE_CONTENT, line.id, line.sealed_content)
+        presences = self._group.presences
+        scene = GroupScene(
+            members=[
+                SceneMember(
+                    id=each,
+                    name=name,
+                    presence=presences.get(each, "absent"),
+                    has_heard=each in hearers,
+                )
+                for each, name in self._names.items()
+            ],
+            last_line=text,
+            author_id=line.character_id if line and line.role == "assistant" else None,
+            waiting=self._turn.automatic.waiting if self._turn.automatic else (),
+            allows_self_replies=self._settings.group.allow_self_replies,
+        )
+        if leaf is not None and (self._turn.automatic or self._way in {"list", "pooled"}):
+            scene = await self._add_speeches(scene, leaf, is_said=request.text is not None)
+        return scene, line
+
+    async def _add_speeches(self, scene: GroupScene, leaf: Message, *, is_said: bool) -> GroupScene:
+        """Add who has spoken and passed. `is_said` if a new line of the user follows."""
+        values = {"chat_id": leaf.chat_id, "position": leaf.position}
+        rows = await self._session.execute(_SPEECHES, values)
+        speeches = [each for row in rows if (each := _read_speech(row)) is not None]
+        passed: list[UUID] = []
+        for each in speeches:
+            if not each.has_passed:
+                break
+            passed += [each.character_id] if each.character_id else []
+        last = next((each for each in speeches if not each.by_user), None)
+        spoken: set[UUID] = set()
+        for each in () if is_said else speeches:
+            if each.by_user:
+                break
+            spoken |= {each.character_id} if each.character_id else set()
+        return replace(
+            scene,
+            last_speaker_id=last.character_id if last else None,
+            spoken=frozenset(spoken),
+            passed=() if is_said else passed,
+        )
+
+    async def _find_hearers(self, position: int, column: str) -> Collection[UUID]:
+        """Return the members that know a line. Narrators know every public one."""
+        group, narrators = self._group, self._settings.group.narrators
+        played = await self._find_played(column)
+        found: list[UUID] = []
+        for each in self._names:
+            absences = {group.chat_id: group.find_absences(each)}
+            witness = Witness(each, frozenset({each, *played.get(each, ())}), absences)
+            narrates = column == PUBLIC and each in narrators
+            if narrates or witness.has_heard(group.chat_id, position, column):
+                found.append(each)
+        return found
+
+    async def _find_played(self, column: str) -> Mapping[UUID, Sequence[UUID]]:
+        """Return the entities that members play, if an audience names any entities."""
+        if all(each in self._names for each in list_entities(column)):
+            return {}
+        session, sealer, chat = self._session, self._identity.sealer, self._chat
+        return {
+            each: await find_played_entities(session, sealer, chat.campaign_id, each, name)
+            for each, name in self._names.items()
+        }
+
+    async def _add_talkativeness(
+        self, scene: GroupScene, candidates: Collection[UUID]
+    ) -> GroupScene:
+        own = self._settings.group.talkativeness
+        found = await characters.find_talkativeness(
+            self._session,
+            [each for each in candidates if each not in own],
+            owner_id=self._identity.user_id,
+            sealer=self._identity.sealer,
+        )
+        known = {**found, **own}
+        return replace(
+            scene,
+            members=[
+                replace(each, talkativeness=known.get(each.id, DEFAULT_TALKATIVENESS))
+                for each in scene.members
+            ],
+        )
+
+    async def _make_question(
+        self, scene: GroupScene, line: Message | None, target: TurnTarget
+    ) -> SpeakerQuestion:
+        sealer, leaf = self._identity.sealer, target.line or target.leaf
+        lines: list[str] = []
+        if leaf is not None:
+            rows = await chats.list_active_page(
+                self._session,
+                leaf.chat_id,
+                before=leaf.position + 1,
+                limit=SCENE_LINES,
+                with_hidden=False,
+            )
+            lines = [_render_line(sealer, row) for row in rows if is_line(row)]
+        if line is None and scene.last_line:
+            lines.append(f"User: {scene.last_line[-MAX_LINE_CHARACTERS:]}")
+        candidates = {each.id: each.name for each in find_candidates(scene)}
+        there = [each for each in scene.members if each.presence != "absent"]
+        return SpeakerQuestion(
+            chat=self._chat,
+            settings=self._settings,
+            position=leaf.position if leaf else 0,
+            candidates=candidates,
+            others=[each.name for each in there if each.id not in candidates and each.has_heard],
+            deaf=[each.name for each in there if not each.has_heard],
+            lines=lines,
+            may_be_nobody=self._turn.automatic is not None,
+        )
+
+
+def _read_speech(row: Row[*tuple[Any, ...]]) -> _Speech | None:
+    if not row.hidden:
+        return _Speech(row.role == "user", row.character_id, has_passed=False)
+    if any(isinstance(each, PassedNotice) for each in decode_notices(row.notices)):
+        return _Speech(by_user=False, character_id=row.character_id, has_passed=True)
+    return None
+
+
+def _render_line(sealer: Sealer, row: Message) -> str:
+    author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
+    text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
+    return f"{author}: {text[-MAX_LINE_CHARACTERS:]}"
+
+
+class _SpeakerAnswer(msgspec.Struct, kw_only=True):
+    speaker: str
+
+
+SPEAKER_SCHEMA = simplify_schema(_SpeakerAnswer)
+
+
+class SpeakerModel:
+    """Lets the task model choose the next speaker, if the user wants that (`next_speaker`).
+
+    It gets little time. Its tokens count towards the daily limit of background work, and each use
+    is stored as a run. If it fails, the choice is made by mention.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        prompts: PromptLibrary,
+        slots: ModelSlots,
+        user_models: UserModels,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._prompts = prompts
+        self._slots = slots
+        self._user_models = user_models
+
+    async def answer(
+        self, identity: Identity, question: SpeakerQuestion, turn: TurnSpeaker
+    ) -> None:
+        """Ask the model, and keep its answer for the turn.
+
+        Raises `ChainEndedError` if no one has anything to say in a reply that follows by itself.
+        """
+        turn.is_asked = True
+        own, account = question.settings, identity.settings
+        try:
+            async with self._database.read() as session:
+                models = await self._user_models.of(session, identity.user, identity.sealer)
+                budget = await open_budget(session, self._settings, identity.user_id)
+        except RetryLaterError:
+            return
+        usual = own.model or account.model or models.default_id
+        chosen = choose_model(models, self._settings, "triage", own, account, usual)
+        said, problem, began = None, None, time.monotonic()
+        work = SlotWork(
+            use="turn", rank=Rank.TURN, user_id=identity.user_id, chat_id=question.chat.id
+        )
+        try:
+            limit = models.find_limit(chosen)
+            async with asyncio.timeout(TIMEOUT_SECONDS), self._slots.hold([limit], work):
+                said = await self._ask(models, chosen, budget, question, account.sampling)
+        except (AppError, TimeoutError) as error:
+            problem = error.slug if isinstance(error, AppError) else "too-slow"
+            log.info("turn.speaker_not_chosen", problem=problem)
+        if budget.calls:
+            run = build_run(
+                question.chat,
+                "speaker",
+                model=chosen,
+                positions=(question.position, question.position),
+                budget=budget,
+                seconds=time.monotonic() - began,
+                error=problem,
+            )
+            async with self._database.write() as session:
+                await record_success(session, run)
+        if said is None:
+            return
+        if not said.strip() and question.may_be_nobody:
+            raise ChainEndedError
+        turn.answer_id = _match_name(said, question.candidates)
+
+    async def _ask(
+        self,
+        models: ModelRegistry,
+        chosen: str,
+        budget: RunBudget,
+        question: SpeakerQuestion,
+        sampling: Sampling,
+    ) -> str | None:
+        """Return the model's answer, None from the demo model. Raises `AppError`."""
+        model = models.get(chosen)
+        if model.spec.provider == "demo":
+            return None
+        safety = question.settings.sampling.safety or sampling.safety
+        asked = self._prompts["assist/speaker"].render(
+            candidates=[strip_tags(each) for each in question.candidates.values()],
+            others=strip_tags(", ".join(question.others)),
+            deaf=strip_tags(", ".join(question.deaf)),
+            lines=strip_tags("\n".join(question.lines)),
+            may_be_nobody=question.may_be_nobody,
+        )
+        prompt = Prompt([PromptMessage("user", asked)])
+        try:
+            value = await ask(
+                model,
+                prompt,
+                SPEAKER_SCHEMA,
+                sampling=limit_output(safe_sampling(model.spec, safety), model.spec),
+                budget=budget,
+            )
+        except asyncio.CancelledError:
+            budget.count_call(None, prompt)  # the model has read the prompt
+            raise
+        try:
+            return msgspec.convert(value, _SpeakerAnswer).speaker
+        except msgspec.ValidationError:
+            return None
+
+
+def _match_name(said: str, names: Mapping[UUID, str]) -> UUID | None:
+    """Return the candidate that an answer means. None if it means no one or several."""
+    scene = GroupScene(
+        members=[SceneMember(id=each, name=name) for each, name in names.items()], last_line=said
+    )
+    exact = [each for each, name in names.items() if name.casefold() == said.strip().casefold()]
+    found = exact or find_named(scene)
+    return found[0] if len(found) == 1 else None
+
+
+def draw_seed(chat: Chat) -> int:
+    """Return the seed of a preview. It changes with the path."""
+    return make_seed(chat.leaf_id or chat.id)
