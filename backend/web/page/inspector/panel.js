@@ -49,7 +49,7 @@ export default async function panel(room, { options: { message, viewpoint }, sig
   const known = { chat: `#${chat}`, campaign, containers: {}, opened: new Set() };
   const which = h("small.soft", {}, !message && t("context.next"));
   const seen = !message && isGroup(room) ? viewer(room, viewpoint, () => soon()) : null;
-  const speaks = h("p.soft", { hidden: true });
+  const speaks = h("p.soft.speaks", { hidden: true });
   const sum = h("p.sum");
   const bar = h("div.window", { role: "group", "aria-label": t("context.window") });
   const reuse = h("small.soft");
@@ -78,8 +78,13 @@ export default async function panel(room, { options: { message, viewpoint }, sig
     const { totals, difference, usage } = view;
     const { shared_prefix: count, shared_tokens: shared = 0 } = difference ?? {};
     known.containers = view.containers;
-    speaks.hidden = !view.speaker;
-    if (view.speaker) speaks.textContent = t("context.speaker", { name: view.speaker.name, why: why(view.speaker.reasons ?? []) });
+    const { speaker, viewpoint: from } = view;
+    const said = [
+      speaker && t("context.speaker", { name: speaker.name, why: why(speaker.reasons ?? []) }),
+      from && from.id !== "public" && t("context.limited", { name: from.name }),
+    ];
+    speaks.textContent = said.filter(Boolean).join(" ");
+    speaks.hidden = !speaks.textContent;
     if (message) fill(which, t("context.sent", { model: view.model }), " ", next());
     fill(sum, h("strong", {}, number(totals.prompt)), ` ${t("context.of", { total: totals.total })}`);
     const found = grouped(view);
