@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from tests.support.browser import Account, Watch, dark, installing, phone, signing_up
 
@@ -249,12 +249,14 @@ def test_five_characters_talk_until_they_are_stopped(
 
 
 def test_a_conversation_is_resumed_after_a_reload_and_stopped(
-    page: Page, slow_account: Account
+    context: BrowserContext, slow_account: Account, watch: Watch
 ) -> None:
     inn = open_inn(slow_account, "Alda", "Bor", "Cid")
-    page.context.clear_cookies()
-    slow_account.enter(page.context)
-    page.goto(f"{slow_account.client.base_url.copy_with(path='/')}#/chats/{inn.chat}")
+    address = str(slow_account.client.base_url.copy_with(path="/"))
+    watch.others.append(address)
+    slow_account.enter(context)
+    page = context.new_page()
+    page.goto(f"{address}#/chats/{inn.chat}")
     page.get_by_role("button", name="Let them talk").click()
     page.get_by_role("spinbutton", name="Number of replies").fill("50")
     page.get_by_role("button", name="Start").click()
