@@ -281,6 +281,7 @@ class Services:
             index,
             pool=pool,
             chronicle=joining.choose,
+            find_names=find_names,
             participants=participants,
             check_added=partial(self.quotas.check_added, CHATS),
         )

@@ -12,10 +12,12 @@ from backend.accounts.auth.identity import Identity
 from backend.chats.errors import (
     ChatNotFoundError,
     EmptyMessageError,
+    MemberAbsentError,
     MessageBusyError,
     MessageNotFoundError,
     MessageTooLongError,
     NotOnlyThoughtsError,
+    PresenceMessageError,
 )
 from backend.chats.messages import MessageService
 from backend.chats.schemas import (
@@ -177,7 +179,15 @@ class MessageController(Controller):
         return await messages.get(identity, message_id)
 
     @patch(
-        opt={RAISES: (EmptyMessageError, MessageTooLongError, MessageBusyError)},
+        opt={
+            RAISES: (
+                EmptyMessageError,
+                MessageTooLongError,
+                MessageBusyError,
+                PresenceMessageError,
+                MemberAbsentError,
+            )
+        },
         summary="Edit or hide a message, or set its audience",
     )
     async def patch_message(
@@ -190,7 +200,8 @@ class MessageController(Controller):
         """Add an edited sibling (`text`), hide or show a message, or set its audience.
 
         `text` makes the new sibling active. A `hidden` message is left out of prompts. `audience`
-        is who may know it: `public`, `gm`, or ids of entities of the chat's campaign.
+        is who may know it: `public`, `gm`, or ids of characters of the chat or of entities of its
+        campaign. A change of presence can only be deleted.
         """
         audience = None if data.audience is msgspec.UNSET else data.audience
         match data:
@@ -206,7 +217,7 @@ class MessageController(Controller):
     @post(
         "/thoughts-as-text",
         status_code=200,
-        opt={RAISES: (MessageBusyError, NotOnlyThoughtsError)},
+        opt={RAISES: (MessageBusyError, NotOnlyThoughtsError, PresenceMessageError)},
         summary="Use a reply's thoughts as its text",
     )
     async def use_thoughts(

@@ -133,8 +133,19 @@ class PathMoved(Protocol):
 class AudienceChecked(Protocol):
     """The audience of a message is about to be set."""
 
-    async def audience_checked(self, session: AsyncSession, chat: Chat, audience: Audience) -> None:
-        """Raise `ValidationError` if a message of the chat cannot have this audience."""
+    async def audience_checked(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        chat: Chat,
+        audience: Audience,
+        *,
+        position: int | None,
+    ) -> None:
+        """Raise `ValidationError` or `MemberAbsentError` if a message cannot have this audience.
+
+        `position` is that of the message. None checks only who can be named in the chat at all.
+        """
         ...
 
 
@@ -150,11 +161,17 @@ class AudienceChanged(Protocol):
 
 
 async def check_audience(
-    participants: Participants, session: AsyncSession, chat: Chat, audience: Audience
+    participants: Participants,
+    session: AsyncSession,
+    sealer: Sealer,
+    chat: Chat,
+    audience: Audience,
+    *,
+    position: int | None = None,
 ) -> None:
-    """Raise `ValidationError` if a message of the chat cannot have this audience."""
+    """Raise `ValidationError` or `MemberAbsentError` if a message cannot have this audience."""
     for handler in participants.find_handlers(AudienceChecked):
-        await handler.audience_checked(session, chat, audience)
+        await handler.audience_checked(session, sealer, chat, audience, position=position)
 
 
 async def notify_path_moved(

@@ -23,7 +23,7 @@ from backend.chats.errors import (
 )
 from backend.chats.members import load_group
 from backend.chats.models import Chat, ChatCharacter, Message, Presence
-from backend.chats.presence import PresenceChanger, check_member_count
+from backend.chats.presence import FindNames, PresenceChanger, check_member_count
 from backend.chats.schemas import MemberPatch, MemberView
 from backend.chats.service import read_settings
 from backend.chats.token_counting import CountUnit
@@ -41,22 +41,6 @@ MAX_ATTEMPTS = 5
 """Limit of attempts to count a briefing, if the count unit of its chat changes at the same time."""
 
 DEFAULT_TALKATIVENESS = 0.5
-
-
-class FindNames(Protocol):
-    """Finds the names of characters."""
-
-    async def __call__(
-        self,
-        session: AsyncSession,
-        character_ids: Sequence[UUID],
-        /,
-        *,
-        owner_id: UUID,
-        sealer: Sealer,
-    ) -> dict[UUID, str]:
-        """Return names by character. Characters of other users are left out."""
-        ...
 
 
 class FindTalkativeness(Protocol):

@@ -186,6 +186,7 @@ class MessageService:
         sealer, owner_id = identity.sealer, identity.user_id
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=owner_id)
+            repository.check_no_presence(message)
             chat = await repository.get_chat(session, message.chat_id, owner_id=owner_id)
         text = await self._scripts.run_stored(
             identity,
@@ -221,7 +222,7 @@ class MessageService:
                 if chat.count_unit != unit:
                     continue
                 if audience is not None:
-                    await check_audience(self._participants, session, chat, audience)
+                    await self._check_audience(session, identity, chat, message, audience)
                 edited = Message(
                     **sealed,
                     # A message without text is hidden because it has none.
@@ -238,6 +239,8 @@ class MessageService:
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
         async with self._lock_message(identity, message_id) as (session, message, chat):
+            if not hidden:
+                repository.check_no_presence(message)
             if message.hidden and not hidden and not _has_text(message):
                 raise EmptyMessageError("Its text is empty for a model. Enter some text.")
             await self._set_hidden(session, identity, chat, message, hidden=hidden)
@@ -292,7 +295,8 @@ class MessageService:
     ) -> MessageView:
         async with self._lock_message(identity, message_id) as (session, message, chat):
             repository.check_finished(message)
-            await check_audience(self._participants, session, chat, audience)
+            repository.check_no_presence(message)
+            await self._check_audience(session, identity, chat, message, audience)
             if message.audience != encode_audience(audience):
                 # A summary or the agent that has read it must read it again.
                 before = message.audience
@@ -335,6 +339,23 @@ class MessageService:
             )
             yield session, message, chat
 
+    async def _check_audience(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,
+        message: Message,
+        audience: Audience,
+    ) -> None:
+        await check_audience(
+            self._participants,
+            session,
+            identity.sealer,
+            chat,
+            audience,
+            position=message.position,
+        )
+
     async def _set_hidden(
         self,
         session: AsyncSession,
@@ -370,8 +391,9 @@ def _has_text(message: Message) -> bool:
 def _get_thoughts(sealer: Sealer, message: Message) -> str:
     """Return the thoughts of a message without text.
 
-    Raises `MessageBusyError`, `NotOnlyThoughtsError`.
+    Raises `MessageBusyError`, `NotOnlyThoughtsError`, `PresenceMessageError`.
     """
+    repository.check_no_presence(message)
     repository.check_finished(message)
     sealed = message.sealed_thinking
     thoughts = sealer.open(MESSAGE_THINKING, message.id, sealed).strip() if sealed else ""

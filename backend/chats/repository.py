@@ -29,7 +29,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
 
-from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
+from backend.chats.errors import (
+    ChatNotFoundError,
+    MessageBusyError,
+    MessageNotFoundError,
+    PresenceMessageError,
+)
 from backend.chats.members import filter_heard
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.tree import make_ancestors
@@ -142,6 +147,12 @@ async def lock_message(
 def check_finished(message: Message) -> None:
     if message.status == "streaming":
         raise MessageBusyError("Stop it first, or wait until it is finished.")
+
+
+def check_no_presence(message: Message) -> None:
+    """Raise `PresenceMessageError` for a change of presence, which stays as it is."""
+    if message.presence is not None:
+        raise PresenceMessageError("Delete it, or change the member's presence again.")
 
 
 async def list_character_ids(
@@ -294,7 +305,7 @@ async def find_greeting_number(session: AsyncSession, chat_id: UUID) -> int | No
     """Return the index of the active first message, or None for an empty chat."""
     query = (
         select(Message.is_active)
-        .where(Message.chat_id == chat_id, Message.position == 0)
+        .where(Message.chat_id == chat_id, Message.position == 0, Message.presence.is_(None))
         .order_by(Message.id)
     )
     flags = list(await session.scalars(query))

@@ -111,7 +111,8 @@ class MessageRewriter:
 
         Returns False, and changes nothing, if the chat's unit of counts is not that of the texts.
 
-        Raises `MessageNotFoundError`, `MessageBusyError`, `EmptyMessageError`.
+        Raises `MessageNotFoundError`, `MessageBusyError`, `EmptyMessageError`,
+        `PresenceMessageError`.
         """
         if chat.count_unit != sealed.unit:
             return False
@@ -119,6 +120,7 @@ class MessageRewriter:
         messages = await _load_messages(session, chat, changes.message_ids)
         for message in messages:
             repository.check_finished(message)
+            repository.check_no_presence(message)
         for rewritten in self._participants.find_handlers(MessagesRewritten):
             await rewritten.messages_rewritten(session, identity, list(changes.texts), at)
         hidden = {message.id for message in messages if message.hidden}

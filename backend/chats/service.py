@@ -25,6 +25,7 @@ from backend.chats.events import (
     check_audience,
 )
 from backend.chats.files import copy_references, delete_unused_files
+from backend.chats.members import load_group
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -33,6 +34,7 @@ from backend.chats.models import (
     ChatCharacter,
     Message,
 )
+from backend.chats.presence import FindNames, add_members, replace_members
 from backend.chats.schemas import ChatPatch, ChatSettings, ChatView, ForkWorld
 from backend.chats.token_counting import CountUnit
 from backend.core.audience import GM, PUBLIC
@@ -109,7 +111,7 @@ ChooseChronicle = Callable[[AsyncSession, Identity, Chat, UUID | None], Awaitabl
 class ChatService:
     """Open, list, change, fork and delete chats. Each route lists its errors."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the application hands it its parts
         self,
         database: Database,
         user_models: UserModels,
@@ -118,12 +120,14 @@ class ChatService:
         *,
         pool: CpuPool,
         chronicle: ChooseChronicle,
+        find_names: FindNames,
         participants: Participants | None = None,
         check_added: CheckAdded = check_nothing,
     ) -> None:
         self._check_added = check_added
         self._pool = pool
         self._chronicle = chronicle
+        self._find_names = find_names
         self._participants = participants or Participants()
         self._database = database
         self._index = index
@@ -165,7 +169,7 @@ class ChatService:
             await session.flush()
             await self._check_added(session, identity.user_id)
             await record(session, chat_id)
-            _add_members(session, chat_id, character_ids)
+            add_members(session, chat_id, dict.fromkeys(character_ids, True))
             if campaign_id is not None:
                 for handler in self._participants.find_handlers(CampaignChosen):
                     await handler.campaign_chosen(session, identity, chat, campaign_id)
@@ -209,7 +213,11 @@ class ChatService:
         named: frozenset[str],
         if_match: str | None,
     ) -> ChatView:
-        """Change the members of a chat in `named`. The caller must check who owns each value."""
+        """Change the members of a chat in `named`. The caller must check who owns each value.
+
+        In a chat with messages, characters join and leave with messages. Raises `MessageBusyError`
+        while a reply is being written.
+        """
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, chat.revision)
@@ -221,8 +229,19 @@ class ChatService:
             if "persona_id" in named:
                 chat.persona_id = change.persona_id
             if "character_ids" in named:
-                await session.execute(delete(ChatCharacter).where(ChatCharacter.chat_id == chat.id))
-                _add_members(session, chat.id, change.character_ids)
+                added = await replace_members(
+                    session,
+                    identity,
+                    chat,
+                    change.character_ids,
+                    find_names=self._find_names,
+                    participants=self._participants,
+                )
+                await session.flush()
+                if added:
+                    await self._index.changed(
+                        session, identity, kind="message", container_id=chat.id, source_ids=added
+                    )
             chat.revision += 1
             chat.updated_at = now()
             await session.flush()
@@ -261,7 +280,13 @@ class ChatService:
             ):
                 models.spec(model_id)
             if settings.viewpoint not in {before.viewpoint, None, GM, PUBLIC}:
-                await check_audience(self._participants, session, chat, [UUID(settings.viewpoint)])
+                await check_audience(
+                    self._participants,
+                    session,
+                    identity.sealer,
+                    chat,
+                    [UUID(settings.viewpoint)],
+                )
             check_budgets(
                 [settings.budgets, identity.settings.budgets],
                 self._settings,
@@ -337,7 +362,7 @@ class ChatService:
             ]
         async with self._database.write() as session:
             source, message = await _find_fork_source(session, identity, chat_id, message_id)
-            members = await repository.list_character_ids(session, [source.id])
+            group = await load_group(session, source.id)
             fork_id = new_id()
             fork = Chat(
                 id=fork_id,
@@ -359,7 +384,7 @@ class ChatService:
             session.add(fork)
             await session.flush()
             await self._check_added(session, identity.user_id)
-            _add_members(session, fork_id, members.get(source.id, []))
+            add_members(session, fork_id, group.members)
             copied = await _copy_path(session, sealer, message, fork_id)
             fork.leaf_id = copied[message.id]
             for handler in self._participants.find_handlers(ChatCopied):
@@ -407,13 +432,6 @@ async def _copy_path(
         await session.execute(insert(Message), part)
     await copy_references(session, sealer, copied)
     return copied
-
-
-def _add_members(session: AsyncSession, chat_id: UUID, character_ids: Sequence[UUID]) -> None:
-    session.add_all(
-        ChatCharacter(chat_id=chat_id, character_id=each, place=place)
-        for place, each in enumerate(character_ids)
-    )
 
 
 def _make_view(sealer: Sealer, chat: Chat, members: list[UUID]) -> ChatView:

@@ -169,8 +169,27 @@ async def add_to_sums(session: AsyncSession, chat: Chat, changes: Mapping[UUID, 
             )
 
 
+async def refresh_sums_below(session: AsyncSession, message: Message) -> None:
+    """Compute the sums of the few messages below one again, after its own sum has changed.
+
+    Changes of presence and briefings follow a reply that is continued.
+    """
+    await session.flush()
+    tree = make_subtree(message.id)
+    query = select(Message).join(tree, tree.c.id == Message.id).order_by(tree.c.position)
+    sums: dict[UUID | None, int] = {}
+    for each in await session.scalars(query.execution_options(populate_existing=True)):
+        if each.id != message.id:
+            own = 0 if each.hidden else each.tokens
+            each.path_tokens = sums[each.parent_id] + own
+        sums[each.id] = each.path_tokens
+
+
 def set_unfollowed_tokens(message: Message, tokens: int) -> None:
-    """Set the tokens of a message without children, such as a reply that is being written."""
+    """Set the tokens of a reply that is being written, which no other message follows.
+
+    `refresh_sums_below` is called at the end if a continued reply has followers.
+    """
     message.path_tokens += 0 if message.hidden else tokens - message.tokens
     message.tokens = tokens
 

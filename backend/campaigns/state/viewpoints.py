@@ -26,6 +26,7 @@ from backend.campaigns.rules.protocol import RuleSystem, find_rules, read_play
 from backend.campaigns.rules.state import PLAY
 from backend.campaigns.state.situation_reader import CampaignReader, Condition
 from backend.characters.repository import find_names
+from backend.chats.errors import MemberAbsentError
 from backend.chats.events import AudienceChecked
 from backend.chats.members import load_absences, load_group
 from backend.chats.models import Chat
@@ -362,26 +363,44 @@ async def read_marks(
 
 
 class CampaignAudiences(AudienceChecked):
-    async def audience_checked(self, session: AsyncSession, chat: Chat, audience: Audience) -> None:
-        """Raise `ValidationError` if a message of the chat cannot have this audience."""
-        await check_chat_audience(session, chat, audience)
+    async def audience_checked(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        chat: Chat,
+        audience: Audience,
+        *,
+        position: int | None,
+    ) -> None:
+        """Raise `ValidationError` or `MemberAbsentError` if a message cannot have this audience."""
+        await check_chat_audience(session, sealer, chat, audience, position=position)
 
 
-async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audience) -> None:
+async def check_chat_audience(
+    session: AsyncSession, sealer: Sealer, chat: Chat, audience: Audience, *, position: int | None
+) -> None:
     """Raise `ValidationError` for an id of neither a member of the chat nor an entity of its world.
 
-    A chat with neither has only public messages.
+    Raise `MemberAbsentError` for a member that is not there at a message's `position`, if it is
+    given. A chat with neither members nor a world has only public messages.
     """
     if audience == PUBLIC:
         return
-    members = (await load_group(session, chat.id)).members
-    if chat.campaign_id is None and len(members) < MIN_GROUP:
+    group = await load_group(session, chat.id)
+    if chat.campaign_id is None and len(group.members) < MIN_GROUP and not group.changes:
         raise ValidationError(
             "All messages of a chat with one character and without a campaign are public."
         )
-    if isinstance(audience, list):
-        others = [each for each in audience if each not in members]
-        await _check(session, others, [chat.campaign_id], owner_id=chat.user_id)
+    if not isinstance(audience, list):
+        return
+    others = [each for each in audience if each not in group.members]
+    await _check(session, others, [chat.campaign_id], owner_id=chat.user_id)
+    if position is not None:
+        presences = group.find_presences(position)
+        absent = [each for each in audience if presences.get(each) == "absent"]
+        if absent:
+            names = await find_names(session, absent, owner_id=chat.user_id, sealer=sealer)
+            raise MemberAbsentError(absent[0], names.get(absent[0], ""))
 
 
 async def check_event_audience(

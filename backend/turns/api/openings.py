@@ -20,7 +20,7 @@ from backend.characters.cards.model import MAX_GREETINGS_CHARACTERS, Card, list_
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
 from backend.chats import repository as chats
 from backend.chats.drafts import MessageDraft
-from backend.chats.errors import ChatNotFoundError, MessageTooLongError
+from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageTooLongError
 from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.chats.service import ChatService
 from backend.context.macros import MacroBudget, MacroContext, MacroLimitError, Variables, expand
@@ -141,7 +141,7 @@ class OpeningService:
         A title that is null or blank becomes the default title.
 
         Raises `ChatNotFoundError`, `CharacterNotFoundError`, `PersonaNotFoundError`,
-        `ValidationError`, `PreconditionFailedError`.
+        `ValidationError`, `PreconditionFailedError`, `MessageBusyError`.
         """
         reject_unknown(patch, ChatPatch)
         change = merge_patch(ChatPatch(), patch)
@@ -195,6 +195,7 @@ class OpeningController(Controller):
                 CharacterNotFoundError,
                 PersonaNotFoundError,
                 CampaignNotFoundError,
+                MessageBusyError,
                 PreconditionFailedError,
             ),
             PATCHES: ChatPatch,
@@ -212,7 +213,8 @@ class OpeningController(Controller):
     ) -> Response[ChatView]:
         """Change title, persona, characters or campaign. Absent members stay, null clears.
 
-        If the title is null, the names of the characters become the title.
+        In a chat with messages, new characters join now, and know nothing from before. If the title
+        is null, the names of the characters become the title.
         """
         return tag_view(await opening.patch(identity, chat_id, data, if_match=if_match))
 

@@ -68,7 +68,8 @@ class TurnTarget:
     Attributes:
         leaf: The last message of the history. None before the first message.
         line: The user's line, if it is stored already.
-        parent: The parent of the reply, if no new line is stored.
+        parent: The parent of the reply, if no new line is stored. It can be a change of presence
+            or a briefing after the line.
         continued: The reply that is continued.
         spoken_by: The character of the reply that is continued or regenerated.
         spoken: The last line before the reply, if none of the user is answered.
@@ -89,6 +90,14 @@ class TurnTarget:
     def find_kept_speaker(self, members: Collection[UUID]) -> UUID | None:
         """Return the character of a rewritten or continued reply if it still is a member."""
         return self.spoken_by if self.spoken_by in members else None
+
+    @property
+    def position(self) -> int:
+        """The position of the first message that the turn writes."""
+        if self.continued is not None:
+            return self.continued.position
+        above = self.parent or self.leaf
+        return above.position + 1 if above else 0
 
     @property
     def rewritten(self) -> int | None:

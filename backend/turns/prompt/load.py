@@ -33,7 +33,7 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
-from backend.chats.members import Group, has_heard, load_group
+from backend.chats.members import Group, filter_heard, find_last_line, has_heard, load_group
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
@@ -41,7 +41,15 @@ from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.repository import StoryEvent, current_events
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import find_eviction_point
-from backend.core.audience import GM, PUBLIC, Viewpoint, encode_audience, may_know, read_viewpoint
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    Viewpoint,
+    Witness,
+    encode_audience,
+    may_know,
+    read_viewpoint,
+)
 from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
 from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
@@ -75,7 +83,7 @@ from backend.turns.prompt.speaker_choice import (
     draw_seed,
     find_spoken_line,
 )
-from backend.vault.sealing import OVERHEAD
+from backend.vault.sealing import OVERHEAD, Sealer
 
 MAX_QUOTED_LINES = 20
 """The number of last messages that macros may quote."""
@@ -167,7 +175,7 @@ class ChatLoader:
             is_preview=self._is_preview,
             may_follow=group.is_group and settings.group.next_speaker != "by_hand",
         )
-        audience = await find_audience(session, chat, request, target)
+        audience = await find_audience(session, sealer, chat, request, target)
         names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
         finder = SpeakerFinder(
             session,
@@ -181,9 +189,12 @@ class ChatLoader:
             has_client=client is not None,
         )
         pick = await finder.find(request, target, audience)
-        if target.line_kind == "next" and request.audience is None and not pick.has_heard:
-            audience = PUBLIC  # the others' whisper goes on without this speaker
         cast, viewpoint = await self._load_cast(chat, settings, request, group, names, pick)
+        target = await follow_briefing(session, target, viewpoint)
+        if request.audience is None:
+            audience = target.audience
+            if target.line_kind == "next" and not pick.has_heard:
+                audience = PUBLIC  # the others' whisper goes on without this speaker
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
@@ -532,47 +543,54 @@ async def find_target(
     _check_request(request)
     if request.regenerate_of is not None:
         return await _find_regeneration(session, chat, request.regenerate_of)
-    if leaf is not None and leaf.status == "streaming":
+    last = await find_last_line(session, leaf)
+    if last is not None and last.status == "streaming":
         # A reply that is still being written cannot be answered. Storing the turn will return the
         # 409.
-        leaf = await _load_parent(session, leaf)
+        leaf = await _load_parent(session, last)
+        last = await find_last_line(session, leaf)
     if request.continue_:
-        if leaf is None or leaf.role != "assistant":
+        if last is None or last.role != "assistant":
             raise NotContinuableError("The last message was not written by a character.")
-        if len(leaf.sealed_content) == OVERHEAD:
+        if len(last.sealed_content) == OVERHEAD:
             # The reply has thoughts but no text to continue, so it is written from its beginning.
-            fresh = await _make_rewrite_target(session, leaf)
-            return replace(fresh, kind="continue", continued=leaf)
+            fresh = await _make_rewrite_target(session, last)
+            return replace(fresh, kind="continue", continued=last)
         return TurnTarget(
             kind="continue",
             line_kind="continue",
-            leaf=leaf,
-            continued=leaf,
-            spoken_by=leaf.character_id,
-            audience=leaf.audience,
+            leaf=last,
+            continued=last,
+            spoken_by=last.character_id,
+            audience=last.audience,
         )
     if request.impersonate:
         return TurnTarget(kind="impersonate", line_kind="impersonate", leaf=leaf)
     if request.text is not None:
         return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
     is_allowed = may_follow or is_preview or request.speaker is not None
-    return await _find_unanswered(session, leaf, is_preview=is_preview, may_follow=is_allowed)
+    return await _find_unanswered(session, leaf, last, is_preview=is_preview, may_follow=is_allowed)
 
 
 async def _find_unanswered(
-    session: AsyncSession, leaf: Message | None, *, is_preview: bool, may_follow: bool
+    session: AsyncSession,
+    leaf: Message | None,
+    last: Message | None,
+    *,
+    is_preview: bool,
+    may_follow: bool,
 ) -> TurnTarget:
-    if leaf is None:
-        return TurnTarget(kind="reply", line_kind="opening", leaf=None)
-    if leaf.role == "user":
-        above = await _load_parent(session, leaf)
+    """Return the target that follows `leaf`. `last` is the last line up to it."""
+    if last is None:
+        return TurnTarget(kind="reply", line_kind="opening", leaf=leaf, parent=leaf)
+    if last.role == "user":
         return TurnTarget(
             kind="reply",
             line_kind="user_line",
-            leaf=above,
-            line=leaf,
+            leaf=await _load_parent(session, last),
+            line=last,
             parent=leaf,
-            audience=leaf.audience,
+            audience=last.audience,
         )
     spoken = await find_spoken_line(session, leaf)
     if is_preview:
@@ -610,12 +628,13 @@ async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID
 async def _make_rewrite_target(session: AsyncSession, message: Message) -> TurnTarget:
     """Return the target of a reply that is written from its beginning."""
     parent = await _load_parent(session, message)
-    answers = parent is not None and parent.role == "user"
+    last = await find_last_line(session, parent)
+    line = last if last is not None and last.role == "user" else None
     return TurnTarget(
         kind="regenerate",
-        line_kind="user_line" if answers else "next" if parent else "opening",
-        leaf=await _load_parent(session, parent) if answers else parent,
-        line=parent if answers else None,
+        line_kind="user_line" if line else "next" if last else "opening",
+        leaf=await _load_parent(session, line) if line else parent,
+        line=line,
         parent=parent,
         spoken_by=message.character_id,
         audience=message.audience,
@@ -643,15 +662,45 @@ def _check_request(request: TurnRequest) -> None:
         raise ValidationError(f"Send only one of {', '.join(asked)}.")
 
 
+async def follow_briefing(
+    session: AsyncSession, target: TurnTarget, viewpoint: Viewpoint
+) -> TurnTarget:
+    """Return the target for a character that joined after the line, or was briefed after it.
+
+    It does not answer the line, but speaks next.
+    """
+    line, parent = target.line, target.parent
+    if line is None or parent is None or parent.id == line.id:
+        return target
+    if not isinstance(viewpoint, Witness):
+        return target
+    is_told = select(Message.id).where(
+        Message.chat_id == line.chat_id,
+        Message.is_active,
+        Message.position > line.position,
+        Message.position <= parent.position,
+        ~Message.hidden,
+        filter_heard(viewpoint, line.chat_id),
+    )
+    has_heard_line = viewpoint.has_heard(line.chat_id, line.position, line.audience)
+    if has_heard_line and await session.scalar(is_told.limit(1)) is None:
+        return target
+    audience = target.audience if target.kind == "regenerate" else PUBLIC
+    return replace(target, line_kind="next", leaf=parent, line=None, audience=audience)
+
+
 async def find_audience(
-    session: AsyncSession, chat: Chat, request: TurnRequest, target: TurnTarget
+    session: AsyncSession, sealer: Sealer, chat: Chat, request: TurnRequest, target: TurnTarget
 ) -> str:
-    """Return the audience of the messages that the turn stores. Raises `ValidationError`."""
+    """Return the audience of the messages that the turn stores.
+
+    Raises `ValidationError`, `MemberAbsentError`.
+    """
     if request.audience is None:
         return target.audience
     if request.continue_ or request.impersonate:
         raise ValidationError("`audience` is allowed only with a new message or a new reply.")
-    await check_chat_audience(session, chat, request.audience)
+    await check_chat_audience(session, sealer, chat, request.audience, position=target.position)
     return encode_audience(request.audience)
 
 

@@ -253,13 +253,15 @@ class SpeakerFinder:
         first_id = next(iter(names), None)
         if not self._group.is_group:
             return SpeakerPick(asked_id or target.find_kept_speaker(names) or first_id)
-        if asked_id is None and (kept_id := target.find_kept_speaker(names)):
-            return SpeakerPick(kept_id, [Reason("speaker_kept")])
         if request.impersonate:
             return SpeakerPick(asked_id or first_id)
-        presences = self._group.presences
-        if asked_id is not None and presences.get(asked_id) == "absent":
-            raise MemberAbsentError(asked_id, names[asked_id])
+        kept_id = None if asked_id else target.find_kept_speaker(names)
+        speaker_id = asked_id or kept_id
+        presences = self._group.find_presences(target.position)
+        if speaker_id is not None and presences.get(speaker_id) == "absent" and self._may_ask:
+            raise MemberAbsentError(speaker_id, names[speaker_id])
+        if kept_id is not None:
+            return SpeakerPick(kept_id, [Reason("speaker_kept")])
         if asked_id is None and self._way == "by_hand" and self._may_ask:
             raise SpeakerNeededError("Send `speaker`: in this chat, you choose who replies.")
         scene, line = await self._load_scene(request, target, audience)
@@ -336,7 +338,7 @@ class SpeakerFinder:
         text = request.text or ""
         if line is not None:
             text = self._identity.sealer.open(MESSAGE_CONTENT, line.id, line.sealed_content)
-        presences = self._group.presences
+        presences = self._group.find_presences(target.position)
         scene = GroupScene(
             members=[
                 SceneMember(

@@ -112,6 +112,8 @@ class TurnRecovery:
         await self._index.record_unkeyed(
             session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
         )
+        if turn.kind == "continue" and message is not None:
+            await tree.refresh_sums_below(session, message)
         if turn.kind == "continue" and turn.reply_id is not None:
             await self._enrichment.study_again(session, turn.reply_id)
         await self._enrichment.study_later(session, chat)

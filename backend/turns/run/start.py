@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -204,7 +204,9 @@ class TurnStarter:
             return None
         if target.continued is not None:
             message = await session.get_one(Message, target.continued.id)
-            if await tree.has_children(session, message.id):
+            if await tree.has_others_below(
+                session, message.id, await _list_followers(session, message)
+            ):
                 raise NotContinuableError(
                     "The message has a reply on another branch. Edit it to create a new branch."
                 )
@@ -261,6 +263,19 @@ class TurnStarter:
         if continued is not None:
             run.status_before = continued.status
         return run
+
+
+async def _list_followers(session: AsyncSession, message: Message) -> list[UUID]:
+    """Return a reply that is continued, and what follows it on the active path.
+
+    `find_target` has found that these are changes of presence and briefings.
+    """
+    query = select(Message.id).where(
+        Message.chat_id == message.chat_id,
+        Message.is_active,
+        Message.position >= message.position,
+    )
+    return list(await session.scalars(query))
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ _STORE_REPLY = (
         text_digest=bindparam("text_digest"),
         updated_at=bindparam("updated_at"),
         # After a crash no one has the key to count the text, so a running sum is stored. It is at
-        # most a few tokens too high. The reply has no children while it is written.
+        # most a few tokens too high. The sums below a continued reply are set at its end.
         tokens=_MESSAGES.c.tokens + bindparam("more"),
         path_tokens=_MESSAGES.c.path_tokens
         + case((_MESSAGES.c.hidden, 0), else_=bindparam("more", type_=Integer)),
@@ -336,6 +336,8 @@ class TurnStore:
             after=run.built.timed,
         )
         chat.updated_at = now()
+        if run.kind == "continue":
+            await tree.refresh_sums_below(session, message)
         await self._spoken(session, run, turn, message.id)
         if run.kind == "continue" and run.adds_to_reply:
             await self._enrichment.study_again(session, message.id)

@@ -15,6 +15,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.models import User
 from backend.campaigns.chat_events import CampaignSessions
 from backend.campaigns.state.viewpoints import find_player_name
+from backend.characters.repository import find_names
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, make_message
 from backend.chats.events import notify_path_moved
@@ -155,6 +156,7 @@ class Grove:
             index,
             pool=pool,
             chronicle=ChatChronicles(index).choose,
+            find_names=find_names,
             participants=PARTICIPANTS,
         )
         self.messages = MessageService(
