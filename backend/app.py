@@ -49,6 +49,7 @@ from backend.core.logs import get_logger
 from backend.database.base import now
 from backend.database.engine import persist
 from backend.enrichment.controller import (
+    BriefingController,
     CompactionController,
     EnrichmentController,
     RebuildController,
@@ -154,6 +155,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     RebuildController,
     SceneController,
     CompactionController,
+    BriefingController,
     SummaryController,
     DowntimeController,
     MeasureController,

@@ -52,6 +52,7 @@ from backend.database.processes import Processes
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
 from backend.enrichment.service import CompactionService, EnrichmentService, SceneService
+from backend.enrichment.summaries.briefing import BriefingService
 from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.registry import ModelRegistry, build_registry
@@ -442,6 +443,9 @@ class Services:
         self.scenes = SceneService(database, enrichment_outbox)
         self.compactions = CompactionService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
+        self.briefings = BriefingService(
+            database, user_models, settings, prompts, self.quotas, slots
+        )
         self.model_fetches = ModelFetches(queue, memory)
         self.archives = ArchiveService(
             queue,

@@ -78,6 +78,8 @@ ReasonKind = Literal[
     "truncated",
     "summary_no_room",
     "summary_too_old",
+    "summary_older",
+    "summary_unknown",
     "in_history",
     "not_listed",
     # Reasons to leave out a search result.
@@ -234,6 +236,8 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "too_long": "more lore than the context could hold",
     "summary_no_room": "summary through message {count}: no room for it",
     "summary_too_old": "summary through message {count}: does not reach the oldest kept message",
+    "summary_older": "summary through message {count}: only the latest parts are sent",
+    "summary_unknown": "summary through message {count}: not known to {name}",
     "in_history": "already in history",
     "not_listed": "not listed",
     "not_near": "not relevant enough ({score:.0%} of the threshold)",

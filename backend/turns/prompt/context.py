@@ -32,9 +32,10 @@ from backend.context.assembly import History
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import Budget
 from backend.context.macros import Variables
-from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
+from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint, Witness
 from backend.core.reasons import Reason, ReasonKind
-from backend.enrichment.summaries.store import HOT_ROUNDS, StoredSummary
+from backend.enrichment.summaries.pieces import PathSummary
+from backend.enrichment.summaries.store import HOT_ROUNDS
 from backend.generation.model import ChatModel, ModelSpec, Role
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling, SamplingField
@@ -312,7 +313,7 @@ class LoadedChat:
     note: Note
     recent: Sequence[RecentLine] = ()
     pinned: Sequence[StoryEvent] = ()
-    summary: StoredSummary | None = None
+    summary: PathSummary | None = None
     story: Story = field(default_factory=Story)
     line: str | None = None
     said: str | None = None
@@ -365,8 +366,10 @@ class LoadedChat:
         if fields is None or not self.sums_rounds:
             return False
         settings = fields.settings
-        # If the viewpoint may not know the summary, the loaded rounds do not show its end.
-        if self.viewpoint != GM and not settings.hidden_information:
+        # If the viewpoint may not know the summary, the loaded rounds do not show its end. In a
+        # group they do.
+        is_shown = self.viewpoint == GM or isinstance(self.viewpoint, Witness)
+        if not is_shown and not settings.hidden_information:
             return False
         return self.story.untold_rounds >= HOT_ROUNDS + settings.memory_interval - 1
 

@@ -50,7 +50,8 @@ from backend.core.audience import (
     may_know,
     read_viewpoint,
 )
-from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
+from backend.enrichment.summaries.pieces import load_path_summary
+from backend.enrichment.summaries.store import HOT_ROUNDS
 from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
 from backend.presets.models import Preset, open_preset
@@ -214,8 +215,14 @@ class ChatLoader:
             )
         summary = None
         if self._remembers and target.leaf and (settings.summary.enabled or chat.campaign_id):
-            summary = await find_current_summary(
-                session, sealer, chat, up_to_position=target.leaf.position, viewpoint=viewpoint
+            summary = await load_path_summary(
+                session,
+                sealer,
+                chat,
+                group,
+                viewpoint=viewpoint,
+                up_to_position=target.leaf.position,
+                words=settings.summary.words,
             )
         if self._tried:
             preset: LoadedPreset | None = LoadedPreset(None, 0, "preview", self._tried)

@@ -24,7 +24,10 @@ from backend.context.blocks import (
     Marker,
 )
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
+from backend.core.audience import Witness
 from backend.core.reasons import Reason, ReasonKind
+from backend.enrichment.summaries.pieces import LostPart
+from backend.llm.answers import CHARACTERS_PER_TOKEN
 from backend.lorebooks.entries import Position, Trigger
 from backend.prompts import PromptLibrary, UsedPrompts
 from backend.turns.prompt.client_items import make_end, place_sections
@@ -121,6 +124,20 @@ def make_section(
     return PromptItem(
         kind=kind, title=title, text=text, place="head", reasons=[reason], source_id=source_id
     )
+
+
+def _lose_parts(parts: Sequence[LostPart], kind: ReasonKind, name: str = "") -> list[LeftOut]:
+    """Return parts of the summary that are not in the prompt. Their tokens are estimates."""
+    return [
+        LeftOut(
+            kind="summary",
+            title="Previously",
+            tokens=each.size // CHARACTERS_PER_TOKEN + 1,
+            reasons=[Reason(kind, count=each.position + 1, name=name)],
+            source_id=each.message_id,
+        )
+        for each in parts
+    ]
 
 
 class CampaignSections:
@@ -434,13 +451,28 @@ class SectionBuilder:
             item.left_out(Reason("block_off")) for each in lost for item in self._slot(each)
         ]
 
+    @property
+    def _viewer(self) -> str:
+        """The name of the character whose viewpoint the prompt has, for the user."""
+        speaker, viewpoint = self._loaded.cast.speaker, self._loaded.viewpoint
+        is_speaker = isinstance(viewpoint, Witness) and viewpoint.character_id == speaker.id
+        return speaker.name if is_speaker else "this viewpoint"
+
     def _summary(self) -> list[PromptItem]:
         """Return the summary. Its macros are not expanded, because a model wrote it."""
         summary = self._loaded.summary
-        if summary is None or not summary.text:
+        if summary is None:
             return []
-        audience = self._loaded.marks.words(summary.audience)
-        text = self.used.render("sections/summary", summary=summary.text, audience=audience)
+        self.off += [
+            *_lose_parts(summary.left_out, "summary_older"),
+            *_lose_parts(summary.unknown, "summary_unknown", self._viewer),
+        ]
+        if not summary.text:
+            return []
+        marks = self._loaded.marks
+        parts = "\n".join(marks.mark(each.text, each.audience) for each in summary.parts)
+        audience = marks.words(summary.audience)
+        text = self.used.render("sections/summary", summary=parts, audience=audience)
         reason = Reason("summary", count=summary.position + 1)
         return [make_section("summary", "Previously", text, reason, summary.message_id)]
 
