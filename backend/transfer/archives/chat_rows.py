@@ -15,8 +15,12 @@ from backend.accounts.auth.identity import Identity
 from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
-from backend.chats.transfer import ChatLog, build_message_rows, create_message_ids
-from backend.core.audience import GM, PUBLIC
+from backend.chats.transfer import (
+    ChatLog,
+    build_message_rows,
+    create_message_ids,
+    keep_audience,
+)
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import RecordCreated, get_table, new_id, now, split_chunks
 from backend.database.engine import Database
@@ -62,11 +66,14 @@ class ChatTreeImporter:
         identity: Identity,
         log: ChatLog,
         *,
+        listeners: Collection[UUID],
         report: ReportMessages,
         record: RecordCreated,
         store_parts: StoreParts | None = None,
     ) -> UUID:
         """Store a chat and return its id. Its characters and personas belong to the user.
+
+        `listeners` are the user's characters that audiences name.
 
         `store_parts` is called between the messages and the transaction that completes the chat.
 
@@ -77,9 +84,6 @@ class ChatTreeImporter:
         tokenizer = choose_tokenizer(choose_counting_model(models, identity).tokenizer)
         unit = CountUnit(tokenizer, names=len(log.head.character_ids) > 1)
         chat_id, ids = new_id(), create_message_ids(log)
-        people = {*log.head.character_ids, *filter(None, (log.head.persona_id,))}
-        for line in log.lines:
-            people.update(filter(None, (line.character_id, line.persona_id)))
         rows = await self._run(
             identity,
             partial(
@@ -89,8 +93,8 @@ class ChatTreeImporter:
                 chat_id=chat_id,
                 unit=unit,
                 ids=ids,
-                audience=_keep_audience,
-                people=people,
+                audience=partial(keep_audience, known=listeners),
+                people=log.list_people(),
             ),
         )
         await self._insert_head(identity, log, chat_id, unit)
@@ -140,8 +144,8 @@ class ChatTreeImporter:
             "updated_at": now(),
         }
         members = [
-            {"chat_id": chat_id, "character_id": each, "place": place}
-            for place, each in enumerate(dict.fromkeys(log.head.character_ids))
+            {"chat_id": chat_id, "character_id": each, "place": place, "is_from_start": is_there}
+            for place, (each, is_there) in enumerate(log.members.items())
         ]
         async with self._database.write() as session:
             await session.execute(insert(Chat), [chat])
@@ -158,8 +162,3 @@ class ChatTreeImporter:
         self, identity: Identity, work: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         return await self._pool.run(identity.user_id, work, is_job=True)
-
-
-def _keep_audience(column: str) -> str:
-    """Return an audience of a chat outside campaigns, which has no entities."""
-    return PUBLIC if column == PUBLIC else GM

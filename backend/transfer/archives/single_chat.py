@@ -134,9 +134,7 @@ class _ChatArchiveImport:
         """
         identity, head = context.identity, log.head
         authors = {line.character_id: line.author for line in log.lines if line.character_id}
-        named = {*head.character_ids, *authors}
-        named |= {line.persona_id for line in log.lines if line.persona_id}
-        named |= {head.persona_id} if head.persona_id else set()
+        named = log.list_people() | log.list_listeners()
         async with self._services.database.read() as session:
             people = {
                 each: each
