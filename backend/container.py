@@ -33,6 +33,7 @@ from backend.campaigns.state.viewpoints import (
 )
 from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
+from backend.characters.public_cards import PublicCards
 from backend.characters.repository import find_names, find_talkativeness, get_persona
 from backend.characters.service import CharacterService
 from backend.chats.index_source import MessageSource
@@ -52,6 +53,7 @@ from backend.database.processes import Processes
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
 from backend.enrichment.service import CompactionService, EnrichmentService, SceneService
+from backend.enrichment.summaries.briefing import BriefingService
 from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.registry import ModelRegistry, build_registry
@@ -249,7 +251,7 @@ class Services:
         self.campaign_changes = ChangeLogService(database)
         self.campaign_proposals = ProposalService(database)
         names, clock = SnapshotCache(), StoryClock()
-        self.histories = HistoryCache()
+        self.histories, self.public_cards = HistoryCache(), PublicCards()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
         self.measures = MeasureService(database, user_models)
@@ -271,6 +273,7 @@ class Services:
             memory,
             self.lore,
             self.histories,
+            self.public_cards,
             user_models,
             counts,
         )
@@ -348,6 +351,7 @@ class Services:
             pool,
             rephraser=Rephraser(database, memory.search, settings, prompts, slots),
             speakers=SpeakerModel(database, settings, prompts, slots, user_models),
+            cards=self.public_cards,
             slots=slots,
             histories=self.histories,
             situations=self.situations,
@@ -442,6 +446,9 @@ class Services:
         self.scenes = SceneService(database, enrichment_outbox)
         self.compactions = CompactionService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
+        self.briefings = BriefingService(
+            database, user_models, settings, prompts, self.quotas, slots
+        )
         self.model_fetches = ModelFetches(queue, memory)
         self.archives = ArchiveService(
             queue,

@@ -122,7 +122,9 @@ async def apply_change(
     if wanted.pinned and not was.pinned:
         await check_pins(session, row.chronicle_id)
     row.is_pinned, row.significance = wanted.pinned, wanted.significance
-    row.happened_at, row.audience = happened_at, encode_audience(wanted.audience)
+    row.happened_at = happened_at
+    if wanted.audience != was.audience:
+        row.audience = encode_audience(wanted.audience)
     if fields != event.fields:
         row.sealed_event = seal_event(sealer, row.id, fields)
     if sources is not event.sources:

@@ -374,13 +374,16 @@ async def read_lines(
     through: int,
     most: int,
     viewpoint: Viewpoint = GM,
+    is_newest_first: bool = False,
 ) -> Sequence[Line]:
     """Return lines of the active path after position `after` that a viewpoint may know, in order.
 
-    They have at most `most` stored tokens in total. A longer line is returned alone.
+    They have at most `most` stored tokens in total: the first ones, or with `is_newest_first` the
+    last ones. A longer line is returned alone.
     """
     lines = is_between(chat, after, through, viewpoint)
-    total = func.sum(Message.tokens).over(order_by=Message.position)
+    direction = Message.position.desc() if is_newest_first else Message.position
+    total = func.sum(Message.tokens).over(order_by=direction)
     sums = select(Message.id, total.label("total")).where(*lines).subquery()
     fitting = select(sums.c.id).where(sums.c.total <= most)
     query = (
@@ -398,7 +401,7 @@ async def read_lines(
         .order_by(Message.position)
     )
     rows = (await session.execute(query.where(Message.id.in_(fitting)))).all()
-    return rows or (await session.execute(query.limit(1))).all()
+    return rows or (await session.execute(query.order_by(None).order_by(direction).limit(1))).all()
 
 
 async def is_path_unchanged(

@@ -90,7 +90,7 @@ async def undo_run(
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
     if run.state == "failed":
         raise NothingToUndoError("The run failed and changed nothing.")
-    if run.kind in {"rephrasing", "speaker", "suggestions"}:
+    if run.kind in {"rephrasing", "speaker", "suggestions", "briefing"}:
         raise NothingToUndoError("Runs of this kind store nothing.")
     if run.kind in {"glossary", "scene", "chapter"}:
         raise NothingToUndoError("Undo its changes one by one in the change log of the campaign.")

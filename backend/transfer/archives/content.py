@@ -602,6 +602,7 @@ async def _load_summaries(
         return SummaryRecord(
             message_id=row.message_id,
             text=salvage.sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
+            begins_at=row.begins_at,
             audience=row.audience,
             is_edited=row.is_edited,
             created_at=row.created_at,

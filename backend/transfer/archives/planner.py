@@ -26,7 +26,12 @@ from backend.llm.providers.schemas import NewProvider
 from backend.llm.providers.service import SlugTakenError
 from backend.lorebooks.models import Lorebook
 from backend.presets.models import Preset
-from backend.transfer.archives.ids import ArchiveIds, NewMessage, read_file
+from backend.transfer.archives.ids import (
+    ArchiveIds,
+    NewMessage,
+    read_file,
+    translate_audience,
+)
 from backend.transfer.archives.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -351,7 +356,11 @@ class ArchiveImport:
 
         data = await self._run(step.context, translate)
         made = await self._services.chronicles.import_new(
-            step.context.identity, data, step.name, keeps_sources=True, record=step.record
+            step.context.identity,
+            data,
+            step.name,
+            translate=partial(translate_audience, items=self._ids.list_people()),
+            record=step.record,
         )
         if made.skipped:
             step.warnings.append(

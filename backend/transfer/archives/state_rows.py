@@ -49,6 +49,7 @@ from backend.chats.schemas import ChatSettings
 from backend.chats.transfer import LogOrigin
 from backend.chronicles.models import CHRONICLE
 from backend.chronicles.repository import get_chronicle
+from backend.core.audience import list_entities
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
 from backend.database.base import new_id, split_chunks
 from backend.database.engine import Database
@@ -103,8 +104,9 @@ def translate_settings(
                 warnings.append("Its persona was not imported.")
         return changes, warnings
     if settings.viewpoint not in {None, "gm", "public"}:
-        entity = items.get(UUID(settings.viewpoint))
-        changes["viewpoint"] = str(entity) if entity is not None else None
+        seen_by = UUID(settings.viewpoint)
+        found = items.get(seen_by) or ids.find("character", seen_by)
+        changes["viewpoint"] = str(found) if found is not None else None
     if settings.chronicle_id is not None:
         changes["chronicle_id"] = ids.find("chronicle", settings.chronicle_id)
         if changes["chronicle_id"] is None:
@@ -211,13 +213,14 @@ class StateWriter:
             message = messages.get(record.message_id)
             if message is None:
                 continue
-            row_id, audience = new_id(), translate_audience(record.audience, self._items)
+            row_id, audience = new_id(), self._translate_readers(record.audience)
             rows[message.id, audience] = {
                 "id": row_id,
                 "message_id": message.id,
                 "user_id": self._sealer.user_id,
                 "chat_id": chat.id,
                 "position": message.position,
+                "begins_at": min(record.begins_at, message.position),
                 "is_edited": record.is_edited,
                 "sealed_summary": self._sealer.seal(CHAT_SUMMARY, row_id, record.text),
                 "audience": audience,
@@ -225,6 +228,14 @@ class StateWriter:
                 "updated_at": record.updated_at,
             }
         await self._insert(ChatSummary, list(rows.values()))
+
+    def _translate_readers(self, column: str) -> str:
+        """Return an audience of entities and characters with their new ids."""
+        new = {
+            each: self._items.get(each) or self._ids.find("character", each)
+            for each in list_entities(column)
+        }
+        return translate_audience(column, {old: each for old, each in new.items() if each})
 
     async def _store_marks(
         self, state: ChatState, chat: Chat, messages: Messages, campaign_id: UUID | None

@@ -17,7 +17,7 @@ from sqlalchemy import Row, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.state.viewpoints import find_played_entities
+from backend.campaigns.state.viewpoints import load_played_entities
 from backend.characters import repository as characters
 from backend.characters.errors import CharacterNotFoundError
 from backend.chats import repository as chats
@@ -255,12 +255,13 @@ class SpeakerFinder:
             return SpeakerPick(asked_id or target.find_kept_speaker(names) or first_id)
         if request.impersonate:
             return SpeakerPick(asked_id or first_id)
-        speaker_id = asked_id or target.find_kept_speaker(names)
+        kept_id = None if asked_id else target.find_kept_speaker(names)
+        speaker_id = asked_id or kept_id
         presences = self._group.find_presences(target.position)
-        if speaker_id is not None and presences.get(speaker_id) == "absent":
+        if speaker_id is not None and presences.get(speaker_id) == "absent" and self._may_ask:
             raise MemberAbsentError(speaker_id, names[speaker_id])
-        if asked_id is None and speaker_id is not None:
-            return SpeakerPick(speaker_id, [Reason("speaker_kept")])
+        if kept_id is not None:
+            return SpeakerPick(kept_id, [Reason("speaker_kept")])
         if asked_id is None and self._way == "by_hand" and self._may_ask:
             raise SpeakerNeededError("Send `speaker`: in this chat, you choose who replies.")
         scene, line = await self._load_scene(request, target, audience)
@@ -397,11 +398,12 @@ class SpeakerFinder:
         """Return the entities that members play, if an audience names any entities."""
         if all(each in self._names for each in list_entities(column)):
             return {}
-        session, sealer, chat = self._session, self._identity.sealer, self._chat
-        return {
-            each: await find_played_entities(session, sealer, chat.campaign_id, each, name)
-            for each, name in self._names.items()
-        }
+        campaign_id = self._chat.campaign_id
+        if campaign_id is None:
+            return {}
+        sealer = self._identity.sealer
+        played = await load_played_entities(self._session, sealer, campaign_id)
+        return {each: played.find(each, name) for each, name in self._names.items()}
 
     async def _add_talkativeness(
         self, scene: GroupScene, candidates: Collection[UUID]
