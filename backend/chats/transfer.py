@@ -32,13 +32,7 @@ from backend.chats.models import (
 from backend.chats.schemas import MAX_MEMBERS, ChatSettings, Title
 from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
-from backend.core.audience import (
-    GM,
-    Viewpoint,
-    decode_audience,
-    encode_audience,
-    list_entities,
-)
+from backend.core.audience import GM, Viewpoint, list_entities
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
@@ -72,7 +66,8 @@ class LogOrigin(msgspec.Struct, kw_only=True, omit_defaults=True):
 class LogHead(msgspec.Struct, kw_only=True):
     """The first line of a file. Characters and personas are those of the exporting account.
 
-    `joined_later` are the characters that are not there from the start. `settings`, `variables` and `origins` are in the export of a single chat.
+    `joined_later` are the characters that are not there from the start. `settings`, `variables` and
+    `origins` are in the export of a single chat.
     """
 
     format: Literal["talekeeper-chat"] = "talekeeper-chat"
@@ -165,7 +160,7 @@ class ChatLog:
     def rename_people(self, ids: Mapping[UUID, UUID]) -> None:
         """Replace the ids of characters and personas. Those without a new id are removed.
 
-        In audiences they remain, because they may be those of entities.
+        `build_message_rows` translates audiences, which may name entities of a campaign as well.
         """
         head = self.head
         head.character_ids = [ids[each] for each in head.character_ids if each in ids]
@@ -174,7 +169,6 @@ class ChatLog:
         for line in self.lines:
             line.character_id = ids.get(line.character_id) if line.character_id else None
             line.persona_id = ids.get(line.persona_id) if line.persona_id else None
-            line.audience = rename_audience(line.audience, ids)
 
     def find_path(self) -> set[UUID]:
         parents = {line.id: line.parent_id for line in self.lines}
@@ -184,23 +178,6 @@ class ChatLog:
             path.add(at)
             at = parents[at]
         return path
-
-
-def rename_audience(column: str, ids: Mapping[UUID, UUID]) -> str:
-    """Return the value of an audience column with new ids. Others remain."""
-    audience = decode_audience(column)
-    if isinstance(audience, str):
-        return column
-    return encode_audience([ids.get(each, each) for each in audience])
-
-
-def keep_audience(column: str, known: Collection[UUID]) -> str:
-    """Return the value of an audience column with known ids. Without any it is the narrator's."""
-    audience = decode_audience(column)
-    if isinstance(audience, str):
-        return audience
-    found = [each for each in audience if each in known]
-    return encode_audience(found) if found else GM
 
 
 def write_log(

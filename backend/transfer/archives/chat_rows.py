@@ -15,12 +15,7 @@ from backend.accounts.auth.identity import Identity
 from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
-from backend.chats.transfer import (
-    ChatLog,
-    build_message_rows,
-    create_message_ids,
-    keep_audience,
-)
+from backend.chats.transfer import ChatLog, build_message_rows, create_message_ids
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import RecordCreated, get_table, new_id, now, split_chunks
 from backend.database.engine import Database
@@ -28,7 +23,7 @@ from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
-from backend.transfer.archives.ids import NewMessage
+from backend.transfer.archives.ids import NewMessage, translate_audience
 from backend.transfer.chats.storing import touch_unfinished
 from backend.transfer.contracts import ReportMessages
 
@@ -66,14 +61,14 @@ class ChatTreeImporter:
         identity: Identity,
         log: ChatLog,
         *,
-        listeners: Collection[UUID],
+        listeners: Mapping[UUID, UUID],
         report: ReportMessages,
         record: RecordCreated,
         store_parts: StoreParts | None = None,
     ) -> UUID:
         """Store a chat and return its id. Its characters and personas belong to the user.
 
-        `listeners` are the user's characters that audiences name.
+        `listeners` are the user's characters by their ids in audiences.
 
         `store_parts` is called between the messages and the transaction that completes the chat.
 
@@ -93,7 +88,7 @@ class ChatTreeImporter:
                 chat_id=chat_id,
                 unit=unit,
                 ids=ids,
-                audience=partial(keep_audience, known=listeners),
+                audience=partial(translate_audience, items=listeners),
                 people=log.list_people(),
             ),
         )
