@@ -57,8 +57,8 @@ from backend.characters.cards.charx import is_archive, pack, unpack
 from backend.characters.cards.model import check_file_size
 from backend.characters.errors import CardError, CardLimitError
 from backend.characters.models import Character, Persona
+from backend.chats.members import load_group
 from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
-from backend.chats.repository import list_character_ids
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import ChatLog, build_message_rows, write_log
@@ -95,10 +95,10 @@ MAX_FOLDERS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRows:
-    """The rows of a chat with its characters and messages."""
+    """The rows of a chat with its messages. `members` are true if they are there from the start."""
 
     chat: dict[str, Any]
-    character_ids: Sequence[UUID]
+    members: Mapping[UUID, bool]
     messages: Sequence[dict[str, Any]]
 
 
@@ -142,8 +142,8 @@ def make_chat_rows(
         "created_at": head.created_at.astimezone(UTC),
         "updated_at": head.created_at.astimezone(UTC),
     }
-    members = [each for each in dict.fromkeys(head.character_ids) if each in people]
-    return ChatRows(chat=chat, character_ids=members, messages=rows)
+    members = {each: is_there for each, is_there in log.members.items() if each in people}
+    return ChatRows(chat=chat, members=members, messages=rows)
 
 
 def make_campaign_rows(
@@ -386,7 +386,7 @@ class CampaignTransfer:
             events: Sequence[StoryEvent] = ()
             changes: Sequence[Any] = ()
             sources: Mapping[UUID, list[SourceRecord]] = {}
-            chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
+            chats: Sequence[tuple[Chat, Mapping[UUID, bool], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
                 events = await load_all_events(
                     session, sealer, campaign.chronicle_id, viewpoint=viewpoint
@@ -503,8 +503,13 @@ class CampaignTransfer:
         for chat in chats:
             await _insert(session, Chat, [{**chat.chat, "chronicle_id": chronicle.id}])
             members = [
-                {"chat_id": chat.chat["id"], "character_id": each, "place": place}
-                for place, each in enumerate(chat.character_ids)
+                {
+                    "chat_id": chat.chat["id"],
+                    "character_id": each,
+                    "place": place,
+                    "is_from_start": is_there,
+                }
+                for place, (each, is_there) in enumerate(chat.members.items())
             ]
             await _insert(session, ChatCharacter, members)
             await _insert(session, Message, chat.messages)
@@ -573,17 +578,16 @@ async def _load_changes(
 
 async def _load_chats(
     session: AsyncSession, campaign: Campaign
-) -> list[tuple[Chat, list[UUID], Sequence[Any]]]:
-    """Return the chats, oldest first: (chat, characters, messages)."""
+) -> list[tuple[Chat, Mapping[UUID, bool], Sequence[Any]]]:
+    """Return the chats, oldest first: (chat, members, messages)."""
     query = select(Chat).where(Chat.campaign_id == campaign.id, Chat.user_id == campaign.user_id)
     chats = (await session.scalars(query.order_by(Chat.id))).all()
-    members = await list_character_ids(session, [chat.id for chat in chats])
-    found: list[tuple[Chat, list[UUID], Sequence[Any]]] = []
+    found: list[tuple[Chat, Mapping[UUID, bool], Sequence[Any]]] = []
     for chat in chats:
         messages = select(Message.__table__).where(Message.chat_id == chat.id)
         messages = messages.order_by(Message.position, Message.id)
         rows = [row async for row in stream_rows(session, messages)]
-        found.append((chat, members.get(chat.id, []), rows))
+        found.append((chat, (await load_group(session, chat.id)).members, rows))
     return found
 
 

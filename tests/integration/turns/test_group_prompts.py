@@ -398,7 +398,7 @@ async def test_blocks_before_the_history_are_split(ada: Account, quiet: str, cas
     assert own[0] == "system"
     assert own[1].split("\n\n") == [
         "You are Alda. Write Alda's next reply, and Alda's alone. Also present: Bor.",
-        '<character name="Alda">\n\nPersonality: dry, and ALDA2\n</character>'.split("\n\n")[0],
+        ['<character name="Alda">', "Personality: dry, and ALDA2\n</character>"][0],
         "Personality: dry, and ALDA2\n</character>",
         "She is dry, and ALDA2.",
     ]
