@@ -136,8 +136,8 @@ async def test_joined_cards_in_full(ada: Account, group: str, cast: Cast) -> Non
                 "ALDA10.\n\n"
                 '<character name="Alda">\nAlda keeps the light.\nAppearance: tall, grey eyes\n'
                 "Secret: Alda is ALDA1.\n\nPersonality: dry, and ALDA2\n</character>\n\n"
-                "<example_dialogue>\nHow Alda talks. These exchanges show style only and are not part "
-                "of the story.\n\nEve: Well?\nAlda: ALDA4.\n</example_dialogue>"
+                "<example_dialogue>\nHow Alda talks. These exchanges show style only and are not "
+                "part of the story.\n\nEve: Well?\nAlda: ALDA4.\n</example_dialogue>"
             ),
         ),
         ("user", "Eve: Well?"),
