@@ -11,8 +11,8 @@ import pytest
 
 from backend.campaigns.ledger.records import get_campaign
 from backend.campaigns.state.snapshot import SnapshotCache
-from backend.enrichment.compaction import reader as module
 from backend.core.audience import PUBLIC
+from backend.enrichment.compaction import reader as module
 from backend.enrichment.compaction.reader import KnownWorld, read_world, refresh_world
 from backend.enrichment.outbox import TURN
 from tests.fakes.scripted_server import Request
