@@ -51,6 +51,7 @@ from backend.campaigns.models import (
     ChangeSource,
 )
 from backend.campaigns.rules.protocol import find_rules
+from backend.campaigns.state.knowledge import Scope, load_known_items, take_known_states
 from backend.campaigns.state.viewpoints import filter_known_items, resolve_campaign_viewpoint
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.charx import is_archive, pack, unpack
@@ -383,6 +384,9 @@ class CampaignTransfer:
             viewpoint = await resolve_campaign_viewpoint(session, identity, campaign_id, viewpoint)
             fields = open_campaign(sealer, campaign)
             rows = await _load_items(session, campaign, viewpoint)
+            known = await load_known_items(
+                session, sealer, [viewpoint], Scope(campaign_id=campaign_id)
+            )
             events: Sequence[StoryEvent] = ()
             changes: Sequence[Any] = ()
             sources: Mapping[UUID, list[SourceRecord]] = {}
@@ -407,7 +411,9 @@ class CampaignTransfer:
                 counters.edits = campaign.edits
                 counters.compactions = campaign.compactions
             else:
-                items = filter_existing_items(filter_known_items(items, find_rules(fields.rules)))
+                items = take_known_states(items, known)
+                items = filter_known_items(items, find_rules(fields.rules), viewpoint)
+                items = filter_existing_items(items)
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
