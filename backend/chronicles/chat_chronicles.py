@@ -98,9 +98,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         event, source = ChronicleEvent, EventSource
         on_path = exists().where(Message.id == source.message_id, Message.is_active)
         left = exists().where(source.event_id == event.id, source.chat_id == chat.id, ~on_path)
-        rows = await session.scalars(
-            select(event).where(event.user_id == identity.user_id, left)
-        )
+        rows = await session.scalars(select(event).where(event.user_id == identity.user_id, left))
         ended = {row.id: row for row in rows}
         sources = await load_sources(session, list(ended))
         active = await find_witnesses(session, [each for told in sources.values() for each in told])

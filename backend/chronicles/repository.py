@@ -277,9 +277,7 @@ def filter_known_events(
     heard = or_(has_none, _has_telling(event, viewpoints))
     if isinstance(viewpoints, Witness):
         named = is_named(viewpoints, event.audience)
-        return or_(
-            and_(named, or_(set_by_user, heard)), and_(event.audience == PUBLIC, heard)
-        )
+        return or_(and_(named, or_(set_by_user, heard)), and_(event.audience == PUBLIC, heard))
     return and_(filter_known_to(viewpoints, event.audience), or_(set_by_user, heard))
 
 

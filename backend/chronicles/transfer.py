@@ -138,7 +138,8 @@ def write_file(fields: ChronicleFields, events: Sequence[StoryEvent]) -> bytes:
 
 def _record(event: StoryEvent, ids: dict[UUID, str]) -> EventRecord:
     first, *later = [
-        [each.id for each in telling] for _, telling in sorted(group_tellings(event.sources).items())
+        [each.id for each in telling]
+        for _, telling in sorted(group_tellings(event.sources).items())
     ] or [[]]
     return make_struct(
         EventRecord,
