@@ -333,6 +333,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         "blinders": memory.blinders.sweep,
         "lore": services.lore.sweep,
         "histories": services.histories.sweep,
+        "public_cards": services.public_cards.sweep,
         "client_paths": services.client_paths.sweep,
         "model_names": services.model_names.sweep,
         "user_models": services.user_models.sweep,

@@ -33,6 +33,7 @@ from backend.campaigns.state.viewpoints import (
 )
 from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
+from backend.characters.public_cards import PublicCards
 from backend.characters.repository import find_names, find_talkativeness, get_persona
 from backend.characters.service import CharacterService
 from backend.chats.index_source import MessageSource
@@ -250,7 +251,7 @@ class Services:
         self.campaign_changes = ChangeLogService(database)
         self.campaign_proposals = ProposalService(database)
         names, clock = SnapshotCache(), StoryClock()
-        self.histories = HistoryCache()
+        self.histories, self.public_cards = HistoryCache(), PublicCards()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
         self.measures = MeasureService(database, user_models)
@@ -272,6 +273,7 @@ class Services:
             memory,
             self.lore,
             self.histories,
+            self.public_cards,
             user_models,
             counts,
         )
@@ -349,6 +351,7 @@ class Services:
             pool,
             rephraser=Rephraser(database, memory.search, settings, prompts, slots),
             speakers=SpeakerModel(database, settings, prompts, slots, user_models),
+            cards=self.public_cards,
             slots=slots,
             histories=self.histories,
             situations=self.situations,

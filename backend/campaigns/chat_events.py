@@ -40,6 +40,7 @@ from backend.campaigns.models import (
     ProposalSource,
 )
 from backend.campaigns.scenes.chapters import narrow_chapters
+from backend.characters.models import Character
 from backend.chats import tree
 from backend.chats.events import (
     AudienceChanged,
@@ -52,6 +53,7 @@ from backend.chats.events import (
     WorldShared,
     translate_audiences,
 )
+from backend.chats.members import load_group
 from backend.chats.models import CHAT_SETTINGS, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chats.service import read_settings
@@ -270,13 +272,17 @@ _RANK: Mapping[Actor, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldAtMessage:
-    """The sealed campaign at the time of a message. `writers` are rows of (item, actor, time)."""
+    """The sealed campaign at the time of a message.
+
+    `writers` are rows of (item, actor, time). `characters` are all of the user's.
+    """
 
     campaign_id: UUID
     fields: CampaignFields
     compactions: int
     items: Sequence[Any]
     writers: Sequence[Any]
+    characters: Sequence[UUID]
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +368,11 @@ class WorldCopies(WorldCopied):
                         .group_by(CampaignChange.item_id, CampaignChange.actor)
                     )
                 ).all(),
+                characters=(
+                    await trial.scalars(
+                        select(Character.id).where(Character.user_id == identity.user_id)
+                    )
+                ).all(),
             )
 
     async def _store(
@@ -376,7 +387,7 @@ class WorldCopies(WorldCopied):
         campaign.chronicle_id = fork.chronicle_id
         await insert_campaign(session, identity, self._outbox, copy.rows)
         fork.campaign_id = campaign.id
-        _renumber_viewpoint(identity.sealer, fork, copy.draft.ids)
+        await _renumber_viewpoint(session, identity.sealer, fork, copy.draft.ids)
         mine = Message.chat_id == fork.id, Message.user_id == identity.user_id
         await translate_audiences(session, Message.audience, translate, *mine)
         await session.flush()
@@ -392,7 +403,7 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
     Each item is created by one change. Its actor and time are those of the last change with the
     highest precedence in the old ledger, so that later work meets the same precedence.
     """
-    items = filter_existing_items(open_items(sealer, world.items))
+    items = filter_existing_items(open_items(sealer, world.items), world.characters)
     renumbered = IdMap({item_id: kind for item_id, kind, _ in items})
     ids = renumbered.ids
     writers = _read_writers(world.writers)
@@ -403,7 +414,8 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
         ),
         kinds={ids[item_id]: kind for item_id, kind, _ in items},
         uses={ids[row.id]: row.uses for row in world.items if row.kind == "term"},
-        ids=ids,
+        # Characters are the same in both worlds.
+        ids=ids | {each: each for each in world.characters},
         version=1,
         compactions=world.compactions,
     )
@@ -433,8 +445,13 @@ def _read_writers(rows: Iterable[Any]) -> dict[UUID, tuple[Actor, datetime]]:
     return found
 
 
-def _renumber_viewpoint(sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]) -> None:
-    """Set the viewpoint in a chat's settings to the copied entity; remove it without a copy."""
+async def _renumber_viewpoint(
+    session: AsyncSession, sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]
+) -> None:
+    """Set the viewpoint in a chat's settings to the copied entity; remove it without a copy.
+
+    The viewpoint of a character of the chat stays.
+    """
     settings = read_settings(sealer, fork)
     try:
         viewpoint = UUID(settings.viewpoint)
@@ -442,6 +459,8 @@ def _renumber_viewpoint(sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]) ->
         TypeError,
         ValueError,
     ):  # a fork without a viewpoint, or with the viewpoint of everyone or the game master
+        return
+    if viewpoint in (await load_group(session, fork.id)).members:
         return
     led = ids.get(viewpoint)
     settings = msgspec.structs.replace(

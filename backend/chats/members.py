@@ -7,12 +7,27 @@ were always there.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, bindparam, exists, false, not_, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    and_,
+    bindparam,
+    exists,
+    false,
+    not_,
+    null,
+    or_,
+    select,
+    true,
+    union_all,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import ChatCharacter, Message, Presence
@@ -64,6 +79,11 @@ class Group:
         return len(self.members) > 1 or bool(self.changes)
 
     @property
+    def has_absences(self) -> bool:
+        """True if a member may have missed public messages."""
+        return bool(self.changes) or not all(self.members.values())
+
+    @property
     def presences(self) -> dict[UUID, Presence]:
         """The members with their presence at the end, in order."""
         return self.find_presences(END)
@@ -102,7 +122,7 @@ class Group:
 
         `column` is the message's audience. If all members were there, public remains public.
         """
-        if column != PUBLIC or (not self.changes and all(self.members.values())):
+        if column != PUBLIC or not self.has_absences:
             return column
         there = [
             each
@@ -114,58 +134,65 @@ class Group:
         return encode_audience(there) if there else GM
 
 
-_MEMBERS = (
-    select(ChatCharacter.character_id, ChatCharacter.is_from_start)
-    .where(ChatCharacter.chat_id == bindparam("chat_id", type_=Id()))
-    .order_by(ChatCharacter.place)
-    .add_columns(
-        exists()
-        .where(Message.chat_id == bindparam("chat_id", type_=Id()), Message.presence.is_not(None))
-        .label("has_changes")
-    )
-)
-_CHANGES = (
-    select(Message.position, Message.character_id, Message.presence)
-    .where(
-        Message.chat_id == bindparam("chat_id", type_=Id()),
-        Message.presence.is_not(None),
-        Message.is_active,
-    )
-    .order_by(Message.position)
-)
+@dataclass(frozen=True, slots=True)
+class NamedMembers:
+    """The members of a chat as marks of audiences name them.
+
+    Attributes:
+        names: Their names.
+        present: Those who are there, each with the entities that it plays.
+    """
+
+    names: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
+    present: Sequence[frozenset[UUID]] = ()
+
+
+_CHAT_ID = bindparam("chat_id", type_=Id())
+_GROUP: Executable = union_all(
+    select(
+        ChatCharacter.place.label("place"),
+        ChatCharacter.character_id,
+        ChatCharacter.is_from_start,
+        null().label("presence"),
+    ).where(ChatCharacter.chat_id == _CHAT_ID),
+    select(Message.position, Message.character_id, null(), Message.presence).where(
+        Message.chat_id == _CHAT_ID, Message.presence.is_not(None), Message.is_active
+    ),
+).order_by("place")
+"""The members of a chat and their changes of presence, each in order, as one statement."""
+
 _ELSEWHERE = (
-    select(ChatCharacter.chat_id, ChatCharacter.is_from_start)
-    .where(ChatCharacter.character_id == bindparam("character_id", type_=Id()))
-    .where(
-        or_(
-            ~ChatCharacter.is_from_start,
-            exists().where(
-                Message.chat_id == ChatCharacter.chat_id,
-                Message.presence.is_not(None),
-                Message.character_id == ChatCharacter.character_id,
-            ),
-        )
+    select(ChatCharacter.chat_id, ChatCharacter.is_from_start, Message.position, Message.presence)
+    .outerjoin(
+        Message,
+        and_(
+            Message.chat_id == ChatCharacter.chat_id,
+            Message.presence.is_not(None),
+            Message.is_active,
+            Message.character_id == ChatCharacter.character_id,
+        ),
     )
+    .where(ChatCharacter.character_id == bindparam("character_id", type_=Id()))
+    .where(or_(~ChatCharacter.is_from_start, Message.id.is_not(None)))
+    .order_by(ChatCharacter.chat_id, Message.position)
 )
-"""The statements of every turn are built once, because building takes longer than running."""
+"""The chats in which a character was not always there.
+
+The statements of every turn are built once, because building takes longer than running."""
 
 
 async def load_group(session: AsyncSession, chat_id: UUID) -> Group:
     """Return the members of a chat. The caller has checked who owns it."""
-    rows = (await session.execute(_MEMBERS, {"chat_id": chat_id})).all()
+    members: dict[UUID, bool] = {}
     changes: list[PresenceChange] = []
-    if any(row.has_changes for row in rows):
-        changes = await _load_changes(session, chat_id)
-    return Group(chat_id, {row.character_id: row.is_from_start for row in rows}, changes)
-
-
-async def _load_changes(session: AsyncSession, chat_id: UUID) -> list[PresenceChange]:
-    rows = await session.execute(_CHANGES, {"chat_id": chat_id})
-    return [
-        PresenceChange(position, character_id, presence)
-        for position, character_id, presence in rows
-        if character_id is not None and presence is not None
-    ]
+    for place, character_id, is_there, presence in await session.execute(
+        _GROUP, {"chat_id": chat_id}
+    ):
+        if presence is None:
+            members[character_id] = is_there
+        elif character_id is not None:
+            changes.append(PresenceChange(place, character_id, presence))
+    return Group(chat_id, members, changes)
 
 
 def _match_briefings() -> ColumnElement[bool]:
@@ -213,10 +240,14 @@ async def find_last_line(session: AsyncSession, leaf: Message | None) -> Message
 
 async def load_absences(session: AsyncSession, character_id: UUID) -> dict[UUID, Ranges]:
     """Return the positions at which a character was not there, in all of its chats."""
-    rows = (await session.execute(_ELSEWHERE, {"character_id": character_id})).all()
+    rows = await session.execute(_ELSEWHERE, {"character_id": character_id})
     found: dict[UUID, Ranges] = {}
-    for chat_id, is_there in rows:
-        changes = await _load_changes(session, chat_id)
+    for (chat_id, is_there), changed in groupby(rows, key=lambda row: (row[0], row[1])):
+        changes = [
+            PresenceChange(position, character_id, presence)
+            for _, _, position, presence in changed
+            if presence is not None
+        ]
         group = Group(chat_id, {character_id: is_there}, changes)
         if ranges := group.find_absences(character_id):
             found[chat_id] = ranges
@@ -232,7 +263,7 @@ def filter_heard(
     """
     if not isinstance(viewpoint, Witness):
         return filter_known_to(viewpoint, message.audience)
-    absent = _is_within(message.position, viewpoint.absences.get(chat_id, ()))
+    absent = is_within(message.position, viewpoint.absences.get(chat_id, ()))
     return or_(
         is_named(viewpoint, message.audience), and_(message.audience == PUBLIC, not_(absent))
     )
@@ -252,7 +283,7 @@ def filter_heard_anywhere(viewpoint: Witness, message: Any = Message) -> ColumnE
     absent = or_(
         false(),
         *(
-            and_(message.chat_id == chat_id, _is_within(message.position, ranges))
+            and_(message.chat_id == chat_id, is_within(message.position, ranges))
             for chat_id, ranges in viewpoint.absences.items()
         ),
     )
@@ -269,7 +300,34 @@ def has_heard(viewpoint: Viewpoint, chat_id: UUID, position: int, column: str) -
     return may_know(viewpoint, column)
 
 
-def _is_within(position: ColumnElement[int], ranges: Ranges) -> ColumnElement[bool]:
+def list_heard(
+    viewpoint: Viewpoint,
+    chat_id: UUID,
+    positions: Sequence[int],
+    audiences: Sequence[str],
+    *,
+    first: int = 0,
+) -> Sequence[int]:
+    """Return the places of messages that a viewpoint knows, from the place `first` on.
+
+    `positions` ascend. For thousands of messages, this is ten times as fast as `has_heard`.
+    """
+    if viewpoint == GM:
+        return range(first, len(positions))
+    absent = bytearray(len(positions))
+    if isinstance(viewpoint, Witness):
+        for begin, end in viewpoint.absences.get(chat_id, ()):
+            start, stop = bisect_left(positions, begin), bisect_left(positions, end)
+            absent[start:stop] = b"\1" * (stop - start)
+    return [
+        at
+        for at in range(first, len(positions))
+        if (not absent[at] if audiences[at] == PUBLIC else may_know(viewpoint, audiences[at]))
+    ]
+
+
+def is_within(position: ColumnElement[int], ranges: Ranges) -> ColumnElement[bool]:
+    """Return the SQL condition that a position is in one of the ranges."""
     parts = [and_(position >= begin, position < end) for begin, end in ranges]
     while len(parts) > _RANGES_IN_GROUP:
         parts = [

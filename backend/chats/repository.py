@@ -8,10 +8,10 @@ storing. `lock` blocks other transactions that change the chat's tree.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
@@ -278,8 +278,16 @@ async def list_round_starts(
     return list(await session.scalars(query, values))
 
 
+class UnknownMessage(NamedTuple):
+    """A message that a viewpoint does not know, with the stored tokens before it."""
+
+    position: int
+    begin: int
+    tokens: int
+
+
 _VISIBLE = (
-    select(Message.path_tokens - Message.tokens, Message.tokens)
+    select(Message.position, Message.path_tokens - Message.tokens, Message.tokens)
     .where(
         Message.chat_id == bindparam("chat"),
         Message.is_active,
@@ -292,13 +300,26 @@ _VISIBLE = (
 
 async def list_unknown_messages(
     session: AsyncSession, leaf: Message, viewpoint: Viewpoint
-) -> Sequence[tuple[int, int]]:
-    """Return messages up to `leaf` that a viewpoint may not know: (tokens before, own tokens)."""
+) -> Sequence[UnknownMessage]:
+    """Return visible messages up to `leaf` that a viewpoint does not know, in order."""
     if viewpoint == GM:
         return []
     query = _VISIBLE.where(~filter_heard(viewpoint, leaf.chat_id))
     rows = await session.execute(query, {"chat": leaf.chat_id, "leaf": leaf.position})
-    return [(before, tokens) for before, tokens in rows]
+    return [UnknownMessage(*row) for row in rows]
+
+
+async def list_heard_positions(
+    session: AsyncSession, chat_id: UUID, positions: Collection[int], viewpoint: Viewpoint
+) -> set[int]:
+    """Return those of the positions of the active path at which a viewpoint knows the message."""
+    query = select(Message.position).where(
+        Message.chat_id == chat_id,
+        Message.is_active,
+        Message.position.in_(positions),
+        filter_heard(viewpoint, chat_id),
+    )
+    return set(await session.scalars(query))
 
 
 async def find_greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
@@ -346,7 +367,8 @@ async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
 class HistoryColumns:
     """Messages of a history for the prompt builder, as columns of equal length.
 
-    The first texts may be in `opened` already. `sealed_contents` are the others.
+    The first texts may be in `opened` already. `sealed_contents` are the others. The same applies
+    to authors, which are empty if they were not read.
 
     Columns and raw ids are used because a full window has thousands of rows. Building an object
     with a UUID for each took three times as long as reading them.
@@ -360,6 +382,47 @@ class HistoryColumns:
     sealed_contents: Sequence[bytes] = ()
     sealed_authors: Sequence[bytes] = ()
     opened: Sequence[str] = ()
+    opened_authors: Sequence[str] = ()
+
+    def slice(self, first: int, last: int | None = None) -> HistoryColumns:
+        """Return unsealed messages from the place `first` to before `last`."""
+        part = slice(first, last)
+        return HistoryColumns(
+            ids=self.ids[part],
+            positions=self.positions[part],
+            roles=self.roles[part],
+            tokens=self.tokens[part],
+            audiences=self.audiences[part],
+            opened=self.opened[part],
+            opened_authors=self.opened_authors[part],
+        )
+
+    def select(self, places: Sequence[int]) -> HistoryColumns:
+        """Return messages by their places, without texts and authors."""
+        if isinstance(places, range):
+            whole = replace(self, opened=(), opened_authors=())
+            return whole.slice(places.start, places.stop)
+        return HistoryColumns(
+            ids=[self.ids[at] for at in places],
+            positions=[self.positions[at] for at in places],
+            roles=[self.roles[at] for at in places],
+            tokens=[self.tokens[at] for at in places],
+            audiences=[self.audiences[at] for at in places],
+        )
+
+    def join(self, later: HistoryColumns) -> HistoryColumns:
+        """Return these unsealed messages, and sealed ones after them."""
+        return HistoryColumns(
+            ids=[*self.ids, *later.ids],
+            positions=[*self.positions, *later.positions],
+            roles=[*self.roles, *later.roles],
+            tokens=[*self.tokens, *later.tokens],
+            audiences=[*self.audiences, *later.audiences],
+            sealed_contents=later.sealed_contents,
+            sealed_authors=later.sealed_authors,
+            opened=self.opened,
+            opened_authors=self.opened_authors,
+        )
 
 
 _IS_AFTER = and_(

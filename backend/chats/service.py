@@ -280,13 +280,11 @@ class ChatService:
             ):
                 models.spec(model_id)
             if settings.viewpoint not in {before.viewpoint, None, GM, PUBLIC}:
-                await check_audience(
-                    self._participants,
-                    session,
-                    identity.sealer,
-                    chat,
-                    [UUID(settings.viewpoint)],
-                )
+                seen_by = UUID(settings.viewpoint)
+                if seen_by not in (await load_group(session, chat.id)).members:
+                    await check_audience(
+                        self._participants, session, identity.sealer, chat, [seen_by]
+                    )
             check_budgets(
                 [settings.budgets, identity.settings.budgets],
                 self._settings,

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chronicles.events import EventFields, EventKind
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.repository import STORY_ORDER, StoryEvent, current, get_events, open_event
+from backend.core.audience import GM, Viewpoint
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
@@ -140,9 +141,12 @@ async def find_page(
 
 
 async def load_all_events(
-    session: AsyncSession, sealer: Sealer, chronicle_id: UUID
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, *, viewpoint: Viewpoint = GM
 ) -> list[StoryEvent]:
-    """Return all events of a chronicle in story order, including inactive ones."""
+    """Return all events of a chronicle in story order, including inactive ones.
+
+    Those that the viewpoint does not know are left out.
+    """
     conditions = [ChronicleEvent.chronicle_id == chronicle_id]
     events: list[StoryEvent] = []
     after: Cursor | None = None
@@ -150,8 +154,8 @@ async def load_all_events(
         rows = await _rows(
             session, sealer, conditions, limit=READ_BATCH_SIZE, after=after, newest=False
         )
-        part = await get_events(session, sealer, [row.id for row in rows])
-        events += (part[row.id] for row in rows)
+        part = await get_events(session, sealer, [row.id for row in rows], viewpoint=viewpoint)
+        events += (part[row.id] for row in rows if row.id in part)
         if len(rows) < READ_BATCH_SIZE:
             return events
         after = Cursor(rows[-1].happened_at, rows[-1].place, rows[-1].id)

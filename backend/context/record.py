@@ -134,6 +134,13 @@ class RecordedPreset(msgspec.Struct, kw_only=True):
     chosen_by: ChosenBy
 
 
+class RecordedViewpoint(msgspec.Struct, kw_only=True):
+    """The viewpoint of a prompt: `public`, or the id of a character or an entity, and its name."""
+
+    id: str
+    name: str
+
+
 class RecordedSpeaker(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The character of a group that speaks, and why. `reason` is as in `RecordedItem`."""
 
@@ -150,7 +157,8 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     order, `tool_support` is the way in which the model was asked for calls. `near_misses` are
     unused search results. `shape` is the message shape of the sent prompt, and `prompt_hash` is the
     hash of the messages without it. `unsent_settings` are sampling settings that the model refuses.
-    `speaker` is set in groups. Records of earlier versions have no `window`.
+    `speaker` is set in groups. `viewpoint` is null for the game master's. Records of earlier
+    versions have no `window`.
     """
 
     version: int = 1
@@ -175,6 +183,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     shape: MessageShape = "lenient"
     unsent_settings: list[SamplingField] = []
     speaker: RecordedSpeaker | None = None
+    viewpoint: RecordedViewpoint | None = None
 
     def find_texts(self) -> Iterator[RecordedItem | RecordedMessage]:
         """Yield the parts with a text that is stored by its hash."""

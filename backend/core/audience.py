@@ -8,15 +8,19 @@ character is a `Witness`. An unreadable value counts as `gm`.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, or_, true
+from sqlalchemy import Boolean, ColumnElement, and_, or_, true
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from backend.errors import ValidationError
 
@@ -94,13 +98,31 @@ def encode_audience(audience: Audience) -> str:
     return f" {' '.join(map(str, dict.fromkeys(audience)))} "
 
 
+_ID_LIST = re.compile(r"(?: [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})+ ")
+_ID_SHAPE = " aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"
+"""An id of a list with the blank before it, after all of its digits were replaced."""
+
+
+class _IsIdList(FunctionElement[bool]):
+    """The SQL condition that a column is a list of ids as `encode_audience` writes it."""
+
+    inherit_cache = True
+    type = Boolean()
+
+
+@compiles(_IsIdList)
+def _compile_is_id_list(element: _IsIdList, compiler: SQLCompiler, **options: Any) -> str:
+    # Both databases have this function. SQLite has no regular expressions of its own.
+    text = compiler.process(element.clauses, **options)
+    for digit in "0123456789bcdef":
+        text = f"replace({text}, '{digit}', 'a')"
+    return f"(replace({text}, '{_ID_SHAPE}', '') = ' ')"
+
+
 def decode_audience(column: str) -> Audience:
     if column == PUBLIC:
         return PUBLIC
-    try:
-        return [UUID(each) for each in column.split()] if column.startswith(" ") else GM
-    except ValueError:
-        return GM
+    return [UUID(each) for each in column.split()] if _ID_LIST.fullmatch(column) else GM
 
 
 def list_entities(column: str) -> Sequence[UUID]:
@@ -134,8 +156,9 @@ def filter_known_to(
 def is_named(
     viewpoint: UUID | Witness, column: InstrumentedAttribute[str] | ColumnElement[str]
 ) -> ColumnElement[bool]:
-    """Return the SQL condition that an audience names a viewpoint."""
-    return or_(*(column.contains(f" {each} ", autoescape=True) for each in list_viewers(viewpoint)))
+    """Return the SQL condition that an audience names a viewpoint. A damaged one names no one."""
+    named = (column.contains(f" {each} ", autoescape=True) for each in list_viewers(viewpoint))
+    return and_(or_(*named), _IsIdList(column))
 
 
 def filter_known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
@@ -185,7 +208,7 @@ def unite_audiences(columns: Sequence[str]) -> str:
 
 
 def limit_audience(column: str, limit: str) -> str:
-    """Return an audience without those who are not in another one. Equal values stay as they are."""
+    """Return an audience without those who are not in another one."""
     return column if limit in {PUBLIC, column} else intersect_audiences([column, limit])
 
 
@@ -220,12 +243,14 @@ class AudienceMarks:
     """Renders the audience of a text in words for a model.
 
     Attributes:
-        find_name: Returns the name of an entity, or None if the reader may not know it.
-        present: The entities in the scene. A text that all of them know needs no mark.
+        find_name: Returns the name of an entity or a character, or None if the reader may not know
+            it.
+        present: Those who are in the scene, each with all of its ids. A text that all of them know
+            needs no mark.
     """
 
     find_name: Callable[[UUID], str | None] = _no_name
-    present: frozenset[UUID] = frozenset()
+    present: Sequence[frozenset[UUID]] = ()
 
     def words(self, audience: Audience | str) -> str:
         """Return the words for an audience or its column value; empty if it needs no mark."""
@@ -234,9 +259,10 @@ class AudienceMarks:
         listeners = decode_audience(audience) if isinstance(audience, str) else audience
         if isinstance(listeners, str) or not listeners:
             return GM_MARK
-        if self.present and self.present.issubset(listeners):
+        if self.present and not any(each.isdisjoint(listeners) for each in self.present):
             return ""
-        names = [" ".join(name.split()) for each in listeners if (name := self.find_name(each))]
+        found = (" ".join(name.split()) for each in listeners if (name := self.find_name(each)))
+        names = list(dict.fromkeys(found))  # a character and the entity that it plays are one
         if not names:
             return "known to a few only"
         if len(names) > MAX_NAMED:

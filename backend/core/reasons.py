@@ -19,6 +19,8 @@ ReasonKind = Literal[
     "card",
     "preset",
     "persona",
+    "public_part",
+    "speaker",
     "summary",
     "campaign",
     "glossary",
@@ -82,6 +84,9 @@ ReasonKind = Literal[
     "summary_unknown",
     "in_history",
     "not_listed",
+    # Reasons of the viewpoint.
+    "unknown",
+    "state_unknown",
     # Reasons to leave out a search result.
     "not_near",
     "repeats",
@@ -169,7 +174,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         key: The activation key, as written.
         found_in: The text that contains the key.
         name: Name of a group, lorebook, outlet, entity or exceeded macro limit; the form of the
-            state block; the glossary terms that fit.
+            state block; the glossary terms that fit; the viewpoint that does not know an item.
         winner: Title of the entry that was chosen instead.
         count: Messages, replies or tokens left; recursion level; macro limit; position of a
             message, from 1: the last one of a summary, or the cause of a change.
@@ -193,6 +198,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _WORDS: Final[Mapping[ReasonKind, str]] = {
     "chat_settings": "chat settings",
+    "public_part": "public part of the card",
     "client": "sent by the client",
     "summary": "summary through message {count}",
     "glossary": "glossary, {name} terms",
@@ -240,6 +246,8 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "summary_unknown": "summary through message {count}: not known to {name}",
     "in_history": "already in history",
     "not_listed": "not listed",
+    "unknown": "not known to {name}",
+    "state_unknown": "why it would be sticky or cooling down is not known to {name}",
     "not_near": "not relevant enough ({score:.0%} of the threshold)",
     "repeats": "repeats rank {rank}",
     "max_items": "more memories than `max_items`",

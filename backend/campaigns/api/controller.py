@@ -188,7 +188,8 @@ class CampaignController(Controller):
         """Return the present state of the world: day, scene, nearby entities, open threads, echoes.
 
         At most 500 entities, and 100 each of threads, clocks and echoes; `more` counts the others.
-        `viewpoint` omits fields that prompts of `public`, or of an entity, cannot contain.
+        `viewpoint` omits fields that prompts of `public`, of an entity, or of a character of a chat
+        cannot contain.
         """
         return await situations.load_state(
             identity, campaign_id, viewpoint=read_viewpoint(viewpoint)
@@ -211,7 +212,8 @@ class CampaignController(Controller):
     ) -> CampaignContextView:
         """Return both forms of the state block, and the form that a turn with this text would get.
 
-        `viewpoint` limits it to the knowledge of `public`, or of an entity of the campaign.
+        `viewpoint` limits it to the knowledge of `public`, of an entity of the campaign, or of a
+        character of a chat.
         """
         return await situations.load_context(
             identity, campaign_id, chat_id=chat_id, text=text, viewpoint=read_viewpoint(viewpoint)

@@ -51,7 +51,7 @@ from backend.campaigns.models import (
     ChangeSource,
 )
 from backend.campaigns.rules.protocol import find_rules
-from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
+from backend.campaigns.state.viewpoints import filter_known_items, resolve_campaign_viewpoint
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.charx import is_archive, pack, unpack
 from backend.characters.cards.model import check_file_size
@@ -67,7 +67,7 @@ from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
 from backend.chronicles.repository import SourceMessage, StoryEvent, make_chronicle
 from backend.chronicles.transfer import IncomingEvent, incoming_event, write_events
-from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
+from backend.core.audience import GM, Viewpoint, Witness, filter_known_to
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.base import (
     RecordCreated,
@@ -234,11 +234,11 @@ def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, St
 
 
 def filter_existing_items(
-    items: Iterable[tuple[UUID, Kind, State]],
+    items: Iterable[tuple[UUID, Kind, State]], characters: Iterable[UUID] = ()
 ) -> list[tuple[UUID, Kind, State]]:
-    """Return the items that exist, without references to other items."""
+    """Return the items that exist, without references to other items or other characters."""
     known = [each for each in items if exists(each[2])]
-    found = {str(item_id) for item_id, *_ in known}
+    found = {*(str(item_id) for item_id, *_ in known), *map(str, characters)}
     kept: list[tuple[UUID, Kind, State]] = []
     for item_id, kind, state in known:
         if kind != "relation" or {state["from_id"], state["to_id"]} <= found:
@@ -380,7 +380,7 @@ class CampaignTransfer:
         """
         sealer = identity.sealer
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
-            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
+            viewpoint = await resolve_campaign_viewpoint(session, identity, campaign_id, viewpoint)
             fields = open_campaign(sealer, campaign)
             rows = await _load_items(session, campaign, viewpoint)
             events: Sequence[StoryEvent] = ()
@@ -388,11 +388,15 @@ class CampaignTransfer:
             sources: Mapping[UUID, list[SourceRecord]] = {}
             chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
-                events = await load_all_events(session, sealer, campaign.chronicle_id)
+                events = await load_all_events(
+                    session, sealer, campaign.chronicle_id, viewpoint=viewpoint
+                )
                 if viewpoint != GM:
-                    events = [_hide_keywords(each) for each in events if _is_known(each, viewpoint)]
+                    events = [_hide_keywords(each) for each in events if each.is_current]
             if file_format == "json":
                 chats = await _load_chats(session, campaign)
+                if isinstance(viewpoint, Witness):
+                    chats = [each for each in chats if viewpoint.character_id in each[1]]
             if file_format == "json" and viewpoint == GM:
                 changes, sources = await _load_changes(session, campaign)
 
@@ -444,6 +448,8 @@ class CampaignTransfer:
         if people is not None:
             for log in draft.chats:
                 log.rename_people(people)
+        known = await self._find_people(identity, draft) if people is None else people
+        await self._pool.run(sealer.user_id, partial(draft.rename_people, known))
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
@@ -460,6 +466,12 @@ class CampaignTransfer:
             await record(session, rows.campaign.id)
             [view] = await build_campaign_views(session, sealer, [rows.campaign])
         return ImportedCampaign(**msgspec.structs.asdict(view), warnings=draft.warnings)
+
+    async def _find_people(self, identity: Identity, draft: CampaignDraft) -> dict[UUID, UUID]:
+        """Return the user's characters that items and audiences of the file name."""
+        named = await self._pool.run(identity.user_id, draft.list_people)
+        async with self._database.read() as session:
+            return {each: each for each in await _load_own(session, identity, Character, named)}
 
     async def _chat_rows(self, identity: Identity, draft: CampaignDraft) -> list[ChatRows]:
         if not draft.chats:
@@ -531,10 +543,6 @@ async def _load_items(
     return (await session.execute(query.order_by(CampaignItem.id))).all()
 
 
-def _is_known(event: StoryEvent, viewpoint: Viewpoint) -> bool:
-    return event.is_current and may_know(viewpoint, event.audience)
-
-
 def _hide_keywords(event: StoryEvent) -> StoryEvent:
     """Return an event without the keywords that find it, because no prompt renders them."""
     fields = msgspec.structs.replace(event.fields, keywords=[])
@@ -590,7 +598,18 @@ async def _load_people(
     wanted = [each for each in named if each is not None]
     found: set[UUID] = set()
     for table in (Character, Persona):
-        for part in split_chunks(wanted):
-            mine = select(table.id).where(table.id.in_(part), table.user_id == identity.user_id)
-            found |= set(await session.scalars(mine))
+        found |= await _load_own(session, identity, table, wanted)
+    return found
+
+
+async def _load_own(
+    session: AsyncSession,
+    identity: Identity,
+    table: type[Character | Persona],
+    ids: Collection[UUID],
+) -> set[UUID]:
+    found: set[UUID] = set()
+    for part in split_chunks(list(ids)):
+        mine = select(table.id).where(table.id.in_(part), table.user_id == identity.user_id)
+        found |= set(await session.scalars(mine))
     return found

@@ -33,7 +33,7 @@ from backend.campaigns.ledger.records import (
 )
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.campaigns.state.viewpoints import resolve_campaign_viewpoint
 from backend.core.audience import GM, Viewpoint
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.engine import Database
@@ -69,7 +69,7 @@ class ChangeLogService:
         if before is not None:
             query = query.where(CampaignChange.seq < before)
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
-            await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
+            await resolve_campaign_viewpoint(session, identity, campaign.id, viewpoint)
             if viewpoint != GM:
                 return ChangePage(items=[], next=None)
             rows = [(row[0], row[1]) for row in await session.execute(query)]
@@ -128,7 +128,7 @@ class ChangeLogService:
         if before is not None:
             query = query.where(CampaignChange.version < before)
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
-            await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
+            await resolve_campaign_viewpoint(session, identity, campaign.id, viewpoint)
             if viewpoint != GM:
                 return VersionPage(items=[], next=None)
             rows = (await session.execute(query)).all()
@@ -146,7 +146,7 @@ class ChangeLogService:
         Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`, `ValidationError`.
         """
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
-            await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
+            await resolve_campaign_viewpoint(session, identity, campaign.id, viewpoint)
             differing = (
                 await _find_differences(session, identity.sealer, campaign, version)
                 if viewpoint == GM

@@ -55,7 +55,7 @@ from backend.campaigns.models import (
     ProposalState,
 )
 from backend.campaigns.proposals.authority import Proposal, ProposalContent, keep_filled_fields
-from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.campaigns.state.viewpoints import resolve_campaign_viewpoint
 from backend.chats.models import Chat, Message
 from backend.core.audience import Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import iterate_in_slices
@@ -400,7 +400,6 @@ class ProposalService:
                 CampaignProposal.campaign_id == campaign_id,
                 CampaignProposal.user_id == identity.user_id,
                 CampaignProposal.state == state,
-                filter_known_to(viewpoint, CampaignProposal.audience),
                 is_on_path(),
             )
             .order_by(CampaignProposal.id)
@@ -409,7 +408,8 @@ class ProposalService:
         if after is not None:
             query = query.where(CampaignProposal.id > after)
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
-            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
+            viewpoint = await resolve_campaign_viewpoint(session, identity, campaign_id, viewpoint)
+            query = query.where(filter_known_to(viewpoint, CampaignProposal.audience))
             rows, following = make_page((await session.scalars(query)).all(), limit)
             found = await load_proposals(session, identity.sealer, campaign, rows)
             items = [
@@ -509,7 +509,7 @@ async def _write(
     after = apply_operations(change.kind, before, change.operations)
     if after == before:
         return
-    await check_references(session, campaign.id, build_item(change.kind, after))
+    await check_references(session, campaign, build_item(change.kind, after))
     told = structs.replace(change.operations, because=proposal.text.because)
     changes = [Change(change.kind, change.item_id, told)]
     old_id = proposal.text.replaces

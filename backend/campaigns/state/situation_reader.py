@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import (
@@ -45,6 +45,7 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.play.table import MAX_COSTS, MAX_THREATS, EchoKind
 from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.scenes.chapters import MAX_LOOSE_SCENES
+from backend.campaigns.state.knowledge import EVERYTHING, KnownItems
 from backend.campaigns.state.party import find_story_place, has_name, is_scene_here
 from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot
 from backend.campaigns.state.state_block import (
@@ -55,19 +56,25 @@ from backend.campaigns.state.state_block import (
     VisibleEntity,
     rank_people,
 )
+from backend.chats.members import NamedMembers
 from backend.core.audience import GM, AudienceMarks, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import get_table
 from backend.vault.sealing import Sealer
 
 Condition = ColumnElement[bool] | InstrumentedAttribute[bool]
+RowT = TypeVar("RowT", bound=Any)
 
 MAX_ENTITIES = 500
 """Maximum number of entities in the state that users read."""
 
 
 class CampaignReader:
-    """Reads items that a viewpoint may know. The character named `player` leads the party."""
+    """Reads items that a viewpoint may know.
+
+    The character named `player` leads the party. `members` are those of the chat. `known` are the
+    items that differ from their rows for this viewpoint.
+    """
 
     def __init__(
         self,
@@ -77,12 +84,16 @@ class CampaignReader:
         viewpoint: Viewpoint = GM,
         *,
         player: str = "",
+        members: NamedMembers | None = None,
+        known: KnownItems = EVERYTHING,
     ) -> None:
         self.session = session
         self.sealer = sealer
         self.campaign = campaign
         self.viewpoint: Viewpoint = viewpoint
         self.player = player
+        self.members = members or NamedMembers()
+        self.known = known
 
     @property
     def _own(self) -> tuple[Condition, ...]:
@@ -127,7 +138,17 @@ class CampaignReader:
     async def _load_opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
         rows = (await self.session.scalars(query)).all()
         sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
-        return [(row, self._open(row)) async for row in sized]
+        return self._apply_known([(row, self._open(row)) async for row in sized])
+
+    def _apply_known(self, rows: Sequence[tuple[RowT, Item]]) -> list[tuple[RowT, Item]]:
+        """Return rows with their items as the viewpoint knows them, without unknown ones."""
+        known = self.known
+        return [
+            (row, item if each is None else each.item)
+            for row, item in rows
+            for each in [known.get(row.id)]
+            if each is not None or row.id not in known
+        ]
 
     async def load_items(
         self, kind: Kind, *conditions: Condition, limit: int | None = None, newest: bool = False
@@ -180,7 +201,8 @@ class CampaignReader:
 
     async def load_known_ids(self, item_ids: Collection[UUID]) -> set[UUID]:
         query = select(CampaignItem.id).where(*self._own, CampaignItem.id.in_(item_ids))
-        return set(await self.session.scalars(query))
+        unknown = {each for each, known in self.known.items() if known is None}
+        return set(await self.session.scalars(query)) - unknown
 
     async def count_live(self, *kinds: Kind) -> dict[Kind, int]:
         query = (
@@ -242,11 +264,7 @@ class SituationReader(CampaignReader):
         known = {each.id: each for each in (*players, *people, *others)}
         relations = await self._load_relations(names, [each.id for each in (*players, *people)])
         present = rank_people(people, named=named, spoke=spoke, relations=relations)
-        here = frozenset(each.id for each in (*players, *people))
-        marks = AudienceMarks(
-            partial(names.find_name, viewpoint=self.viewpoint),
-            here if isinstance(self.viewpoint, UUID) else frozenset(),
-        )
+        marks = self._make_marks(names, [each.id for each in (*players, *people)])
         places = self._find_place_names(
             names, marks, [*players, *(known[one] for one in asked if one in known)]
         )
@@ -294,6 +312,20 @@ class SituationReader(CampaignReader):
             in_play=in_play | unresolved,
             places={player.id: places.get(player.id, "") for player in players},
         )
+
+    def _make_marks(self, names: CampaignSnapshot, here: Sequence[UUID]) -> AudienceMarks:
+        """Return the marks for the prompt. Someone in the scene needs none for what all know."""
+        members = self.members
+
+        def find_name(each: UUID) -> str | None:
+            return members.names.get(each) or names.find_name(each, self.viewpoint)
+
+        if isinstance(self.viewpoint, str):
+            return AudienceMarks(find_name)
+        others = [
+            frozenset({each}) for each in here if not any(each in one for one in members.present)
+        ]
+        return AudienceMarks(find_name, [*members.present, *others])
 
     async def add_facts(self, names: CampaignSnapshot, now: Situation, *, form: Form) -> Situation:
         """Add facts about mentioned entities; for a full block, also about people and place."""
@@ -380,7 +412,8 @@ class SituationReader(CampaignReader):
         rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
         sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
         read = partial(read_state, self.sealer)
-        return [(row, build_item(row.kind, read(row.id, row.sealed_state))) async for row in sized]
+        items = [(row, build_item(row.kind, read(row.id, row.sealed_state))) async for row in sized]
+        return self._apply_known(items)
 
     def _find_place_names(
         self, names: CampaignSnapshot, marks: AudienceMarks, entities: Sequence[VisibleEntity]
@@ -430,7 +463,8 @@ class SituationReader(CampaignReader):
         scenes = [
             (row.id, item)
             for row, item in rows
-            if isinstance(item, Scene) and row.id not in told and (item.summary or item.key_moments)
+            if isinstance(item, Scene) and item.status == "closed"
+            if row.id not in told and (item.summary or item.key_moments)
         ]
         return dict(scenes[:MAX_LOOSE_SCENES][::-1])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -26,7 +27,12 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.scenes.chapters import count_fitting_chapters
 from backend.campaigns.state.situation_reader import CampaignReader, SituationReader
-from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot, SnapshotCache
+from backend.campaigns.state.snapshot import (
+    MAX_BLOCK_ITEMS,
+    CampaignSnapshot,
+    PlayedEntities,
+    SnapshotCache,
+)
 from backend.campaigns.state.state_block import (
     MAX_EVENTS,
     BlockSummary,
@@ -37,9 +43,14 @@ from backend.campaigns.state.state_block import (
     build_state_block,
     choose_form,
 )
-from backend.campaigns.state.viewpoints import check_viewpoint, load_known_rows
+from backend.campaigns.state.viewpoints import (
+    load_known_rows,
+    resolve_campaign_viewpoint,
+    resolve_viewpoint,
+)
 from backend.chats import repository as chats
 from backend.chats import tree
+from backend.chats.members import NamedMembers
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_CONTEXT, Chat, Message
 from backend.chronicles.repository import current_events
 from backend.core.audience import GM, AudienceMarks, Viewpoint
@@ -84,7 +95,7 @@ class SituationService:
     ) -> StateView:
         """Raise `CampaignNotFoundError` or `ValidationError`."""
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
-            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
+            viewpoint = await resolve_campaign_viewpoint(session, identity, campaign_id, viewpoint)
             reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
             worlds = await load_known_rows(reader, await reader.load_items("world"))
             scene = await reader.find_open_scene()
@@ -138,14 +149,22 @@ class SituationService:
         owner_id, recent = identity.user_id, []
         chat, leaf = None, None
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
-            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=owner_id)
             if chat_id is not None:
                 chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
                 leaf = await session.get(Message, chat.leaf_id) if chat.leaf_id else None
+            if chat is not None and chat.campaign_id == campaign_id:
+                viewpoint = await resolve_viewpoint(session, identity, chat, viewpoint)
+            else:
+                viewpoint = await resolve_campaign_viewpoint(
+                    session, identity, campaign_id, viewpoint
+                )
             if leaf is not None:
                 recent = await _load_recent(session, identity.sealer, leaf, viewpoint)
-            reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             names = await self._names.load(session, identity.sealer, campaign)
+            names = await names.as_known_to(session, identity.sealer, campaign.id, viewpoint, chat)
+            reader = SituationReader(
+                session, identity.sealer, campaign, viewpoint, known=names.known
+            )
             block, _ = await _find_moment(
                 reader, names, chat, leaf, line=text, recent=recent, is_preview=True
             )
@@ -157,6 +176,12 @@ class SituationService:
             light=block.light,
             tokens={"full": count(block.full), "light": count(block.light)},
         )
+
+    async def find_played(
+        self, session: AsyncSession, identity: Identity, campaign: Campaign
+    ) -> PlayedEntities:
+        """Return the entities that cards play. Reads only changes since the last turn."""
+        return (await self._names.load(session, identity.sealer, campaign)).played
 
     async def load_layers(  # noqa: PLR0913  # the layers depend on all of them
         self,
@@ -171,26 +196,30 @@ class SituationService:
         until: int | None = None,
         viewpoint: Viewpoint = GM,
         player: str = "",
+        members: NamedMembers | None = None,
     ) -> CampaignLayers:
         """Return the parts of a prompt that come from the chat's campaign, without stale items.
 
         `leaf` is the last message before the user's message `line`, and `recent` ends with it.
         Changes from the position `until` on are ignored, because its message is regenerated.
-        `player` is the persona's name.
+        `player` is the persona's name. `members` are those of the chat.
         """
         names = await self._names.load(session, identity.sealer, campaign)
+        make_reader = partial(SituationReader, viewpoint=viewpoint, player=player, members=members)
         rewritten: set[UUID] = set()
         if until is not None:
             rewritten = await ledger_paths.find_changed_items(session, chat.id, above=until)
         if until is None or not rewritten:
-            reader = SituationReader(session, identity.sealer, campaign, viewpoint, player=player)
+            names = await names.as_known_to(session, identity.sealer, campaign.id, viewpoint, chat)
+            reader = make_reader(session, identity.sealer, campaign, known=names.known)
             return await self._load_layers(reader, names, chat, leaf, line=line, recent=recent)
         async with self._database.trial() as trial:
             campaign = await get_campaign(trial, identity, campaign.id, lock=True)
             await tree.leave_path(trial, chat.id, above=until)
             await ledger_paths.follow_path(trial, identity.sealer, campaign, chat.id, above=until)
             names = await names.update(trial, identity.sealer, campaign)
-            reader = SituationReader(trial, identity.sealer, campaign, viewpoint, player=player)
+            names = await names.as_known_to(trial, identity.sealer, campaign.id, viewpoint, chat)
+            reader = make_reader(trial, identity.sealer, campaign, known=names.known)
             made = await self._load_layers(reader, names, chat, leaf, line=line, recent=recent)
         # A search would find their present state.
         return msgspec.structs.replace(made, told=made.told | rewritten)

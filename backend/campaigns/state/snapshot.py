@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from heapq import nlargest
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -15,10 +16,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.events import UserSignedOut
 from backend.campaigns.ledger.changes import State, build_item, build_state
 from backend.campaigns.ledger.items import Entity, Fact, Item, Kind, Relation
-from backend.campaigns.ledger.store import read_state
+from backend.campaigns.ledger.store import build_columns, read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.names.roster import NameIndex
-from backend.core.audience import PUBLIC, Viewpoint, may_know
+from backend.campaigns.state.knowledge import (
+    EVERYTHING,
+    KnownItems,
+    Scope,
+    has_absences,
+    is_recalled,
+    load_known_items,
+)
+from backend.chats.members import END
+from backend.chats.models import Chat
+from backend.core.audience import PUBLIC, Viewpoint, Witness, may_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
@@ -66,6 +77,16 @@ _CHANGED = (
     .order_by(CampaignItem.id)
 )
 
+
+_PLAYER_PLACES = select(CampaignItem.place_id).where(
+    CampaignItem.campaign_id == bindparam("campaign"),
+    CampaignItem.kind == "entity",
+    CampaignItem.subkind == "pc",
+    CampaignItem.exists,
+)
+
+MAX_DERIVED = 16
+"""Maximum number of characters for which a snapshot keeps what they know."""
 
 Tie = tuple[Kind, UUID]
 """The key of an index of items: their kind, and an entity that they refer to."""
@@ -141,27 +162,59 @@ class SnapshotCache(UserSignedOut):
             del self._kept[key]
 
 
+class PlayedEntities:
+    """Finds the people of a campaign that a card plays in chats.
+
+    `names` are their names, and may be those of other entities as well. `cards` has the people,
+    each with the card that it is linked to.
+    """
+
+    def __init__(
+        self, names: Mapping[UUID, tuple[str, ...]], cards: dict[UUID, UUID | None]
+    ) -> None:
+        self.cards = cards
+        self._names = names
+
+    @cached_property
+    def _by_card(self) -> Mapping[UUID | str, Sequence[UUID]]:
+        """The people by their card, and those without one by each of their names."""
+        found: dict[UUID | str, list[UUID]] = {}
+        for entity_id, card in self.cards.items():
+            names = {each.casefold() for each in self._names.get(entity_id, ())}
+            for key in [card] if card else names:
+                found.setdefault(key, []).append(entity_id)
+        return found
+
+    def find(self, character_id: UUID, name: str) -> Sequence[UUID]:
+        """Return the people that a card plays: those linked to it, else those named like it."""
+        return self._by_card.get(character_id) or self._by_card.get(name.casefold(), ())
+
+
 class CampaignSnapshot:
     """Names of entities at one version of a campaign, and its items in view.
 
     In view are the world, open threads, clocks, the open scene, echoes and players' characters.
     `around` are all entities, relations and facts in force; None if they are too large to cache.
     `tied` maps entities to items that refer to them. `past` are the kinds that are never in view.
+    `known` are the items that differ from their rows, if the snapshot is a character's.
     """
 
     def __init__(self, user_id: UUID) -> None:
         self.user_id = user_id
         self.version = -1
         self.by_id: dict[UUID, tuple[str, ...]] = {}
-        self.audiences: Mapping[UUID, str] = {}
+        self.audiences: dict[UUID, str] = {}
         self.index = NameIndex([])
+        self.played = PlayedEntities({}, {})
         self.in_view: Mapping[UUID, SnapshotItem] | None = {}
         self.around: Mapping[UUID, SnapshotItem] | None = {}
         self.tied: Mapping[Tie, Mapping[UUID, SnapshotItem]] = {}
         self.past: frozenset[Kind] = frozenset()
+        self.known: KnownItems = EVERYTHING
         self.around_size = 0
         self.size = 0
         self._states: dict[UUID, tuple[Item, State]] = {}
+        self._derived: dict[Any, CampaignSnapshot] = {}
 
     def find_audience(self, entity_id: UUID) -> str:
         return self.audiences.get(entity_id, PUBLIC)
@@ -182,6 +235,62 @@ class CampaignSnapshot:
         }
         return {item_id: state for item_id, (_, state) in self._states.items()}
 
+    async def as_known_to(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        campaign_id: UUID,
+        viewpoint: Viewpoint,
+        chat: Chat | None,
+    ) -> CampaignSnapshot:
+        """Return the snapshot for a character of a chat that did not hear all changes."""
+        if not isinstance(viewpoint, Witness) or not has_absences(viewpoint):
+            return self
+        key = viewpoint.ids, tuple((each, *ranges) for each, ranges in viewpoint.absences.items())
+        found = self._derived.get(key)
+        if found is None:
+            is_here = chat is not None and not viewpoint.was_absent(chat.id, END - 1)
+            rows = await session.scalars(_PLAYER_PLACES, {"campaign": campaign_id})
+            places = frozenset(each for each in rows if each and is_here)
+            scope = Scope(campaign_id=campaign_id, places=places)
+            known = await load_known_items(session, sealer, [viewpoint], scope)
+            found = self.with_known(known) if known else self
+            if len(self._derived) >= MAX_DERIVED:
+                self._derived.clear()
+            self._derived[key] = found
+        return found
+
+    def with_known(self, known: KnownItems) -> CampaignSnapshot:
+        """Return a snapshot in which some items are as a character knows them."""
+        around, in_view = _Surroundings(self), dict(self.in_view or {})
+        by_id = dict(self.by_id)
+        for item_id, each in known.items():
+            around.drop(item_id)
+            in_view.pop(item_id, None)
+            by_id.pop(item_id, None)
+            if each is None:
+                continue
+            item, columns = each.item, build_columns(each.item)
+            is_live, subkind = columns["is_live"], columns.get("subkind", "")
+            kept = SnapshotItem(item_id, each.campaign_id, each.seq, PUBLIC, 0, item)
+            if isinstance(item, Entity):
+                by_id[item_id] = (item.name, *item.aliases)
+            if each.kind in AROUND and (each.kind != "fact" or is_live):
+                around.put(kept)
+            if _is_in_view(each.kind, subkind, is_live=is_live):
+                in_view[item_id] = kept
+        new = CampaignSnapshot(self.user_id)
+        new.version, new.by_id, new.past = self.version, by_id, self.past
+        new.audiences, new.known = self.audiences, known
+        named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
+        new.index = self.index if by_id == self.by_id else NameIndex(named)
+        new.in_view = None if self.in_view is None else in_view
+        if self.around is None:
+            new.around = None
+        else:
+            new.around, new.tied, new.around_size = around.items, around.tied, around.size
+        return new
+
     def find_items(
         self, ids: Iterable[UUID], viewpoint: Viewpoint
     ) -> tuple[dict[UUID, tuple[UUID, Item]], list[UUID]]:
@@ -190,7 +299,11 @@ class CampaignSnapshot:
         unread: list[UUID] = []
         for item_id in ids:
             kept = self.around.get(item_id) if self.around else None
-            if kept is None:
+            if kept is None and item_id in self.known:
+                known = self.known[item_id]
+                if known is not None and is_recalled(known.item):
+                    found[item_id] = known.campaign_id, known.item
+            elif kept is None:
                 unread.append(item_id)
             elif may_know(viewpoint, kept.audience):
                 found[item_id] = kept.campaign_id, kept.item
@@ -240,9 +353,8 @@ class CampaignSnapshot:
         self, session: AsyncSession, sealer: Sealer, campaign: Campaign
     ) -> CampaignSnapshot:
         since = {"campaign_id": campaign.id, "version": self.version}
-        by_id, audiences, past = self.by_id, dict[UUID, str](), set(self.past)
+        entities, past = _EntityNames(self), set(self.past)
         in_view, around = dict(self.in_view or {}), _Surroundings(self)
-        is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             in_view.pop(row.id, None)
@@ -253,12 +365,7 @@ class CampaignSnapshot:
             state = read_state(sealer, row.id, row.sealed_state)
             item = build_item(row.kind, state) if row.exists else None
             if row.kind == "entity":
-                by_id = dict(by_id) if by_id is self.by_id else by_id
-                before = by_id.pop(row.id, ())
-                audiences[row.id] = row.audience
-                if item is not None:
-                    by_id[row.id] = (state["name"], *state.get("aliases", []))
-                is_renamed = is_renamed or by_id.get(row.id, ()) != before
+                entities.put(row, item if isinstance(item, Entity) else None)
             if item is None:
                 continue
             kept = SnapshotItem(
@@ -266,14 +373,13 @@ class CampaignSnapshot:
             )
             if row.kind in AROUND and (row.kind != "fact" or row.is_live):
                 around.put(kept)
-            if _is_in_view(row):
+            if _is_in_view(row.kind, row.subkind, is_live=row.is_live):
                 in_view[row.id] = kept
         new = CampaignSnapshot(self.user_id)
-        new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
-        new.audiences = {**self.audiences, **audiences} if audiences else self.audiences
+        new.version, new.past = campaign.version, frozenset(past)
+        new.by_id, new.played, new.index = entities.by_id, entities.played, entities.index
+        new.audiences = entities.audiences
         new._states = self._states
-        named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
-        new.index = NameIndex(named) if is_renamed else self.index
         new.size = sum(each.size for each in in_view.values())
         if self.in_view is None or len(in_view) > MAX_ITEMS_IN_VIEW or new.size > MAX_VIEW_BYTES:
             new.in_view, new.size = None, 0
@@ -287,11 +393,49 @@ class CampaignSnapshot:
         return new
 
 
-def _is_in_view(row: Any) -> bool:
-    if row.kind == "entity":
-        return bool(row.subkind == "pc")
+def _is_in_view(kind: Kind, subkind: str, *, is_live: bool) -> bool:
+    if kind == "entity":
+        return subkind == "pc"
     # Hidden clocks, too: the game master may tick them.
-    return row.kind in IN_VIEW and (row.is_live or row.kind == "clock")
+    return kind in IN_VIEW and (is_live or kind == "clock")
+
+
+class _EntityNames:
+    """The names and cards of entities during an update. Copied before the first change."""
+
+    def __init__(self, names: CampaignSnapshot) -> None:
+        self.by_id = names.by_id
+        self.audiences = names.audiences
+        self._before = names
+        self._cards = names.played.cards
+        self._is_renamed = False
+
+    def put(self, row: Any, entity: Entity | None) -> None:
+        if self.by_id is self._before.by_id:
+            self.by_id, self._cards = dict(self.by_id), dict(self._cards)
+            self.audiences = dict(self.audiences)
+        before = self.by_id.pop(row.id, ())
+        self._cards.pop(row.id, None)
+        self.audiences[row.id] = row.audience
+        if entity is not None:
+            self.by_id[row.id] = (entity.name, *entity.aliases)
+            if entity.kind in {"pc", "npc"}:
+                self._cards[row.id] = entity.character_id
+        self._is_renamed = self._is_renamed or self.by_id.get(row.id, ()) != before
+
+    @property
+    def played(self) -> PlayedEntities:
+        if self.by_id is self._before.by_id:
+            return self._before.played
+        return PlayedEntities(self.by_id, self._cards)
+
+    @property
+    def index(self) -> NameIndex:
+        if not self._is_renamed:
+            return self._before.index
+        return NameIndex(
+            (entity_id, name) for entity_id, names in self.by_id.items() for name in names
+        )
 
 
 class _Surroundings:

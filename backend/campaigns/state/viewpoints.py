@@ -25,11 +25,12 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.rules.protocol import RuleSystem, find_rules, read_play
 from backend.campaigns.rules.state import PLAY
 from backend.campaigns.state.situation_reader import CampaignReader, Condition
+from backend.campaigns.state.snapshot import PlayedEntities
 from backend.characters.repository import find_names
 from backend.chats.errors import MemberAbsentError
 from backend.chats.events import AudienceChecked
 from backend.chats.members import load_absences, load_group
-from backend.chats.models import Chat
+from backend.chats.models import Chat, ChatCharacter
 from backend.core.audience import (
     GM,
     NAMELESS_MARKS,
@@ -39,6 +40,8 @@ from backend.core.audience import (
     Viewpoint,
     Witness,
     filter_known_to_all,
+    list_entities,
+    list_viewers,
 )
 from backend.core.cpu_pool import iterate_in_slices
 from backend.errors import ValidationError
@@ -180,7 +183,10 @@ async def load_known_rows(
     states = [(row, filter_known_state(row.kind, build_state(item), rules)) for row, item in rows]
     known = [(row, build_item(row.kind, state)) for row, state in states if state is not None]
     named = {each for _, item in known for ids in find_references(item).values() for each in ids}
+    named |= {each for row, _ in known for each in list_entities(row.audience)}
     found = {str(each) for each in await reader.load_known_ids(named)}
+    if not isinstance(reader.viewpoint, str):
+        found |= {str(each) for each in list_viewers(reader.viewpoint)}
     return [
         (row, build_item(row.kind, keep_references(build_state(item), found)))
         for row, item in known
@@ -291,20 +297,35 @@ async def check_viewpoint(
 
 
 async def find_witness(
-    session: AsyncSession, sealer: Sealer, chat: Chat, character_id: UUID, name: str
+    session: AsyncSession,
+    sealer: Sealer,
+    chat: Chat,
+    character_id: UUID,
+    name: str,
+    *,
+    played: PlayedEntities | None = None,
 ) -> Witness:
-    """Return the viewpoint of a character of a chat, with the entities that it plays there."""
-    played = await find_played_entities(session, sealer, chat.campaign_id, character_id, name)
+    """Return the viewpoint of a character of a chat, with the entities that it plays there.
+
+    `played` are those of the chat's campaign, if the caller has read them.
+    """
+    if played is None and chat.campaign_id is not None:
+        played = await load_played_entities(session, sealer, chat.campaign_id)
+    return await _make_witness(
+        session, character_id, played.find(character_id, name) if played else ()
+    )
+
+
+async def _make_witness(
+    session: AsyncSession, character_id: UUID, played: Iterable[UUID]
+) -> Witness:
     absences = await load_absences(session, character_id)
     return Witness(character_id, frozenset({character_id, *played}), absences)
 
 
-async def find_played_entities(
-    session: AsyncSession, sealer: Sealer, campaign_id: UUID | None, character_id: UUID, name: str
-) -> list[UUID]:
-    """Return the entities of a campaign that a card plays: those linked to it, or named like it."""
-    if campaign_id is None:
-        return []
+async def load_played_entities(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID
+) -> PlayedEntities:
     query = select(CampaignItem.id, CampaignItem.sealed_state).where(
         CampaignItem.campaign_id == campaign_id,
         CampaignItem.user_id == sealer.user_id,
@@ -312,34 +333,123 @@ async def find_played_entities(
         CampaignItem.subkind.in_(("pc", "npc")),
         CampaignItem.exists,
     )
-    linked: list[UUID] = []
-    named: list[UUID] = []
-    for row in await session.execute(query):
+    names: dict[UUID, tuple[str, ...]] = {}
+    cards: dict[UUID, UUID | None] = {}
+    rows = (await session.execute(query)).all()
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         state = read_state(sealer, row.id, row.sealed_state)
-        names = {each.casefold() for each in (state["name"], *state.get("aliases", []))}
-        if state.get("character_id") == str(character_id):
-            linked.append(row.id)
-        elif state.get("character_id") is None and name.casefold() in names:
-            named.append(row.id)
-    return linked or named
+        card = state.get("character_id")
+        names[row.id] = (state["name"], *state.get("aliases", []))
+        cards[row.id] = UUID(card) if card else None
+    return PlayedEntities(names, cards)
 
 
 async def resolve_viewpoint(
-    session: AsyncSession, identity: Identity, chat: Chat, viewpoint: Viewpoint
+    session: AsyncSession,
+    identity: Identity,
+    chat: Chat,
+    viewpoint: Viewpoint,
+    *,
+    played: PlayedEntities | None = None,
 ) -> Viewpoint:
-    """Return a viewpoint of a chat: the id of a member is the character's own viewpoint.
+    """Return a viewpoint of a chat. A member has its own, and so has an entity that it plays.
 
     Raises `ValidationError` for an id of neither a member nor an entity of the campaign.
     """
     if not isinstance(viewpoint, UUID):
         return viewpoint
     sealer = identity.sealer
-    group = await load_group(session, chat.id)
-    if viewpoint in group.members:
-        names = await find_names(session, [viewpoint], owner_id=sealer.user_id, sealer=sealer)
-        return await find_witness(session, sealer, chat, viewpoint, names.get(viewpoint, ""))
-    await check_viewpoint(session, viewpoint, [chat.campaign_id], owner_id=identity.user_id)
+    members = (await load_group(session, chat.id)).members
+    if viewpoint not in members:
+        await check_viewpoint(session, viewpoint, [chat.campaign_id], owner_id=identity.user_id)
+    if played is None and chat.campaign_id is not None:
+        played = await load_played_entities(session, sealer, chat.campaign_id)
+    return await _find_player(session, sealer, members, viewpoint, played)
+
+
+async def resolve_campaign_viewpoint(
+    session: AsyncSession, identity: Identity, campaign_id: UUID, viewpoint: Viewpoint
+) -> Viewpoint:
+    """Return a viewpoint of a campaign, as `resolve_viewpoint` does for any of its chats."""
+    if not isinstance(viewpoint, UUID):
+        return viewpoint
+    sealer, owner_id = identity.sealer, identity.user_id
+    query = (
+        select(ChatCharacter.character_id)
+        .join(Chat, Chat.id == ChatCharacter.chat_id)
+        .where(Chat.campaign_id == campaign_id, Chat.user_id == owner_id)
+    )
+    members = set(await session.scalars(query))
+    if viewpoint not in members:
+        await check_viewpoint(session, viewpoint, [campaign_id], owner_id=owner_id)
+    played = await load_played_entities(session, sealer, campaign_id)
+    return await _find_player(session, sealer, members, viewpoint, played)
+
+
+async def resolve_any_viewpoint(
+    session: AsyncSession, identity: Identity, viewpoint: Viewpoint
+) -> Viewpoint:
+    """Return a viewpoint of all chats and campaigns of a user.
+
+    A character plays the entities of all campaigns in whose chats it is. Raises `ValidationError`
+    for an id of neither a character nor an entity.
+    """
+    if not isinstance(viewpoint, UUID):
+        return viewpoint
+    sealer, owner_id = identity.sealer, identity.user_id
+    names = await find_names(session, [viewpoint], owner_id=owner_id, sealer=sealer)
+    if viewpoint not in names:
+        await check_viewpoint(session, viewpoint, None, owner_id=owner_id)
+        query = select(CampaignItem.campaign_id).where(
+            CampaignItem.id == viewpoint, CampaignItem.user_id == owner_id
+        )
+        own_id = (await session.scalars(query)).one()
+        return await resolve_campaign_viewpoint(session, identity, own_id, viewpoint)
+    campaigns = (
+        select(Chat.campaign_id)
+        .join(ChatCharacter, ChatCharacter.chat_id == Chat.id)
+        .where(ChatCharacter.character_id == viewpoint, Chat.user_id == owner_id)
+        .where(Chat.campaign_id.is_not(None))
+        .distinct()
+    )
+    found: list[UUID] = []
+    for campaign_id in (await session.scalars(campaigns)).all():
+        if campaign_id is not None:
+            played = await load_played_entities(session, sealer, campaign_id)
+            found += played.find(viewpoint, names[viewpoint])
+    return await _make_witness(session, viewpoint, found)
+
+
+async def _find_player(
+    session: AsyncSession,
+    sealer: Sealer,
+    members: Collection[UUID],
+    viewpoint: UUID,
+    played: PlayedEntities | None,
+) -> Viewpoint:
+    """Return the viewpoint of the member with this id, or of the one that plays this entity."""
+    asked = [viewpoint] if viewpoint in members else list(members) if played else []
+    names = await find_names(session, asked, owner_id=sealer.user_id, sealer=sealer)
+    for character_id, name in names.items():
+        own = played.find(character_id, name) if played else ()
+        if viewpoint == character_id or viewpoint in own:
+            return await _make_witness(session, character_id, own)
     return viewpoint
+
+
+async def find_viewer_name(session: AsyncSession, sealer: Sealer, viewpoint: Viewpoint) -> str:
+    """Return the name of a viewpoint for the user."""
+    if isinstance(viewpoint, str):
+        return "everyone"
+    if isinstance(viewpoint, Witness):
+        character_id = viewpoint.character_id
+        names = await find_names(session, [character_id], owner_id=sealer.user_id, sealer=sealer)
+        return names.get(character_id, "")
+    query = select(CampaignItem.sealed_state).where(
+        CampaignItem.id == viewpoint, CampaignItem.user_id == sealer.user_id
+    )
+    sealed = await session.scalar(query)
+    return str(read_state(sealer, viewpoint, sealed)["name"]) if sealed else ""
 
 
 async def read_marks(
@@ -433,17 +543,25 @@ async def find_players_viewpoint(
     campaign = await get_campaign(session, identity, campaign_id)
     if not open_campaign(identity.sealer, campaign).settings.hidden_information:
         return GM
-    query = select(CampaignItem.id, CampaignItem.sealed_state).where(*match_players(campaign_id))
+    player_id = await find_users_entity(session, identity.sealer, campaign_id, name)
+    return player_id or PUBLIC
+
+
+async def find_users_entity(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, name: str
+) -> UUID | None:
+    """Return the player's character with a name, else the only one."""
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        *match_players(campaign_id), CampaignItem.user_id == sealer.user_id
+    )
     players: dict[UUID, State] = {
-        row.id: read_state(identity.sealer, row.id, row.sealed_state)
-        for row in await session.execute(query)
+        row.id: read_state(sealer, row.id, row.sealed_state) for row in await session.execute(query)
     }
     folded = name.casefold()
     for player_id, state in players.items():
         if folded in {each.casefold() for each in (state["name"], *state.get("aliases", []))}:
             return player_id
-    only: list[UUID] = list(players)
-    return only[0] if len(only) == 1 else PUBLIC
+    return next(iter(players)) if len(players) == 1 else None
 
 
 async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:

@@ -233,9 +233,12 @@ MAX_GREETING_WARNINGS: Final = 10
 
 
 def list_greetings(card: Card, *, is_group: bool) -> list[str]:
-    """Return the greetings that a chat opens with, even blank ones. Macros are not expanded."""
+    """Return the greetings that a chat opens with, even blank ones. Macros are not expanded.
+
+    In a group, those for groups come first.
+    """
     texts = [card.first_mes, *card.alternate_greetings]
-    return [*texts, *card.group_only_greetings] if is_group else texts
+    return [*card.group_only_greetings, *texts] if is_group else texts
 
 
 def check_greetings(card: Card, *, known: Card | None = None, longest: int) -> None:

@@ -189,7 +189,7 @@ def _build_filter(scope: Scope) -> engine.Filter:
     """
     parts = [part for part in scope.parts if part.containers]
     known_to = [match_any(AUDIENCE, scope.audience)] if scope.audience else []
-    if all(part.before_position is None for part in parts):
+    if not any(part.has_range or part.audience for part in parts):
         places = [each for part in parts for each in _list_places(scope, part)]
         return engine.Filter(must=[match_any(PLACE, places), *known_to])
     if len(parts) == 1:
@@ -199,11 +199,13 @@ def _build_filter(scope: Scope) -> engine.Filter:
 
 
 def _build_conditions(scope: Scope, part: ScopePart) -> list[Any]:
-    places = match_any(PLACE, list(_list_places(scope, part)))
-    if part.before_position is None:
-        return [places]
-    before = engine.RangeFloat(lt=part.before_position)
-    return [places, engine.FieldCondition(key=POSITION, range=before)]
+    conditions: list[Any] = [match_any(PLACE, list(_list_places(scope, part)))]
+    if part.has_range:
+        within = engine.RangeFloat(gte=part.from_position, lt=part.before_position)
+        conditions.append(engine.FieldCondition(key=POSITION, range=within))
+    if part.audience:
+        conditions.append(match_any(AUDIENCE, part.audience))
+    return conditions
 
 
 def _list_places(scope: Scope, part: ScopePart) -> Iterator[str]:

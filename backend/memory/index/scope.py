@@ -37,15 +37,31 @@ class IndexUnavailableError(UnavailableError):
 
 
 class ScopePart(NamedTuple):
-    """Points of some containers, only those below `before_position` if it is given.
+    """Points of some containers, only those of a range of positions if it is given.
 
-    `kinds` are the kinds in these containers. Queries for other kinds skip them. Empty means
-    unknown.
+    Attributes:
+        containers: The containers.
+        before_position: The position after the last one.
+        kinds: The kinds in these containers. Queries for other kinds skip them. Empty means
+            unknown.
+        from_position: The first position.
+        audience: If given, points need one of these words, in addition to one of the scope's.
     """
 
     containers: Sequence[UUID]
     before_position: int | None = None
     kinds: Sequence[Kind] = ()
+    from_position: int | None = None
+    audience: Sequence[str] = ()
+
+    @property
+    def has_range(self) -> bool:
+        return self.before_position is not None or self.from_position is not None
+
+    def contains(self, position: int) -> bool:
+        return (self.before_position is None or position < self.before_position) and (
+            self.from_position is None or position >= self.from_position
+        )
 
 
 class Scope(NamedTuple):

@@ -172,11 +172,13 @@ def _build_filter(scope: Scope) -> models.Filter:
 
 
 def _build_condition(part: ScopePart) -> Any:
-    containers = match_any(CONTAINER, part.containers)
-    if part.before_position is None:
-        return containers
-    before = models.Range(lt=part.before_position)
-    return models.Filter(must=[containers, models.FieldCondition(key=POSITION, range=before)])
+    conditions: list[Any] = [match_any(CONTAINER, part.containers)]
+    if part.has_range:
+        within = models.Range(gte=part.from_position, lt=part.before_position)
+        conditions.append(models.FieldCondition(key=POSITION, range=within))
+    if part.audience:
+        conditions.append(match_any(AUDIENCE, part.audience))
+    return conditions[0] if len(conditions) == 1 else models.Filter(must=conditions)
 
 
 def _quantization(settings: Settings) -> Any:

@@ -20,7 +20,7 @@ from uuid import UUID
 
 import numpy as np
 
-from backend.core.audience import PUBLIC, make_keywords, may_all_know
+from backend.core.audience import PUBLIC, make_keywords, may_all_know, unite_audiences
 from backend.core.cpu_pool import CpuPool
 from backend.memory.embedding.protocol import DocumentEmbedder, EmbedderError, Floats, TextEmbedder
 from backend.memory.index.protocol import (
@@ -162,7 +162,11 @@ _QUESTION_END = re.compile(r"[?？][\s\"'”’»)*_~]*$")  # noqa: RUF001  # th
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedMessage:
-    """A decrypted message. `audience` is in the format of the column."""
+    """A decrypted message.
+
+    `audience` is in the format of the column, and `witnesses` is that without the members of the
+    chat who were not there.
+    """
 
     id: UUID
     container_id: UUID
@@ -173,6 +177,7 @@ class IndexedMessage:
     scene_id: UUID | None
     version: int
     audience: str = PUBLIC
+    witnesses: str = PUBLIC
 
     @cached_property
     def chunks(self) -> list[str]:
@@ -234,7 +239,7 @@ def build_message_documents(
 
     The window of a chunk contains the chunks next to it, of this message or of its neighbours.
     Neighbours must be in the same scene, because lines before a pause say little about lines after
-    it. The whole audience of the message must be allowed to know them.
+    it. All witnesses of the message must know them.
 
     `before` and `after` are the messages around it, oldest first. The nearest `WINDOW` are used.
     """
@@ -276,10 +281,13 @@ def build_message_documents(
 def build_scene_document(scene_id: UUID, lines: Sequence[IndexedMessage]) -> IndexDocument:
     """Build the document of a scene from its messages (at least one), oldest first.
 
-    It has terms alone. It contains public messages only, because a scene raises the rank of all of
-    its messages.
+    It has terms alone. It contains only public messages that all witnesses of the scene have heard,
+    because a scene raises the rank of all of its messages.
     """
-    heard = [line for line in lines if line.audience == PUBLIC]
+    everyone = unite_audiences([line.witnesses for line in lines])
+    heard = [
+        line for line in lines if line.audience == PUBLIC and may_all_know(everyone, line.witnesses)
+    ]
     texts = [line.text[:_SCENE_CHARACTERS] for line in heard]
     spoken = [_format_line(line.author, text) for line, text in zip(heard, texts, strict=True)]
     return IndexDocument(
@@ -370,7 +378,7 @@ def build_event_document(  # noqa: PLR0913  # the fields of an event
 
 
 def _shares_window(other: IndexedMessage, line: IndexedMessage) -> bool:
-    return other.scene_id == line.scene_id and may_all_know(line.audience, other.audience)
+    return other.scene_id == line.scene_id and may_all_know(line.witnesses, other.witnesses)
 
 
 def _build_dense_window(pieces: Sequence[tuple[str, str]], place: int) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from backend.core.text_forms import normalize
@@ -287,6 +287,16 @@ HITS_PER_SIGNAL = 100
 OTHER_HITS_PER_SIGNAL = 40
 """Hits of each signal among other kinds. Lower ranks are never used."""
 
+
+class HitLimits(NamedTuple):
+    """The number of hits of each signal, among messages and among other kinds."""
+
+    messages: int = HITS_PER_SIGNAL
+    others: int = OTHER_HITS_PER_SIGNAL
+
+
+USUAL_LIMITS = HitLimits()
+
 SCENE_HITS = 20
 
 _VECTORS: Mapping[Signal, VectorName] = {
@@ -391,7 +401,7 @@ def plan_queries(
     kinds: Collection[Kind],
     dense: Floats | None,
     blinder: Blinder,
-    limit: int = HITS_PER_SIGNAL,
+    limits: HitLimits = USUAL_LIMITS,
     audience: Sequence[str] = (),
 ) -> list[tuple[Signal, Query]]:
     """Plan the queries of a search, which are one batch.
@@ -399,8 +409,8 @@ def plan_queries(
     Messages have their own queries. They are so many that their hits would displace all others.
 
     `dense` is the blinded vector of `parsed.meaning`, shape (d,); None without an embedder. If
-    `kinds` is empty, all kinds are searched. `limit` is the number of hits of each
-    signal among messages. With an `audience`, only points with one of its words are found.
+    `kinds` is empty, all kinds are searched. With an `audience`, only points with one of its words
+    are found.
 
     Returns:
         At most seven queries with their signals.
@@ -421,16 +431,16 @@ def plan_queries(
     if "message" in wanted:
         sparse = blind_terms(weigh_terms(parsed, parsed.terms), blinder)
         if dense is not None:
-            add("dense", dense, ["message"], limit)
-            add("dense_window", dense, ["message"], limit)
-        add("sparse", sparse, ["message"], limit)
-        add("sparse_window", sparse, ["message"], limit)
+            add("dense", dense, ["message"], limits.messages)
+            add("dense_window", dense, ["message"], limits.messages)
+        add("sparse", sparse, ["message"], limits.messages)
+        add("sparse_window", sparse, ["message"], limits.messages)
         add("scene", sparse, ["scene"], SCENE_HITS)
     if others:
         sparse = blind_terms(weigh_terms(parsed, parsed.lore_terms), blinder)
         if dense is not None:
-            add("dense", dense, others, OTHER_HITS_PER_SIGNAL)
-        add("sparse", sparse, others, OTHER_HITS_PER_SIGNAL)
+            add("dense", dense, others, limits.others)
+        add("sparse", sparse, others, limits.others)
     return queries
 
 

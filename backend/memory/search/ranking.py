@@ -463,7 +463,7 @@ def _is_allowed(origin: OriginMessage, parts: Sequence[ScopePart]) -> bool:
     return any(
         origin.chat_id in part.containers
         and (not part.kinds or "message" in part.kinds)
-        and (part.before_position is None or origin.position < part.before_position)
+        and part.contains(origin.position)
         for part in parts
     )
 

@@ -32,7 +32,7 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.core.audience import GM, Viewpoint, find_required_keywords
+from backend.core.audience import GM, Viewpoint, Witness, find_required_keywords
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason, ReasonKind
@@ -56,6 +56,8 @@ from backend.memory.search.features import (
 )
 from backend.memory.search.query import (
     HITS_PER_SIGNAL,
+    OTHER_HITS_PER_SIGNAL,
+    HitLimits,
     ParsedQuery,
     parse_query,
     plan_queries,
@@ -204,7 +206,15 @@ MAX_COUNTED_USERS = 1_000
 """Users who are known to have many points. The oldest are dropped first."""
 
 DEEP_SEARCH_FACTOR = 8
-"""Factor for the hits of each signal if most hits belong to inactive branches."""
+"""Factor for the hits of each signal if most hits belong to inactive branches, or if the viewpoint
+does not know them."""
+
+
+def _find_limits(request: SearchRequest) -> HitLimits:
+    """Return the limits of a search. The index does not know which events a character missed."""
+    is_absent = isinstance(request.viewpoint, Witness) and bool(request.viewpoint.absences)
+    other_depth = DEEP_SEARCH_FACTOR if is_absent else request.depth
+    return HitLimits(HITS_PER_SIGNAL * request.depth, OTHER_HITS_PER_SIGNAL * other_depth)
 
 
 class SearchSession:
@@ -290,7 +300,7 @@ class MemorySearch:
             kinds=request.kinds,
             dense=None if vector is None else blinder.turn(vector),
             blinder=blinder,
-            limit=HITS_PER_SIGNAL * request.depth,
+            limits=_find_limits(request),
             audience=find_required_keywords(request.viewpoint),
         )
         queries = await self._pool.run(user_id, plan, size=size)

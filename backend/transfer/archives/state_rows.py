@@ -104,8 +104,9 @@ def translate_settings(
                 warnings.append("Its persona was not imported.")
         return changes, warnings
     if settings.viewpoint not in {None, "gm", "public"}:
-        entity = items.get(UUID(settings.viewpoint))
-        changes["viewpoint"] = str(entity) if entity is not None else None
+        seen_by = UUID(settings.viewpoint)
+        found = items.get(seen_by) or ids.find("character", seen_by)
+        changes["viewpoint"] = str(found) if found is not None else None
     if settings.chronicle_id is not None:
         changes["chronicle_id"] = ids.find("chronicle", settings.chronicle_id)
         if changes["chronicle_id"] is None:

@@ -5,12 +5,13 @@ from uuid import UUID
 
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
-from litestar.params import FromPath, QueryParameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
 from backend.chats.errors import ChatNotFoundError
+from backend.core.audience import GM, ViewpointText, read_viewpoint
 from backend.http.schemas import FILES, RAISES, AnyRequest
 from backend.transfer.chats.exporting import MEDIA_TYPES, ChatExporter, ExportFormat
 
@@ -30,15 +31,19 @@ class ChatExportController(Controller):
         chat_exporter: NamedDependency[ChatExporter],
         activity: NamedDependency[ActivityLog],
         file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "jsonl",
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Response[Any]:
         """Return a chat as a file, which is streamed.
 
         `jsonl` is the active path with its swipes, as SillyTavern writes it. An imported chat keeps
         all members of its file. `markdown` and `text` are for people. `archive` is a zip with all
         branches, and the pictures and files of messages. `group` is a zip with the chat, its group
-        and the cards of its members in the folders of a SillyTavern user.
+        and the cards of its members in the folders of a SillyTavern user. `viewpoint` limits
+        `jsonl`, `markdown` and `text` to messages that `public`, a character or an entity of the
+        campaign knows.
         """
-        file = await chat_exporter.open(identity, chat_id, file_format)
+        seen = read_viewpoint(viewpoint)
+        file = await chat_exporter.open(identity, chat_id, file_format, viewpoint=seen)
         await activity.note(request, "exported", detail="chat")
         return Stream(
             file.chunks,

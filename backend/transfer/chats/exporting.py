@@ -28,9 +28,11 @@ from backend.characters.schemas import ExportFormat as CardFormat
 from backend.chats.files import FileDescription
 from backend.chats.models import FILE_DATA
 from backend.chats.transfer import LogFile, LogHead, make_head, make_line
+from backend.core.audience import GM, Viewpoint
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.core.files import file_stem
 from backend.database.engine import Database
+from backend.errors import ValidationError
 from backend.transfer.chats.stored_chat import StoredChat, StoredChatReader, StoredReference
 from backend.transfer.folders.groups import write_group
 from backend.transfer.folders.layout import CHARACTERS, GROUP_CHATS, GROUPS
@@ -93,11 +95,18 @@ class ChatExporter:
         self._name_of = name_of
 
     async def open(
-        self, identity: Identity, chat_id: UUID, file_format: ExportFormat
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        file_format: ExportFormat,
+        *,
+        viewpoint: Viewpoint = GM,
     ) -> ChatDownload:
-        """Begin an export. Raises `ChatNotFoundError`."""
+        """Begin an export. Raises `ChatNotFoundError`, `ValidationError`."""
+        if viewpoint != GM and file_format not in _WRITERS:
+            raise ValidationError(f"`viewpoint` is allowed only with {', '.join(_WRITERS)}.")
         reader = StoredChatReader(self._database, self._pool, identity)
-        stored = await reader.load(chat_id)
+        stored = await reader.load(chat_id, viewpoint)
         export = _Export(reader, self._pool, identity.sealer, stored, self._name_of(identity))
         chunks: AsyncIterator[bytes]
         if file_format == "archive":

@@ -19,10 +19,11 @@ from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
+from backend.campaigns.state.viewpoints import resolve_viewpoint
 from backend.characters import repository as characters
 from backend.chats import repository
 from backend.chats.files import FileDescription, FileName, open_description, open_name
-from backend.chats.members import Group, load_group
+from backend.chats.members import Group, has_heard, load_group
 from backend.chats.models import (
     CHAT_TITLE,
     CHAT_VARIABLES,
@@ -37,7 +38,7 @@ from backend.chats.models import (
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
 from backend.chats.tree import make_ancestors
-from backend.core.audience import PUBLIC, decode_audience
+from backend.core.audience import GM, PUBLIC, Viewpoint, decode_audience
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.core.files import file_stem
 from backend.database.base import split_chunks
@@ -74,7 +75,8 @@ class PathOrigin:
 class StoredChat:
     """A chat with its active path. `origin` is the file that the path belongs to.
 
-    `card_files` are the names that the cards of the members have in files.
+    `card_files` are the names that the cards of the members have in files. A `viewpoint` other than
+    the game master's has only texts that its prompts can contain.
     """
 
     chat: Chat
@@ -88,6 +90,18 @@ class StoredChat:
     origins: Sequence[PathOrigin]
     origin: ChatOrigin | None
     path: Sequence[UUID]
+    viewpoint: Viewpoint = GM
+
+    @property
+    def is_whole(self) -> bool:
+        return self.viewpoint == GM
+
+    def shows(self, row: Any) -> bool:
+        """True if the viewpoint may see a message of the path."""
+        if self.is_whole:
+            return True
+        is_heard = has_heard(self.viewpoint, self.chat.id, row.position, row.audience)
+        return is_heard and not row.hidden
 
     @property
     def member_ids(self) -> list[UUID]:
@@ -144,13 +158,15 @@ class StoredChatReader:
     def __init__(self, database: Database, pool: CpuPool, identity: Identity) -> None:
         self._database = database
         self._pool = pool
+        self._identity = identity
         self._sealer = identity.sealer
 
-    async def load(self, chat_id: UUID) -> StoredChat:
-        """Raises `ChatNotFoundError`."""
+    async def load(self, chat_id: UUID, viewpoint: Viewpoint = GM) -> StoredChat:
+        """Raises `ChatNotFoundError`, `ValidationError`."""
         sealer = self._sealer
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=sealer.user_id)
+            viewpoint = await resolve_viewpoint(session, self._identity, chat, viewpoint)
             group = await load_group(session, chat_id)
             names = await characters.find_names(
                 session, list(group.members), owner_id=sealer.user_id, sealer=sealer
@@ -160,10 +176,13 @@ class StoredChatReader:
             )
             path = await _load_path(session, chat)
             origins = await _load_origins(session, sealer, chat_id)
-        variables = chat.sealed_variables
+        is_whole, variables = viewpoint == GM, chat.sealed_variables
+        if not is_whole:  # no prompt contains the texts of a file that are in no message
+            origins, variables = [], None
         return StoredChat(
             chat=chat,
-            title=sealer.open(CHAT_TITLE, chat_id, chat.sealed_title),
+            viewpoint=viewpoint,
+            title=sealer.open(CHAT_TITLE, chat_id, chat.sealed_title) if is_whole else "",
             group=group,
             member_names=list(names.values()),
             card_files=name_card_files(names),
@@ -351,7 +370,7 @@ def _make_messages(
     for family in families.values():
         check_stopped()
         row = next((row for row in family if row.id in chosen), None)
-        if row is None:
+        if row is None or not stored.shows(row):
             continue
         siblings = _choose_siblings(
             row.id,
@@ -362,6 +381,7 @@ def _make_messages(
                     origin=MessageOrigin.open(sealer, each.id, each.sealed_source),
                 )
                 for each in family
+                if stored.is_whole or each.id == row.id
                 # Someone who leaves is no version of a reply.
                 if (each.presence or row.presence) is None or each.id == row.id
             ],
@@ -375,14 +395,24 @@ def _make_messages(
                 role=row.role,
                 author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
                 swipes=[
-                    _make_swipe(sealer, each, references.get(each.row.id, ()), card_files)
+                    _make_swipe(
+                        sealer,
+                        each,
+                        references.get(each.row.id, ()),
+                        card_files,
+                        is_whole=stored.is_whole,
+                    )
                     for each in siblings
                 ],
                 selected=selected,
                 hidden=row.hidden,
                 speaker=card_files.get(row.character_id, ""),
                 presence=row.presence,
-                source=next((each.message for each in named if each.message is not None), None),
+                source=(
+                    next((each.message for each in named if each.message is not None), None)
+                    if stored.is_whole
+                    else None
+                ),
             )
         )
     return messages
@@ -445,14 +475,16 @@ def _make_swipe(
     sibling: _Sibling,
     references: Sequence[StoredReference],
     card_files: Mapping[UUID, str],
+    *,
+    is_whole: bool,
 ) -> FileSwipe:
     row = sibling.row
-    thinking = row.sealed_thinking
+    thinking = row.sealed_thinking if is_whole else None
     return FileSwipe(
         text=sibling.text,
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         created_at=row.created_at,
-        source=sibling.origin.swipe,
+        source=sibling.origin.swipe if is_whole else None,
         audience=_list_audience(row.audience, card_files),
         files=[
             FileReference(

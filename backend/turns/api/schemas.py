@@ -15,6 +15,7 @@ from backend.context.record import (
     RecordedItem,
     RecordedPreset,
     RecordedSpeaker,
+    RecordedViewpoint,
     RecordedWindow,
     Totals,
 )
@@ -207,7 +208,8 @@ class ContextView(msgspec.Struct, kw_only=True):
     the message shape of the sent prompt. `unsent_settings` are sampling settings that were left out
     because the model refuses them, alone or together. `window` is the model's window with its
     source. It is null in records of earlier versions. `speaker` is the character of a group that
-    speaks, with the reason for the choice; null in other chats.
+    speaks, with the reason for the choice; null in other chats. The prompt contains only the
+    knowledge of `viewpoint`, which is null if it sees everything.
     """
 
     model: str
@@ -235,3 +237,4 @@ class ContextView(msgspec.Struct, kw_only=True):
     shape: MessageShape = "lenient"
     unsent_settings: list[SamplingField] = []
     speaker: RecordedSpeaker | None = None
+    viewpoint: RecordedViewpoint | None = None

@@ -16,10 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.state.story_clock import StoryClock
-from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.campaigns.state.viewpoints import (
+    find_viewer_name,
+    resolve_any_viewpoint,
+    resolve_viewpoint,
+)
 from backend.characters import repository as characters
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
+from backend.chats.models import Chat
 from backend.core.audience import GM, Viewpoint, ViewpointText, read_viewpoint
 from backend.core.cpu_pool import CpuPool
 from backend.core.reasons import Match, Reason, render_matches, render_reasons
@@ -32,6 +37,7 @@ from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.indexing.sources import MemoryItem, Source
 from backend.memory.search.request import Memory, SearchRequest, SearchResult, SharedWords
 from backend.memory.search.search import MemorySearch, NearMiss, RowReader, near_misses
+from backend.turns.prompt.retrieve import list_heard_parts
 
 MAX_RESULTS = 100
 
@@ -124,11 +130,13 @@ class SearchService:
         """Search for a text. Raises `ChatNotFoundError`, `ValidationError`."""
         async with self._database.read() as session:
             if chat_id is None:
+                viewpoint = await resolve_any_viewpoint(session, identity, viewpoint)
                 parts = await self._everywhere(session, identity, kinds)
                 names: list[str] = []
             else:
-                parts, names = await _find_chat_scope(session, identity, chat_id, kinds)
-            await _check_viewpoint(session, identity, viewpoint, chat_id)
+                chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
+                viewpoint = await resolve_viewpoint(session, identity, chat, viewpoint)
+                parts, names = await _find_chat_scope(session, identity, chat, kinds, viewpoint)
         request = SearchRequest(
             text=text,
             names=names,
@@ -163,11 +171,36 @@ class SearchService:
         missed = near_misses(result, memories)
         kinds: dict[UUID, Kind] = {each.payload.source_id: each.payload.kind for each in missed}
         texts = await self._rows.texts(identity.sealer, kinds, viewpoint=viewpoint)
+        if viewpoint != GM:
+            missed = await self._mark_unknown(identity, missed, viewpoint, texts)
         return [
             _view_missed(each, texts.get(each.payload.source_id))
             for each in missed
             if each.payload.source_id in texts
+            or each.reason.kind == "unknown"
             or (each.reason.kind == "not_current" and viewpoint == GM)
+        ]
+
+    async def _mark_unknown(
+        self,
+        identity: Identity,
+        missed: Sequence[NearMiss],
+        viewpoint: Viewpoint,
+        texts: Mapping[UUID, MemoryItem],
+    ) -> list[NearMiss]:
+        """Set the reason of near misses that apply, but that the viewpoint does not know."""
+        unread: dict[UUID, Kind] = {
+            each.payload.source_id: each.payload.kind
+            for each in missed
+            if each.payload.source_id not in texts
+        }
+        unknown = await self._rows.texts(identity.sealer, unread)
+        async with self._database.read() as session:
+            name = await find_viewer_name(session, identity.sealer, viewpoint)
+        reason = Reason("unknown", name=name)
+        return [
+            each._replace(reason=reason) if each.payload.source_id in unknown else each
+            for each in missed
         ]
 
     async def _everywhere(
@@ -210,8 +243,8 @@ class SearchController(Controller):
         default is all of them. `chat_id` limits the search to the messages, lorebooks, chronicle
         and campaign of a chat. Messages have to be on the active path and not hidden. Items that
         were made from messages have to be on the active path as well, and facts must not be
-        superseded. `viewpoint` limits the search to the knowledge of `public` or of an entity of a
-        campaign.
+        superseded. `viewpoint` limits the search to the knowledge of `public`, of a character, or
+        of an entity of a campaign. What it does not know is among the near misses without a text.
         """
         if not q.strip():
             raise ValidationError("q is blank.")
@@ -227,23 +260,15 @@ class SearchController(Controller):
         )
 
 
-async def _check_viewpoint(
-    session: AsyncSession, identity: Identity, viewpoint: Viewpoint, chat_id: UUID | None
-) -> None:
-    """Raise `ValidationError` if the viewpoint does not exist."""
-    campaigns = None
-    if chat_id is not None:
-        chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
-        campaigns = [chat.campaign_id]
-    await check_viewpoint(session, viewpoint, campaigns, owner_id=identity.user_id)
-
-
 async def _find_chat_scope(
-    session: AsyncSession, identity: Identity, chat_id: UUID, kinds: Sequence[Kind]
+    session: AsyncSession,
+    identity: Identity,
+    chat: Chat,
+    kinds: Sequence[Kind],
+    viewpoint: Viewpoint,
 ) -> tuple[list[ScopePart], list[str]]:
     """Return the scopes that the chat's turns search, and the names of its characters."""
     owner_id = identity.user_id
-    chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
     member_ids = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
     persona_id = chat.persona_id or identity.settings.persona_id
     names = await characters.find_names(
@@ -255,7 +280,7 @@ async def _find_chat_scope(
     if "campaign" in kinds and chat.campaign_id is not None:
         parts.append(ScopePart(containers=[chat.campaign_id]))
     if "message" in kinds:
-        parts.append(ScopePart(containers=[chat.id]))
+        parts += list_heard_parts(viewpoint, chat.id)
     if "lore" in kinds:
         books = await books_for_chat(
             session,

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -16,6 +16,7 @@ from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
+from backend.characters.public_cards import PublicCards, SealedCard
 from backend.context.assembly import Counter, History, LeftOut, PromptItem, assemble
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroBudget
@@ -28,13 +29,17 @@ from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.built_prompt import BuiltPrompt, misses_rounds
 from backend.turns.prompt.context import RetrievedPrompt
 from backend.turns.prompt.history import fit_history
+from backend.turns.prompt.joined_sections import JoinedSections
 from backend.turns.prompt.lore import (
     LoreExpander,
     LoreReader,
     Outlets,
     PlacedLore,
+    find_shared_entries,
     list_triggers,
+    list_unknown_state,
     make_turn_scan,
+    merge_timed_state,
     place_lore,
 )
 from backend.turns.prompt.macros import (
@@ -107,8 +112,14 @@ class PromptAssembler:
     """Assembles prompts from retrieved data. Uses neither the database nor the index."""
 
     def __init__(
-        self, prompts: PromptLibrary, counts: CountCache, lore: LoreReader, pool: CpuPool
+        self,
+        prompts: PromptLibrary,
+        counts: CountCache,
+        lore: LoreReader,
+        cards: PublicCards,
+        pool: CpuPool,
     ) -> None:
+        self._cards = cards
         self._pool = pool
         self._prompts = prompts
         self._counts = counts
@@ -142,11 +153,14 @@ class PromptAssembler:
         count = partial(self._counts.count, identity.user_id, window.unit.tokenizer)
         macros, macro_budget = make_macros(loaded, window), MacroBudget()
         expander = LoreExpander(macros, loaded.variables, macro_budget)
-        placed = PlacedLore(timed=loaded.lore.timed)
+        placed = PlacedLore(timed=loaded.lore.stored_timed)
         if loaded.lore.books:
             placed = self._scan(prompt, request, order, expander, count)
         outlets = Outlets(placed.slots.get("outlet", ()))
-        sections = SectionBuilder(
+        make_sections: Callable[..., SectionBuilder] = SectionBuilder
+        if cards := self._cards.open(identity.sealer, loaded.cast.public_cards):
+            make_sections = partial(JoinedSections, cards=cards)
+        sections = make_sections(
             self._prompts,
             identity,
             prompt,
@@ -250,11 +264,22 @@ class PromptAssembler:
             by_meaning=prompt.by_meaning,
         )
         outcome = rewrite_lore(loaded.scripts, self._lore.scan(scan), count)
-        return place_lore(
+        placed = place_lore(
             outcome,
             loaded.note.fields,
             note_is_due=loaded.note.is_due,
             as_written=order.lore_as_written,
+            shared=find_shared_entries(loaded.lore) if loaded.cast.public_cards else None,
+        )
+        if not loaded.group.is_group:
+            return placed
+        unknown = list_unknown_state(
+            loaded.lore, outcome, now=scan.message_count, viewer=loaded.viewer
+        )
+        return replace(
+            placed,
+            timed=merge_timed_state(loaded.lore, placed.timed),
+            left_out=[*placed.left_out, *unknown],
         )
 
     def _count_reserved(
@@ -295,6 +320,8 @@ def _estimate_size(prompt: RetrievedPrompt) -> int | None:
     found = sum(len(memory.recalled.text) for memory in prompt.memories)
     lines = _LINE_CHARACTERS * len(prompt.lines.ids)
     lines += loaded.client.characters if loaded.client else 0
+    cards = loaded.cast.public_cards.values()
+    lines += sum(len(card.sealed) for card in cards if isinstance(card, SealedCard))
     return lines + (estimate_expansion(texts) + found) // _CACHED_COUNT_FACTOR
 
 

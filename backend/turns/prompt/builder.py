@@ -23,6 +23,7 @@ from backend.campaigns.scenes.scenes import find_consequences
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.story_clock import StoryClock
+from backend.characters.public_cards import PublicCards
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
@@ -97,6 +98,7 @@ class PromptBuilder:
         scripts: ScriptEngine,
         pool: CpuPool,
         *,
+        cards: PublicCards,
         slots: ModelSlots,
         rephraser: Rephraser,
         speakers: SpeakerModel,
@@ -115,6 +117,7 @@ class PromptBuilder:
         self._pool = pool
         self._scripts = scripts
         self._lore = lore
+        self._cards = cards
         self._histories = histories
         self._situations = situations
         self._clock = clock
@@ -125,7 +128,7 @@ class PromptBuilder:
         self._database = database
         self._settings = settings
         self._ratios = RatioCache()
-        self._assembler = PromptAssembler(prompts, counts, lore, pool)
+        self._assembler = PromptAssembler(prompts, counts, lore, cards, pool)
 
     async def build(  # noqa: PLR0913  # the parts of turns, previews and suggestions
         self,
@@ -283,6 +286,7 @@ class PromptBuilder:
                 identity,
                 user_name=self._accounts.name_of(identity),
                 lore=self._lore,
+                cards=self._cards,
                 situations=self._situations,
                 is_preview=tried is not None,
                 tried=tried.preset if tried else None,
@@ -345,10 +349,12 @@ class PromptBuilder:
         most = find_first_set(chain, "reasoning_sent", default=0)
         if loaded.client is not None:
             most = 0  # a client has chosen its history
+        read = await self._histories.read(session, loaded, window)
         return LoadedPrompt(
             loaded=loaded,
             window=window,
-            lines=await self._histories.read(session, loaded, window),
+            lines=read.columns.select(read.known),
+            read=read,
             thoughts=await load_last_thoughts(session, loaded, most),
         )
 
@@ -366,17 +372,18 @@ class PromptBuilder:
         because the page may request one with each key press.
         """
         loaded, window = prompt.loaded, prompt.window
-        sealed = sum(map(len, prompt.lines.sealed_contents))
-        opened = sum(map(len, prompt.lines.opened))
+        columns = prompt.read.columns
+        sealed = sum(map(len, columns.sealed_contents)) + sum(map(len, columns.sealed_authors))
+        opened = sum(map(len, columns.opened))
         # Messages that were counted in another unit are counted again.
         is_counted = window.is_estimated or loaded.scripts is not None
         size = sealed + opened if is_counted else sealed // SEALED_FACTOR
         if loaded.client is not None:
             size += loaded.client.characters
-        history, texts = await self._pool.run(
+        history, messages = await self._pool.run(
             identity.user_id, partial(open_history, identity, prompt), size=size
         )
-        self._histories.keep(prompt, texts)
+        self._histories.keep(prompt, messages)
         # A remote embedding model may be slow, so no connection is held while waiting.
         found = await search.result()
         if rank is not None:

@@ -23,12 +23,13 @@ from backend.context.record import (
     RecordedMessage,
     RecordedPreset,
     RecordedSpeaker,
+    RecordedViewpoint,
     RecordedWindow,
     Totals,
     hash_prompt,
     record_item,
 )
-from backend.core.audience import GM
+from backend.core.audience import GM, Witness
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
 from backend.generation.message_shapes import shape_messages
@@ -379,15 +380,23 @@ def make_record(built: BuiltPrompt) -> ContextRecord:
         shape=assembled.shape,
         unsent_settings=list(built.window.unsent),
         speaker=_record_speaker(loaded.cast),
+        viewpoint=_record_viewpoint(loaded),
     )
     record.notes += built.notes
     if built.window.is_estimated:
         record.notes.append("the chat's token counts are being recalculated for this model")
-    older = _summarise_older(built)
-    if older is not None:
-        record.left_out.insert(0, older)
+    messages = (_summarise_older(built), _summarise_unknown(loaded))
+    record.left_out[:0] = [each for each in messages if each is not None]
     _convert_counts(record, built)
     return record
+
+
+def _record_viewpoint(loaded: LoadedChat) -> RecordedViewpoint | None:
+    viewpoint = loaded.viewpoint
+    if viewpoint == GM:
+        return None
+    seen_by = viewpoint.character_id if isinstance(viewpoint, Witness) else viewpoint
+    return RecordedViewpoint(id=str(seen_by), name=loaded.viewer)
 
 
 def _record_preset(preset: LoadedPreset | None) -> RecordedPreset | None:
@@ -461,6 +470,34 @@ def _summarise_older(built: BuiltPrompt) -> LeftOut | None:
         return None
     title = "message 1" if first == 1 else f"messages 1 to {first}"
     return LeftOut(kind="history", title=title, tokens=tokens, reasons=[Reason("budget")])
+
+
+MAX_SPANS = 5
+"""Spans of unknown messages that are listed; the other messages are only counted."""
+
+
+def _summarise_unknown(loaded: LoadedChat) -> LeftOut | None:
+    """Return one entry for all messages of the path that the viewpoint does not know."""
+    if not loaded.unknown:
+        return None
+    spans: list[tuple[int, int]] = []
+    for each in loaded.unknown:
+        if spans and spans[-1][1] == each.position:
+            spans[-1] = spans[-1][0], each.position + 1
+        else:
+            spans.append((each.position, each.position + 1))
+    parts = [
+        f"{first + 1}" if end == first + 1 else f"{first + 1} to {end}"
+        for first, end in spans[:MAX_SPANS]
+    ]
+    more = sum(end - first for first, end in spans[MAX_SPANS:])
+    noun = "message" if len(loaded.unknown) == 1 else "messages"
+    return LeftOut(
+        kind="history",
+        title=f"{noun} {', '.join(parts)}" + (f" and {more:,} more" if more else ""),
+        tokens=sum(each.tokens for each in loaded.unknown),
+        reasons=[Reason("unknown", name=loaded.viewer, count=len(loaded.unknown))],
+    )
 
 
 def _convert_counts(record: ContextRecord, built: BuiltPrompt) -> None:

@@ -7,8 +7,9 @@ begins with the same messages and a provider's prefix cache can reuse them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
@@ -67,6 +68,12 @@ class ClientPrompt:
     def replaces_sections(self) -> bool:
         """True if Talekeeper's own sections, such as the character, are not sent."""
         return self.placement == "instead" or not self.uses_memory
+
+    def without(self, positions: Collection[int]) -> ClientPrompt:
+        """Return the prompt without the stored messages at some positions."""
+        kept = [at for at, each in enumerate(self.messages) if each.position not in positions]
+        line = None if self.line is None else bisect_left(kept, self.line)
+        return replace(self, messages=[self.messages[at] for at in kept], line=line)
 
     def choose_sampling(
         self, spec: ModelSpec, usual: Sampling

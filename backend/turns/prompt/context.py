@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -23,8 +23,11 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import find_rules, is_unsettled
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
-from backend.chats.models import Chat, Message
-from backend.chats.repository import HistoryColumns
+from backend.characters.cards.public import PublicCard
+from backend.characters.public_cards import SealedCard
+from backend.chats.members import END, Group, NamedMembers, list_heard
+from backend.chats.models import Chat, Message, Presence
+from backend.chats.repository import HistoryColumns, UnknownMessage
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
 from backend.chronicles.repository import StoryEvent
@@ -32,7 +35,7 @@ from backend.context.assembly import History
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import Budget
 from backend.context.macros import Variables
-from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint, Witness
+from backend.core.audience import GM, PUBLIC, AudienceMarks, Viewpoint, Witness
 from backend.core.reasons import Reason, ReasonKind
 from backend.enrichment.summaries.pieces import PathSummary
 from backend.enrichment.summaries.store import HOT_ROUNDS
@@ -130,13 +133,15 @@ class LoadedPreset:
 class LoadedLore:
     """The compiled lorebooks of a chat, and the state that earlier turns left.
 
-    `inactive` are entries of a chronicle's lorebook that come from another branch.
+    `inactive` are entries of a chronicle's lorebook that come from another branch. `timed` is the
+    state that the viewpoint may know, and `stored_timed` that of everyone.
     """
 
     books: Sequence[CompiledBook] = ()
     inactive: Collection[UUID] = frozenset()
     settings: LoreSettings = field(default_factory=LoreSettings)
     timed: TimedState = field(default_factory=TimedState)
+    stored_timed: TimedState = field(default_factory=TimedState)
     reply_count: int = 0
     greeting: int | None = None
     sources: Mapping[UUID, LinkSource] = field(default_factory=dict[UUID, LinkSource])
@@ -201,13 +206,40 @@ class Speaker:
     preset_id: UUID | None = None
 
 
+class CastMember(NamedTuple):
+    """A character that is or was there on the active path."""
+
+    id: UUID
+    name: str
+    presence: Presence
+
+
+def list_cast(group: Group, names: Mapping[UUID, str], position: int = END) -> list[CastMember]:
+    """Return the members of a chat that are or were there before a position of its path, in order.
+
+    A character that joins on another branch only is left out.
+    """
+    came = {change.character_id for change in group.changes if change.position < position}
+    return [
+        CastMember(each, names[each], presence)
+        for each, presence in group.find_presences(position).items()
+        if each in names and (group.members[each] or each in came)
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
     """The characters of a chat and its user.
 
-    `others` are the names of the characters that do not speak in this turn. `persona` is the
-    description of the user's persona. `reasons` are why the speaker was chosen, in a group, and
-    `waiting` are other characters that the last lines have named.
+    Attributes:
+        others: The names of all characters that do not speak in this turn, also of those that
+            never came.
+        members: The characters that are or were there, with the speaker.
+        public_cards: The public part of each member's card, or the card that has it. Empty if the
+            cards are not joined.
+        persona: The description of the user's persona.
+        reasons: Why the speaker was chosen, in a group.
+        waiting: Other characters that the last lines have named.
     """
 
     speaker: Speaker
@@ -218,6 +250,23 @@ class Cast:
     persona_id: UUID | None
     reasons: Sequence[Reason] = ()
     waiting: Sequence[UUID] = ()
+    members: Sequence[CastMember] = ()
+    public_cards: Mapping[UUID, PublicCard | SealedCard] = field(
+        default_factory=dict[UUID, PublicCard | SealedCard]
+    )
+
+    @property
+    def here(self) -> list[str]:
+        """The names of the characters that are there with the speaker."""
+        return [each.name for each in self._others if each.presence != "absent"]
+
+    @property
+    def away(self) -> list[str]:
+        return [each.name for each in self._others if each.presence == "absent"]
+
+    @property
+    def _others(self) -> list[CastMember]:
+        return [each for each in self.members if each.id != self.speaker.id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +338,9 @@ class LoadedChat:
         typed: The new line before its macros were expanded. None if it has no macros.
         expands_macros: True if macros in the user's line are expanded before it is stored.
         has_scripts: True if the account has regex scripts. `scripts` are the ones that run.
+        group: The members of the chat.
+        members: Their names, and who is there.
+        unknown: The messages of the path that the viewpoint does not know.
         known_path: The path as the viewpoint knows it. `summary` and `story` count tokens of
             known messages.
         viewpoint: The prompt contains only the knowledge of this viewpoint.
@@ -321,6 +373,9 @@ class LoadedChat:
     expands_macros: bool = True
     has_scripts: bool = False
     scripts: Scripts | None = None
+    group: Group
+    members: NamedMembers = field(default_factory=NamedMembers)
+    unknown: Sequence[UnknownMessage] = ()
     known_path: KnownPath = field(default_factory=KnownPath)
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
@@ -408,7 +463,20 @@ class LoadedChat:
     @property
     def marks(self) -> AudienceMarks:
         """The marks before texts of the prompt that not everyone knows."""
-        return self.story.campaign.now.marks if self.story.campaign else NAMELESS_MARKS
+        if self.story.campaign is not None:
+            return self.story.campaign.now.marks
+        present = () if isinstance(self.viewpoint, str) else self.members.present
+        return AudienceMarks(self.members.names.get, present)
+
+    @property
+    def viewer(self) -> str:
+        """The name of the viewpoint, for the user. Empty if it is unknown."""
+        viewpoint, campaign = self.viewpoint, self.story.campaign
+        if isinstance(viewpoint, str):
+            return "everyone"
+        if isinstance(viewpoint, Witness):
+            return self.members.names.get(viewpoint.character_id, "")
+        return (campaign.names.find_name(viewpoint, GM) if campaign else None) or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -481,18 +549,61 @@ class PromptWindow:
         return round(count * self.ratio)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadHistory:
+    """Messages of the active path up to the leaf, as they were read, whoever knows them.
+
+    Attributes:
+        columns: The messages, oldest first.
+        known: The places of those that the history may take.
+        first: The place of the first message that would do for this history.
+        known_begin: The stored tokens from the root after which this history begins.
+        begin: Those after which messages were read, or None if they must not be cached.
+    """
+
+    columns: HistoryColumns = field(default_factory=HistoryColumns)
+    known: Sequence[int] = ()
+    first: int = 0
+    known_begin: int = 0
+    begin: int | None = None
+
+    @classmethod
+    def select(
+        cls, loaded: LoadedChat, columns: HistoryColumns, *, begin: int, read_begin: int
+    ) -> ReadHistory:
+        """Return the messages of `columns` that the viewpoint knows and that begin after `begin`.
+
+        They were read after `read_begin` stored tokens from the root.
+        """
+        tokens = columns.tokens
+        first, start = 0, loaded.whole_tokens - sum(tokens)
+        while first < len(tokens) and (start < begin or start + tokens[first] <= begin):
+            start += tokens[first]
+            first += 1
+        known = list_heard(
+            loaded.viewpoint,
+            loaded.chat.id,
+            columns.positions,
+            columns.audiences,
+            first=first,
+        )
+        return cls(columns, known, first, begin, read_begin)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPrompt:
     """The first phase of a prompt: everything that one read of the database returns.
 
     Attributes:
-        lines: The history as it is stored, oldest first, up to the leaf.
+        lines: The history as it is stored, without texts, oldest first, up to the leaf.
+        read: The messages that were read, with texts.
         thoughts: The sealed thoughts of replies in it: message id and thoughts, by position.
     """
 
     loaded: LoadedChat
     window: PromptWindow
     lines: HistoryColumns
+    read: ReadHistory = field(default_factory=ReadHistory)
     thoughts: SealedThoughts = field(default_factory=dict[int, tuple[UUID, bytes]])
 
 

@@ -1,9 +1,10 @@
 """The history of a prompt: cached messages, the summary before them, and the thoughts of replies.
 
 Unsealed histories are kept between turns, because reading and unsealing a full window takes longer
-than everything else that a turn reads. Once a message has a reply, its text and the messages above
-it cannot change. Everything else is compared with the database: the end of the path, the token
-counts, and changes of visibility or audience.
+than everything else that a turn reads. A kept history has the messages of everyone, so that it
+serves all speakers. Once a message has a reply, its text and the messages above it cannot change.
+Everything else is compared with the database: the end of the path, the token counts, and changes of
+visibility or audience.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from backend.turns.prompt.context import (
     LoadedChat,
     LoadedPrompt,
     PromptWindow,
+    ReadHistory,
     RetrievedPrompt,
     SealedThoughts,
 )
@@ -55,6 +57,9 @@ SUMMARY_KIND = "summary"
 
 MAX_CHARACTERS = 20_000_000
 """Characters of all cached histories together."""
+
+MAX_SPAN_FACTOR = 4
+"""A kept history of a group spans at most so many windows, for members who were long away."""
 
 KEEP_SECONDS = 300.0
 """The same time for which a user's keys stay in memory after the last request."""
@@ -97,26 +102,24 @@ def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
     return begin if reached is None else reached
 
 
-def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Sequence[str]]:
-    """Return the unsealed history as it is sent, and the stored texts. CPU-bound."""
+def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, HistoryColumns]:
+    """Return the unsealed history as it is sent, and all messages that were read. CPU-bound."""
     lines, unit, client = prompt.lines, prompt.window.unit, prompt.loaded.client
     scripts = prompt.loaded.scripts if client is None else None
-    sealed = zip(lines.ids[len(lines.opened) :], lines.sealed_contents, strict=True)
-    stored = [*lines.opened, *identity.sealer.open_many(MESSAGE_CONTENT, sealed)]
+    read = _open_columns(identity.sealer, prompt.read.columns)
+    stored = [read.opened[at] for at in prompt.read.known]
     tokens = list(lines.tokens)
     texts = rewrite_history(scripts, lines.roles, stored, has_line=prompt.loaded.said is not None)
     changed = [at for at, text in enumerate(texts) if text != stored[at]]
     if prompt.window.needs_authors:
-        authors = identity.sealer.open_many(
-            MESSAGE_AUTHOR, zip(lines.ids, lines.sealed_authors, strict=True)
-        )
+        authors = [read.opened_authors[at] for at in prompt.read.known]
         spoken = list(zip(authors, texts, strict=True))
         if prompt.window.is_estimated:
             tokens = unit.count_many(spoken)
             changed = []
         texts = [format_line(author, text, names=unit.names) for author, text in spoken]
     if client is not None:
-        return _match_client(client, unit, lines, tokens, texts=texts, bare=stored), stored
+        return _match_client(client, unit, lines, tokens, texts=texts, bare=stored), read
     marks = _mark_lines(texts, lines, prompt.loaded.marks)
     changed = [*changed, *marks]
     # The texts already contain the names, if they are sent.
@@ -137,7 +140,20 @@ def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Seq
     messages = list(map(PromptMessage, lines.roles, texts))
     positions = list(lines.positions)
     words = {positions[at]: said for at, said in marks.items()}
-    return History(messages, tokens, positions, thoughts, words), stored
+    return History(messages, tokens, positions, thoughts, words), read
+
+
+def _open_columns(sealer: Sealer, columns: HistoryColumns) -> HistoryColumns:
+    """Unseal the texts and authors that are still sealed."""
+    ids, opened, authors = columns.ids, columns.opened, columns.opened_authors
+    texts = zip(ids[len(opened) :], columns.sealed_contents, strict=True)
+    opened = [*opened, *sealer.open_many(MESSAGE_CONTENT, texts)]
+    if columns.sealed_authors:
+        named = zip(ids[len(authors) :], columns.sealed_authors, strict=True)
+        authors = [*authors, *sealer.open_many(MESSAGE_AUTHOR, named)]
+    return replace(
+        columns, opened=opened, opened_authors=authors, sealed_contents=(), sealed_authors=()
+    )
 
 
 def _match_client(
@@ -320,116 +336,64 @@ def _drop_before(prompt: RetrievedPrompt, begin: int) -> History:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class KeptHistory:
-    """The messages of a chat after `begin` stored tokens from the root.
-
-    Attributes:
-        mark: The counting unit, and the number of changes of visibility or audience.
-        begin: The requested begin.
-        start: Stored tokens from the root to the first message.
-        lines: The messages without the last one of the path.
-    """
-
-    mark: tuple[str, int]
-    begin: int
-    start: int
-    lines: HistoryColumns
-
-    @property
-    def end(self) -> int:
-        """Stored tokens from the root to the last message."""
-        return self.start + sum(self.lines.tokens[:-1])
-
-    def extend(
-        self, later: HistoryColumns, *, begin: int, path_tokens: int
-    ) -> HistoryColumns | None:
-        """Return the cached messages after `begin`, followed by new ones.
-
-        Args:
-            later: The messages after `end`.
-            begin: Stored tokens from the root.
-            path_tokens: Stored tokens of the whole path.
-
-        Returns:
-            None if the path has changed, or if a message is not cached.
-        """
-        kept, end = self.lines, self.end
-        if (
-            begin < self.begin
-            or not later.ids
-            or later.ids[0] != kept.ids[-1]
-            or end + sum(later.tokens) != path_tokens
-        ):
-            return None
-        first, start, last = 0, self.start, len(kept.ids) - 1
-        while first < last and (start < begin or start + kept.tokens[first] <= begin):
-            start += kept.tokens[first]
-            first += 1
-        if start < begin:
-            return None
-        return HistoryColumns(
-            ids=[*kept.ids[first:last], *later.ids],
-            positions=[*kept.positions[first:last], *later.positions],
-            roles=[*kept.roles[first:last], *later.roles],
-            tokens=[*kept.tokens[first:last], *later.tokens],
-            audiences=[*kept.audiences[first:last], *later.audiences],
-            sealed_contents=later.sealed_contents,
-            opened=kept.opened[first:last],
-        )
-
-
 class HistoryCache(UserSignedOut):
-    """The last history of each chat, as the game master knows it."""
+    """The last messages of each chat, whoever knows them."""
 
     def __init__(self) -> None:
         self._kept: PlainCache[KeptHistory] = PlainCache(most=MAX_CHARACTERS, seconds=KEEP_SECONDS)
 
     async def read(
         self, session: AsyncSession, loaded: LoadedChat, window: PromptWindow
-    ) -> HistoryColumns:
-        """Return the messages that the history may take, up to the leaf. Reads only new ones."""
-        leaf, chat, begin = loaded.target.leaf, loaded.chat, find_read_begin(loaded, window)
+    ) -> ReadHistory:
+        """Return the messages that the history may take, up to the leaf. Reads only new ones.
+
+        If a viewpoint knows so few messages that its history reaches very far back, only those are
+        read, and they are not cached.
+        """
+        leaf, chat = loaded.target.leaf, loaded.chat
         if leaf is None:
-            return HistoryColumns()
+            return ReadHistory()
+        begin = loaded.known_path.to_path(find_read_begin(loaded, window))
+        viewpoint = loaded.viewpoint
         read = partial(
             chats.load_active_messages,
             session,
             chat.id,
             to_position=leaf.position,
             authors=window.needs_authors,
-            viewpoint=loaded.viewpoint,
         )
-        if _is_cacheable(loaded, window):
-            kept = self._kept.get(chat.user_id, chat.id)
-            if kept is not None and kept.mark == _get_mark(chat):
-                later = await read(from_sum=kept.end)
-                lines = kept.extend(later, begin=begin, path_tokens=leaf.path_tokens)
-                if lines is not None:
-                    return lines
-        return await read(from_sum=loaded.known_path.to_path(begin))
+        kept = self._kept.get(chat.user_id, chat.id)
+        if kept is not None and kept.mark == _get_mark(chat, window) and kept.begin <= begin:
+            columns = kept.extend(await read(from_sum=kept.end), path_tokens=leaf.path_tokens)
+            if columns is not None:
+                return ReadHistory.select(loaded, columns, begin=begin, read_begin=kept.begin)
+        if leaf.path_tokens - begin > MAX_SPAN_FACTOR * window.widest and viewpoint != GM:
+            columns = await read(from_sum=begin, viewpoint=viewpoint)
+            return ReadHistory(columns, range(len(columns.ids)))
+        columns = await read(from_sum=begin)
+        return ReadHistory.select(loaded, columns, begin=begin, read_begin=begin)
 
-    def keep(self, prompt: LoadedPrompt, texts: Sequence[str]) -> None:
-        """Cache the messages except for the last one, because its text may be continued."""
-        loaded, lines = prompt.loaded, prompt.lines
-        if len(texts) <= 1 or not _is_cacheable(loaded, prompt.window):
+    def keep(self, prompt: LoadedPrompt, opened: HistoryColumns) -> None:
+        """Cache the messages except for the last one, because its text may be continued.
+
+        In a group, messages before this viewpoint's history are kept for other speakers.
+        """
+        loaded, leaf, read = prompt.loaded, prompt.loaded.target.leaf, prompt.read
+        if leaf is None or read.begin is None or len(opened.ids) <= 1:
             return
-        chat = loaded.chat
-        kept = HistoryColumns(
-            lines.ids[:-1],
-            lines.positions[:-1],
-            lines.roles[:-1],
-            lines.tokens[:-1],
-            lines.audiences[:-1],
-            opened=texts[:-1],
-        )
+        begin, first = read.begin, 0
+        span = MAX_SPAN_FACTOR * prompt.window.widest
+        if not loaded.group.is_group or leaf.path_tokens - begin > span:
+            begin, first = read.known_begin, read.first
+        columns = opened.slice(first, -1)
         history = KeptHistory(
-            _get_mark(chat),
-            begin=find_read_begin(loaded, prompt.window),
-            start=loaded.path_tokens - sum(lines.tokens),
-            lines=kept,
+            _get_mark(loaded.chat, prompt.window),
+            begin=begin,
+            start=leaf.path_tokens - sum(opened.tokens[first:]),
+            columns=columns,
         )
-        self._kept.put(chat.user_id, chat.id, history, size=sum(map(len, texts)))
+        size = sum(map(len, columns.opened))
+        self._kept.put(loaded.chat.user_id, loaded.chat.id, history, size=size)
 
     def user_signed_out(self, user_id: UUID) -> None:
         self._kept.forget(user_id)
@@ -438,12 +402,44 @@ class HistoryCache(UserSignedOut):
         self._kept.sweep()
 
 
-def _is_cacheable(loaded: LoadedChat, window: PromptWindow) -> bool:
-    return loaded.viewpoint == GM and not window.needs_authors
+@dataclass(frozen=True, slots=True)
+class KeptHistory:
+    """The messages of a chat after `begin` stored tokens from the root.
+
+    Attributes:
+        mark: The counting unit, the number of changes of visibility or audience, and True if there
+            are authors.
+        begin: The begin that was requested.
+        start: Stored tokens from the root to the first message.
+        columns: The messages without the last one of the path, unsealed.
+    """
+
+    mark: tuple[str, int, bool]
+    begin: int
+    start: int
+    columns: HistoryColumns
+
+    @property
+    def end(self) -> int:
+        """Stored tokens from the root to the last message."""
+        return self.start + sum(self.columns.tokens[:-1])
+
+    def extend(self, later: HistoryColumns, *, path_tokens: int) -> HistoryColumns | None:
+        """Return the cached messages and those after them. None if the path has changed.
+
+        `later` are the messages after `end`, and `path_tokens` are those of the whole path.
+        """
+        if (
+            not later.ids
+            or later.ids[0] != self.columns.ids[-1]
+            or self.end + sum(later.tokens) != path_tokens
+        ):
+            return None
+        return self.columns.slice(0, -1).join(later)
 
 
-def _get_mark(chat: Chat) -> tuple[str, int]:
-    return chat.count_unit, chat.hidden_changes
+def _get_mark(chat: Chat, window: PromptWindow) -> tuple[str, int, bool]:
+    return chat.count_unit, chat.hidden_changes, window.needs_authors
 
 
 async def load_last_thoughts(

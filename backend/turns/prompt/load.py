@@ -19,21 +19,26 @@ from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.models import Campaign
 from backend.campaigns.play.store import build_table
 from backend.campaigns.state.situations import RECENT_LINES, SituationService
+from backend.campaigns.state.snapshot import PlayedEntities
 from backend.campaigns.state.state_block import render_played_block
 from backend.campaigns.state.viewpoints import (
-    check_chat_audience,
     find_player,
-    find_players_viewpoint,
     find_witness,
-    resolve_viewpoint,
 )
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
+from backend.characters.cards.public import PublicCard
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
+from backend.characters.public_cards import PublicCards, SealedCard
+from backend.characters.repository import NamedCharacter
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
-from backend.chats.members import Group, filter_heard, find_last_line, has_heard, load_group
+from backend.chats.members import (
+    Group,
+    NamedMembers,
+    load_group,
+)
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
@@ -45,18 +50,13 @@ from backend.core.audience import (
     GM,
     PUBLIC,
     Viewpoint,
-    Witness,
-    encode_audience,
     may_know,
-    read_viewpoint,
 )
 from backend.enrichment.summaries.pieces import load_path_summary
 from backend.enrichment.summaries.store import HOT_ROUNDS
-from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
 from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
-from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
 from backend.turns.prompt.client import ClientParts, ClientPrompt, split_prompt
 from backend.turns.prompt.context import (
@@ -72,6 +72,7 @@ from backend.turns.prompt.context import (
     Story,
     TurnTarget,
     choose_authors_note,
+    list_cast,
 )
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
@@ -82,9 +83,14 @@ from backend.turns.prompt.speaker_choice import (
     SpeakerPick,
     TurnSpeaker,
     draw_seed,
-    find_spoken_line,
 )
-from backend.vault.sealing import OVERHEAD, Sealer
+from backend.turns.prompt.target import (
+    check_answerable,
+    find_audience,
+    find_target,
+    find_viewpoint,
+    follow_briefing,
+)
 
 MAX_QUOTED_LINES = 20
 """The number of last messages that macros may quote."""
@@ -115,10 +121,11 @@ _PRESET = select(Preset.sealed_preset, Preset.revision).where(
 class ChatLoader:
     """Loads the data of a turn for one user, through the caller's session.
 
-    A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
-    is left out. `with_campaign` loads its state later, while memory is searched. With the prompt of
-    a `client`, its own messages are the history, and it may exclude everything that is added.
-    `speaker` is what is known of the choice of the speaker; without it, a draw depends on the path.
+    A preview may have no line to answer, and may try a preset. Without `cards`, those of a group
+    are not joined. Without `situations`, the campaign is left out. `with_campaign` loads its state
+    later, while memory is searched. With the prompt of a `client`, its own messages are the
+    history, and it may exclude everything that is added. `speaker` is what is known of the choice
+    of the speaker; without it, a draw depends on the path.
     """
 
     def __init__(  # noqa: PLR0913  # one reader of everything that a turn needs
@@ -128,6 +135,7 @@ class ChatLoader:
         *,
         user_name: str,
         lore: LoreReader,
+        cards: PublicCards | None = None,
         situations: SituationService | None = None,
         is_preview: bool = False,
         tried: PresetFields | None = None,
@@ -138,6 +146,7 @@ class ChatLoader:
         self._speaker = speaker
         self._remembers = client is None or client.uses_memory
         self._lore = lore
+        self._cards = cards
         self._situations = situations if self._remembers else None
         self._session = session
         self._identity = identity
@@ -177,7 +186,8 @@ class ChatLoader:
             may_follow=group.is_group and settings.group.next_speaker != "by_hand",
         )
         audience = await find_audience(session, sealer, chat, request, target)
-        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        found = await characters.find_named(session, member_ids, owner_id=owner_id, sealer=sealer)
+        names = {each: named.name for each, named in found.items()}
         finder = SpeakerFinder(
             session,
             identity,
@@ -190,7 +200,10 @@ class ChatLoader:
             has_client=client is not None,
         )
         pick = await finder.find(request, target, audience)
-        cast, viewpoint = await self._load_cast(chat, settings, request, group, names, pick)
+        played = await self._find_played()
+        cast, viewpoint = await self._load_cast(
+            chat, settings, request, group, target, found, pick, played
+        )
         target = await follow_briefing(session, target, viewpoint)
         if request.audience is None:
             audience = target.audience
@@ -199,7 +212,7 @@ class ChatLoader:
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
-        lore = await self._load_lore(chat, settings, target, cast, member_ids)
+        lore = await self._load_lore(chat, settings, target, cast, member_ids, viewpoint)
         fields, reason = choose_authors_note(settings.authors_note, cast.speaker.card)
         is_due = await self._is_note_due(fields, target, request)
         variables = read_variables(sealer, chat, sealed_globals)
@@ -237,6 +250,8 @@ class ChatLoader:
             ),
             cast=cast,
             target=target,
+            group=group,
+            members=_name_members(group, names, target, played),
             variables=variables,
             stored_variables=variables,
             lore=lore,
@@ -260,15 +275,29 @@ class ChatLoader:
             client=client,
             is_automatic=turn.automatic is not None,
         )
+        return await self._add_path(loaded)
+
+    async def _add_path(self, loaded: LoadedChat) -> LoadedChat:
+        """Add the last messages, the rounds, and the messages that the viewpoint does not know."""
+        target, client = loaded.target, loaded.client
         texts = [*loaded.macro_texts, loaded.line or ""]
         quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
-        limit = max(quoted, lore.depth, RECENT_LINES)
-        recent = await self._load_recent(target, limit, viewpoint)
+        limit = max(quoted, loaded.lore.depth, RECENT_LINES)
+        recent = await self._load_recent(target, limit, loaded.viewpoint)
+        if target.leaf is not None:
+            unknown = await chats.list_unknown_messages(
+                self._session, target.leaf, loaded.viewpoint
+            )
+            loaded = replace(loaded, unknown=unknown)
         if client is not None:
+            if self._client is not None and loaded.unknown:
+                unknown_at = {each.position for each in loaded.unknown}
+                client = split_prompt(self._client.without(unknown_at))
             recent = _take_sent_lines(recent, client)
-            loaded = replace(loaded, sent_begin=await self._find_sent_begin(target, client))
+            begin = await self._find_sent_begin(target, client)
+            loaded = replace(loaded, client=client, sent_begin=begin)
         loaded = await self._add_rounds(replace(loaded, recent=recent))
-        return await self._add_known_path(loaded)
+        return _add_known_path(loaded)
 
     async def _find_sent_begin(self, target: TurnTarget, client: ClientParts) -> int:
         """Return the stored tokens from the root before the first message that a client sends."""
@@ -289,12 +318,15 @@ class ChatLoader:
         settings: ChatSettings,
         request: TurnRequest,
         group: Group,
-        names: Mapping[UUID, str],
+        target: TurnTarget,
+        found: Mapping[UUID, NamedCharacter],
         pick: SpeakerPick,
+        played: PlayedEntities | None,
     ) -> tuple[Cast, Viewpoint]:
         """Return the cast and the viewpoint. They depend on each other through the user's name."""
         session, identity = self._session, self._identity
         owner_id, sealer = identity.user_id, identity.sealer
+        names = {each: named.name for each, named in found.items()}
         speaker = await load_speaker(session, identity, names, pick.character_id)
         persona_id = chat.persona_id or identity.settings.persona_id
         persona = player = None
@@ -306,14 +338,23 @@ class ChatLoader:
             player = await find_player(session, sealer, chat.campaign_id)
         user_name = persona.name if persona else player.name if player else self._user_name
         viewpoint = await find_viewpoint(
-            session, identity, chat, request, user_name, usual=settings.viewpoint
+            session, identity, chat, request, user_name, usual=settings.viewpoint, played=played
         )
         is_asked = request.impersonate or request.viewpoint or settings.viewpoint
         narrates = speaker.id is None or speaker.id in settings.group.narrators
         if group.is_group and speaker.id and not narrates and not is_asked:
-            viewpoint = await find_witness(session, sealer, chat, speaker.id, speaker.name)
+            viewpoint = await find_witness(
+                session, sealer, chat, speaker.id, speaker.name, played=played
+            )
         if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
+        last = target.line or target.leaf
+        members = list_cast(group, names, last.position + 1 if last else 0)
+        public_cards: Mapping[UUID, PublicCard | SealedCard] = {}
+        is_joined = settings.group.cards == "joined" and len(members) > 1
+        if self._cards is not None and is_joined:
+            revisions = {each.id: found[each.id].revision for each in members}
+            public_cards = await self._cards.load(session, revisions, owner_id=owner_id)
         cast = Cast(
             speaker=replace(speaker, card=replace_scenario(speaker.card, settings)),
             others=[name for key, name in names.items() if key != speaker.id],
@@ -323,8 +364,18 @@ class ChatLoader:
             persona_id=persona.id if persona else None,
             reasons=pick.reasons,
             waiting=pick.waiting,
+            members=members,
+            public_cards=public_cards,
         )
         return cast, viewpoint
+
+    async def _find_played(self) -> PlayedEntities | None:
+        """Return the entities that cards play. None if this turn does not read the campaign."""
+        if self._situations is None or self._campaign is None:
+            return None
+        if self._campaign.is_stale:
+            raise StaleCampaignError(self._campaign.id)
+        return await self._situations.find_played(self._session, self._identity, self._campaign)
 
     async def _load_lore(
         self,
@@ -333,6 +384,7 @@ class ChatLoader:
         target: TurnTarget,
         cast: Cast,
         member_ids: Sequence[UUID],
+        viewpoint: Viewpoint,
     ) -> LoadedLore:
         if not self._remembers:
             return LoadedLore()
@@ -355,6 +407,7 @@ class ChatLoader:
             chat=chat,
             leaf=target.leaf,
             overrides=(settings.lore, account.lore),
+            viewpoint=viewpoint,
         )
 
     async def _add_rounds(self, loaded: LoadedChat) -> LoadedChat:
@@ -362,8 +415,6 @@ class ChatLoader:
         campaign = self._campaign
         if campaign is None:
             return loaded
-        if campaign.is_stale:
-            raise StaleCampaignError(campaign.id)
         fields, leaf = open_campaign(self._identity.sealer, campaign), loaded.target.leaf
         if leaf is None:
             return replace(loaded, story=Story(fields=fields))
@@ -394,22 +445,6 @@ class ChatLoader:
         )
         return replace(loaded, story=story)
 
-    async def _add_known_path(self, loaded: LoadedChat) -> LoadedChat:
-        """Count only messages that the viewpoint knows."""
-        leaf = loaded.target.leaf
-        if leaf is None or loaded.viewpoint == GM:
-            return loaded
-        lines = await chats.list_unknown_messages(self._session, leaf, loaded.viewpoint)
-        path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.story.unread
-        sent_begin = path.to_known(loaded.sent_begin)
-        if summary is not None:
-            summary = structs.replace(summary, path_tokens=path.to_known(summary.path_tokens))
-        if unread is not None:
-            unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
-        rounds = list(map(path.to_known, loaded.story.rounds))
-        story = replace(loaded.story, unread=unread, rounds=rounds)
-        return replace(loaded, known_path=path, summary=summary, story=story, sent_begin=sent_begin)
-
     async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
         if self._situations is None or self._campaign is None:
             return loaded
@@ -424,9 +459,10 @@ class ChatLoader:
             until=loaded.target.rewritten,
             viewpoint=loaded.viewpoint,
             player=loaded.cast.user_name,
+            members=loaded.members,
         )
         # More people know the changes that tools make than know of a private turn.
-        hides = campaign.fields.settings.hidden_information
+        hides = campaign.fields.settings.hidden_information or loaded.group.is_group
         is_private = hides and loaded.audience != PUBLIC
         table = (
             build_table(campaign, loaded.viewpoint, is_private=is_private)
@@ -481,6 +517,35 @@ class ChatLoader:
         ]
 
 
+def _name_members(
+    group: Group, names: Mapping[UUID, str], target: TurnTarget, played: PlayedEntities | None
+) -> NamedMembers:
+    """Return the names of the members, and those who are there at the end of the history."""
+    end = target.leaf.position + 1 if target.leaf else 0
+    present = [
+        frozenset({each, *(played.find(each, names.get(each, "")) if played else ())})
+        for each, presence in group.find_presences(end).items()
+        if presence != "absent"
+    ]
+    return NamedMembers(names, present)
+
+
+def _add_known_path(loaded: LoadedChat) -> LoadedChat:
+    """Count only messages that the viewpoint knows."""
+    if not loaded.unknown:
+        return loaded
+    path = KnownPath.without((each.begin, each.tokens) for each in loaded.unknown)
+    summary, unread = loaded.summary, loaded.story.unread
+    sent_begin = path.to_known(loaded.sent_begin)
+    if summary is not None:
+        summary = structs.replace(summary, path_tokens=path.to_known(summary.path_tokens))
+    if unread is not None:
+        unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
+    rounds = list(map(path.to_known, loaded.story.rounds))
+    story = replace(loaded.story, unread=unread, rounds=rounds)
+    return replace(loaded, known_path=path, summary=summary, story=story, sent_begin=sent_begin)
+
+
 def _take_sent_lines(recent: Sequence[RecentLine], client: ClientParts) -> list[RecentLine]:
     """Return the last messages that a client sends, with its texts."""
     sent = dict(zip(client.positions, client.history, strict=True))
@@ -530,233 +595,6 @@ def read_author(identity: Identity, message: Message) -> str:
 
 def read_text(identity: Identity, message: Message) -> str:
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
-
-
-async def find_target(
-    session: AsyncSession,
-    chat: Chat,
-    leaf: Message | None,
-    request: TurnRequest,
-    *,
-    is_preview: bool,
-    may_follow: bool,
-) -> TurnTarget:
-    """Return the place in the message tree that a request refers to. `leaf` ends the active path.
-
-    A preview may have nothing to answer. If a reply `may_follow` another one, the chat chooses its
-    speaker. Raises `MessageNotFoundError`, `NothingToAnswerError`,
-    `NotContinuableError`, `ValidationError`.
-    """
-    _check_request(request)
-    if request.regenerate_of is not None:
-        return await _find_regeneration(session, chat, request.regenerate_of)
-    last = await find_last_line(session, leaf)
-    if last is not None and last.status == "streaming":
-        # A reply that is still being written cannot be answered. Storing the turn will return the
-        # 409.
-        leaf = await _load_parent(session, last)
-        last = await find_last_line(session, leaf)
-    if request.continue_:
-        if last is None or last.role != "assistant":
-            raise NotContinuableError("The last message was not written by a character.")
-        if len(last.sealed_content) == OVERHEAD:
-            # The reply has thoughts but no text to continue, so it is written from its beginning.
-            fresh = await _make_rewrite_target(session, last)
-            return replace(fresh, kind="continue", continued=last)
-        return TurnTarget(
-            kind="continue",
-            line_kind="continue",
-            leaf=last,
-            continued=last,
-            spoken_by=last.character_id,
-            audience=last.audience,
-        )
-    if request.impersonate:
-        return TurnTarget(kind="impersonate", line_kind="impersonate", leaf=leaf)
-    if request.text is not None:
-        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
-    is_allowed = may_follow or is_preview or request.speaker is not None
-    return await _find_unanswered(session, leaf, last, is_preview=is_preview, may_follow=is_allowed)
-
-
-async def _find_unanswered(
-    session: AsyncSession,
-    leaf: Message | None,
-    last: Message | None,
-    *,
-    is_preview: bool,
-    may_follow: bool,
-) -> TurnTarget:
-    """Return the target that follows `leaf`. `last` is the last line up to it."""
-    if last is None:
-        return TurnTarget(kind="reply", line_kind="opening", leaf=leaf, parent=leaf)
-    if last.role == "user":
-        return TurnTarget(
-            kind="reply",
-            line_kind="user_line",
-            leaf=await _load_parent(session, last),
-            line=last,
-            parent=leaf,
-            audience=last.audience,
-        )
-    spoken = await find_spoken_line(session, leaf)
-    if is_preview:
-        # The user has typed nothing yet: preview the prompt without a line.
-        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf, spoken=spoken)
-    if not may_follow:
-        raise NothingToAnswerError(
-            "Send `text`, or `continue` to continue the last reply, or `regenerate_of`, or "
-            "`speaker` to choose a character to reply."
-        )
-    return TurnTarget(
-        kind="reply",
-        line_kind="next",
-        leaf=leaf,
-        parent=leaf,
-        spoken=spoken,
-        audience=spoken.audience if spoken else PUBLIC,
-    )
-
-
-async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> TurnTarget:
-    message = await chats.get_message(session, message_id, owner_id=chat.user_id)
-    if message.chat_id != chat.id:
-        raise ValidationError("regenerate_of belongs to another chat.")
-    if message.role != "assistant":
-        raise ValidationError("regenerate_of is not a message of a character.")
-    if not message.is_active:
-        raise ValidationError(
-            "regenerate_of is on another branch. Activate it first: the prompt is built from the "
-            "active path."
-        )
-    return await _make_rewrite_target(session, message)
-
-
-async def _make_rewrite_target(session: AsyncSession, message: Message) -> TurnTarget:
-    """Return the target of a reply that is written from its beginning."""
-    parent = await _load_parent(session, message)
-    last = await find_last_line(session, parent)
-    line = last if last is not None and last.role == "user" else None
-    return TurnTarget(
-        kind="regenerate",
-        line_kind="user_line" if line else "next" if last else "opening",
-        leaf=await _load_parent(session, line) if line else parent,
-        line=line,
-        parent=parent,
-        spoken_by=message.character_id,
-        audience=message.audience,
-    )
-
-
-async def _load_parent(session: AsyncSession, message: Message | None) -> Message | None:
-    if message is None or message.parent_id is None:
-        return None
-    return await session.get(Message, message.parent_id)
-
-
-def _check_request(request: TurnRequest) -> None:
-    asked = [
-        name
-        for name, given in (
-            ("text", request.text is not None),
-            ("regenerate_of", request.regenerate_of is not None),
-            ("continue", request.continue_),
-            ("impersonate", request.impersonate),
-        )
-        if given
-    ]
-    if len(asked) > 1:
-        raise ValidationError(f"Send only one of {', '.join(asked)}.")
-
-
-async def follow_briefing(
-    session: AsyncSession, target: TurnTarget, viewpoint: Viewpoint
-) -> TurnTarget:
-    """Return the target for a character that joined after the line, or was briefed after it.
-
-    It does not answer the line, but speaks next.
-    """
-    line, parent = target.line, target.parent
-    if line is None or parent is None or parent.id == line.id:
-        return target
-    if not isinstance(viewpoint, Witness):
-        return target
-    is_told = select(Message.id).where(
-        Message.chat_id == line.chat_id,
-        Message.is_active,
-        Message.position > line.position,
-        Message.position <= parent.position,
-        ~Message.hidden,
-        filter_heard(viewpoint, line.chat_id),
-    )
-    has_heard_line = viewpoint.has_heard(line.chat_id, line.position, line.audience)
-    if has_heard_line and await session.scalar(is_told.limit(1)) is None:
-        return target
-    audience = target.audience if target.kind == "regenerate" else PUBLIC
-    return replace(target, line_kind="next", leaf=parent, line=None, audience=audience)
-
-
-async def find_audience(
-    session: AsyncSession, sealer: Sealer, chat: Chat, request: TurnRequest, target: TurnTarget
-) -> str:
-    """Return the audience of the messages that the turn stores.
-
-    Raises `ValidationError`, `MemberAbsentError`.
-    """
-    if request.audience is None:
-        return target.audience
-    if request.continue_ or request.impersonate:
-        raise ValidationError("`audience` is allowed only with a new message or a new reply.")
-    await check_chat_audience(session, sealer, chat, request.audience, position=target.position)
-    return encode_audience(request.audience)
-
-
-async def find_viewpoint(
-    session: AsyncSession,
-    identity: Identity,
-    chat: Chat,
-    request: TurnRequest,
-    user_name: str,
-    *,
-    usual: str | None,
-) -> Viewpoint:
-    """Return the requested viewpoint, or the `usual` viewpoint of the chat.
-
-    Raises `ValidationError` if the campaign does not have the entity, or if a player's line would
-    use the game master's knowledge.
-    """
-    players: Viewpoint = GM
-    if request.impersonate and chat.campaign_id is not None:
-        players = await find_players_viewpoint(session, identity, chat.campaign_id, user_name)
-    wanted = request.viewpoint
-    if wanted is None and not request.impersonate:
-        wanted = usual
-    if wanted is None:
-        return players
-    asked = read_viewpoint(wanted)
-    if asked == GM and players != GM:
-        raise ValidationError(
-            "The campaign has hidden information: the user's message cannot be written with what "
-            "only the game master knows."
-        )
-    return await resolve_viewpoint(session, identity, chat, asked)
-
-
-def check_answerable(
-    target: TurnTarget, viewpoint: Viewpoint, said: str, *, is_preview: bool
-) -> TurnTarget:
-    """Return the target if the viewpoint knows the line. `said` is the audience of a new line.
-
-    A preview leaves out a line that the viewpoint does not know. Raises `ValidationError`.
-    """
-    about = target.line or target.continued
-    if not may_know(viewpoint, said):
-        raise ValidationError("`audience` must include `viewpoint`.")
-    if about is None or has_heard(viewpoint, about.chat_id, about.position, about.audience):
-        return target
-    if is_preview and target.line is not None:
-        return replace(target, line=None)
-    raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")
 
 
 async def load_speaker(

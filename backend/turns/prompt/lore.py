@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
@@ -18,10 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
 from backend.accounts.profile.settings import LoreOverrides, find_first_set
+from backend.characters import repository as characters
 from backend.chats import repository as chats
+from backend.chats.members import load_group
 from backend.chats.models import Chat, Message
 from backend.chats.schemas import AuthorsNote
-from backend.context.assembly import LeftOut, PromptItem
+from backend.context.assembly import LeftOut, Place, PromptItem
 from backend.context.macros import (
     MAX_CHARACTERS,
     MAX_MACROS,
@@ -30,12 +32,13 @@ from backend.context.macros import (
     Variables,
     expand,
 )
+from backend.core.audience import GM, Viewpoint
 from backend.core.cpu_pool import INLINE_CHARACTERS, CpuPool
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import FoundIn, Reason
 from backend.database.base import upsert
 from backend.errors import ConflictError
-from backend.lorebooks.activation.compiled import CompiledBook
+from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
 from backend.lorebooks.activation.outcome import (
     ActiveEntry,
     Scan,
@@ -47,7 +50,7 @@ from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from backend.lorebooks.authoring import inactive_entries
-from backend.lorebooks.entries import LoreSettings, Position, Trigger
+from backend.lorebooks.entries import CharacterFilter, LoreSettings, Position, Trigger
 from backend.lorebooks.links import ChatBook, SealedBook, load_book, open_sealed
 from backend.lorebooks.models import LORE_STATE, LoreState
 from backend.regex.process import RegexProcess
@@ -91,10 +94,12 @@ class LoreReader(UserSignedOut):
         chat: Chat | None,
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
+        viewpoint: Viewpoint = GM,
     ) -> LoadedLore:
         """Return the books of a chat. Call it within an attempt of `with_books`.
 
-        `overrides` are the settings of the chat, then of the account.
+        `overrides` are the settings of the chat, then of the account. The state of replies that the
+        viewpoint did not hear is left out.
         """
         if not refs:
             return LoadedLore()
@@ -109,9 +114,11 @@ class LoreReader(UserSignedOut):
             inactive = await inactive_entries(session, written, owner_id=identity.user_id)
             lore = replace(lore, inactive=inactive)
         if chat and any(book.asks_greeting for book in books):
-            lore = replace(lore, greeting=await chats.find_greeting_number(session, chat.id))
+            lore = replace(lore, greeting=await _find_greeting(session, identity, chat))
         if leaf and any(book.is_timed for book in books):
-            lore = replace(lore, timed=await _load_timed_state(session, identity, leaf))
+            stored = await _load_timed_state(session, identity, leaf)
+            timed = await _keep_heard(session, stored, leaf, viewpoint)
+            lore = replace(lore, timed=timed, stored_timed=stored)
         if leaf and any(book.asks_replies for book in books):
             lore = replace(lore, reply_count=await chats.count_messages(session, leaf, "assistant"))
         return lore
@@ -204,6 +211,25 @@ class LoreReader(UserSignedOut):
         return await asyncio.shield(task)
 
 
+async def _find_greeting(session: AsyncSession, identity: Identity, chat: Chat) -> int | None:
+    """Return the number of the chat's greeting on the card: 0 is the first message.
+
+    A group begins with the greetings for groups, which have the numbers after the others.
+    """
+    number = await chats.find_greeting_number(session, chat.id)
+    members = (await load_group(session, chat.id)).members
+    starters = [each for each, is_there in members.items() if is_there]
+    if number is None or len(starters) <= 1:
+        return number
+    card = await characters.get_card(
+        session, starters[0], owner_id=identity.user_id, sealer=identity.sealer
+    )
+    for_groups = sum(bool(each.strip()) for each in card.group_only_greetings)
+    if number >= for_groups:
+        return number - for_groups
+    return 1 + len(card.alternate_greetings) + number
+
+
 class _NotCompiledError(Exception):
     """Large books have to be compiled first."""
 
@@ -246,6 +272,50 @@ async def _load_timed_state(session: AsyncSession, identity: Identity, leaf: Mes
     return TimedState.decode(identity.sealer.open_bytes(LORE_STATE, row.id, row.sealed_state))
 
 
+async def _keep_heard(
+    session: AsyncSession, stored: TimedState, leaf: Message, viewpoint: Viewpoint
+) -> TimedState:
+    if not stored.effects or viewpoint == GM:
+        return stored.keep_heard(lambda _: True)
+    positions = stored.list_positions()
+    heard = await chats.list_heard_positions(session, leaf.chat_id, positions, viewpoint)
+    return stored.keep_heard(heard.__contains__)
+
+
+def merge_timed_state(lore: LoadedLore, after: TimedState) -> TimedState:
+    """Return the state to store in a group: that of a speaker, and that of the others.
+
+    The others may have more books, and may have heard other replies.
+    """
+    scanned = {entry_id for book in lore.books for entry_id in book.by_id}
+    return lore.stored_timed.replace_heard(lore.timed, after, scanned=scanned)
+
+
+def list_unknown_state(
+    lore: LoadedLore, outcome: ScanOutcome, *, now: int, viewer: str
+) -> list[LeftOut]:
+    """Return the entries that would be sticky or cooling down, if the viewpoint had heard why."""
+    active = {each.entry_id for each in outcome.activated}
+    unheard = {
+        entry_id
+        for entry_id, effect in lore.stored_timed.effects.items()
+        if effect.is_cooling(now)
+        and ((own := lore.timed.effects.get(entry_id)) is None or own.at != effect.at)
+    }
+    return [
+        LeftOut(
+            kind="lore",
+            title=book.by_id[entry_id].title,
+            tokens=0,
+            reasons=[Reason("state_unknown", name=viewer)],
+            source_id=entry_id,
+        )
+        for book in lore.books
+        for entry_id in unheard - active
+        if entry_id in book.by_id
+    ]
+
+
 async def store_timed_state(
     session: AsyncSession,
     sealer: Sealer,
@@ -257,6 +327,7 @@ async def store_timed_state(
     """Store the timed state with a reply if the reply has changed it."""
     if dict(before.effects) == dict(after.effects):
         return
+    after = after.place(message.position)
     row = {
         "id": message.id,
         "user_id": message.user_id,
@@ -396,12 +467,18 @@ class PlacedLore:
 
 
 def place_lore(
-    outcome: ScanOutcome, note: AuthorsNote, *, note_is_due: bool, as_written: bool
+    outcome: ScanOutcome,
+    note: AuthorsNote,
+    *,
+    note_is_due: bool,
+    as_written: bool,
+    shared: Collection[UUID] | None = None,
 ) -> PlacedLore:
     """Give each activated entry its place in the prompt.
 
     With `as_written`, entries around the character and the examples always keep that place.
-    Otherwise those that are not constant go to the memory section.
+    Otherwise those that are not constant go to the memory section. If cards are joined, `shared`
+    are the entries that may precede the history; the others follow it.
     """
     slots: defaultdict[Position, list[PromptItem]] = defaultdict(list)
     ranked: list[tuple[int, PromptItem]] = []
@@ -433,7 +510,9 @@ def place_lore(
             # Only outlets are in descending order, as in World Info.
             slots["outlet"].insert(0, structs.replace(item, place="outlet", outlet=entry.outlet))
         elif entry.is_constant or as_written:
-            slots[entry.position].append(structs.replace(item, place="head"))
+            is_shared = shared is None or entry.entry_id in shared
+            place: Place = "head" if is_shared else "added"
+            slots[entry.position].append(structs.replace(item, place=place))
         else:
             is_found = all(reason.kind in {"semantic", "words"} for reason in entry.reasons)
             rank = entry.rank or 0 if is_found else 0
@@ -454,6 +533,34 @@ def place_lore(
         left_out=left_out,
         timed=outcome.timed,
         notes=outcome.notes,
+    )
+
+
+def find_shared_entries(lore: LoadedLore) -> frozenset[UUID]:
+    """Return the constant entries that are in the prompts of all speakers of a group, unchanged.
+
+    Whatever depends on the speaker, the messages or a draw is excluded. Such an entry would change
+    the beginning of the prompt whenever the speaker changes.
+    """
+    return frozenset(
+        entry.entry_id
+        for book in lore.books
+        if lore.sources.get(book.book_id) != "character"
+        for entry in book.always
+        if _is_shared(entry)
+    )
+
+
+def _is_shared(compiled: CompiledEntry) -> bool:
+    entry, says = compiled.entry, compiled.says
+    is_certain = entry.probability >= 100 or not entry.use_probability  # noqa: PLR2004  # per cent
+    return (
+        entry.constant
+        and is_certain
+        and not (compiled.has_macros or compiled.is_timed or compiled.groups or entry.delay)
+        and not (entry.delay_until_recursion or compiled.additional or compiled.excluded)
+        and not (says.counts_replies or says.is_greeting is not None)
+        and entry.character_filter == CharacterFilter()
     )
 
 

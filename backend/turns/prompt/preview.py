@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from textwrap import shorten
 from typing import NamedTuple
@@ -12,9 +12,12 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
+from backend.campaigns.state.viewpoints import resolve_viewpoint
 from backend.chats import repository as chats
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Message
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.chats.token_counting import format_line
+from backend.chronicles.events import MAX_PINNED
+from backend.chronicles.repository import current_events
 from backend.context.assembly import History, LeftOut
 from backend.context.budget import ContextOverflowError
 from backend.context.record import (
@@ -25,10 +28,11 @@ from backend.context.record import (
     rebuild,
     restore_texts,
 )
-from backend.core.audience import GM, Viewpoint, put_mark
+from backend.core.audience import GM, PUBLIC, Viewpoint, Witness, put_mark, read_viewpoint
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
-from backend.core.reasons import render_reasons
+from backend.core.reasons import Reason, render_reasons
 from backend.database.engine import Database
+from backend.errors import ValidationError
 from backend.generation.model import PromptMessage
 from backend.memory.index.protocol import Kind
 from backend.memory.indexing.sources import MemoryItem
@@ -54,7 +58,7 @@ from backend.turns.prompt.built_prompt import make_record
 from backend.turns.prompt.history import SUMMARY_KIND, prefix_thoughts
 from backend.vault.sealing import Sealer
 
-REPEATED_KINDS = frozenset({"lore", "event", "memory", "campaign", "entity"})
+REPEATED_KINDS = frozenset({"lore", "event", "memory", "campaign", "entity", "public_part"})
 """Kinds that a prompt may contain several times."""
 
 COLD_KINDS = frozenset({"chapters", "summary", "scenes"})
@@ -231,11 +235,14 @@ class ContextService:
             tried=request,
         )
         messages = built.sent_messages
-        record = await self._explain(identity, make_record(built), messages, built.loaded.viewpoint)
+        loaded = built.loaded
+        record = await self._explain(
+            identity, make_record(built), messages, loaded.chat, loaded.viewpoint
+        )
         view = view_context(record)
         if request.prompt:
             view.prompt = view_messages(messages)
-        leaf = built.loaded.target.leaf
+        leaf = loaded.target.leaf
         if request.diff is not None and leaf is not None:
             async with self._database.read() as session:
                 earlier = await self._load_earlier(session, identity, leaf)
@@ -249,7 +256,8 @@ class ContextService:
 
         Raises the errors of `PromptBuilder.build` except for `ContextOverflowError`.
         """
-        request = TurnRequest(viewpoint=str(viewpoint))
+        asked = viewpoint.character_id if isinstance(viewpoint, Witness) else viewpoint
+        request = TurnRequest(viewpoint=str(asked))
         try:
             built = await self._builder.build(identity, chat_id, request, tried=ContextRequest())
         except ContextOverflowError:
@@ -271,9 +279,12 @@ class ContextService:
                 leaf = await session.get(Message, message.parent_id)
                 earlier = await self._load_earlier(session, identity, leaf) if leaf else None
             usage = await repository.find_usage(session, message, owner_id=identity.user_id)
+            chat = await chats.get_chat(session, message.chat_id, owner_id=identity.user_id)
+            viewpoint = await _read_viewpoint(session, identity, chat, loaded.record)
         # The transaction has ended, because the rebuild waits for a thread.
         messages = await self._rebuild(identity, loaded)
-        view = view_context(await self._explain(identity, loaded.record, messages))
+        record = await self._explain(identity, loaded.record, messages, chat, viewpoint)
+        view = view_context(record)
         view.prompt = view_messages(messages)
         if earlier is not None:
             view.difference = await self._compare(identity, earlier, view, messages)
@@ -330,15 +341,27 @@ class ContextService:
         identity: Identity,
         record: ContextRecord,
         messages: Sequence[PromptMessage],
-        viewpoint: Viewpoint = GM,
+        chat: Chat,
+        viewpoint: Viewpoint,
     ) -> ContextRecord:
-        """Add matched words, and the texts of near misses that the viewpoint knows."""
+        """Add matched words, the texts of near misses, and what the viewpoint does not know."""
         kinds: dict[UUID, Kind] = {
             each.source_id: _ROW_KINDS[each.kind]
             for each in record.near_misses
             if each.source_id is not None
         }
         texts = await self._rows.texts(identity.sealer, kinds, viewpoint=viewpoint)
+        if viewpoint != GM and record.viewpoint is not None:
+            reason = Reason("unknown", name=record.viewpoint.name)
+            unread = {key: kind for key, kind in kinds.items() if key not in texts}
+            unknown = await self._rows.texts(identity.sealer, unread)
+            record = _mark_unknown(record, unknown, reason)
+            async with self._database.read() as session:
+                pinned = await _list_unknown_pinned(session, identity, chat, viewpoint)
+            record.left_out += [
+                LeftOut(kind="event", title="event", tokens=0, reasons=[reason], source_id=each)
+                for each in pinned
+            ]
         record = add_near_misses(record, texts, is_all=viewpoint == GM)
         asked = next((each.text for each in reversed(messages) if each.role == "user"), "")
         size = len(asked) + sum(len(item.text or "") for item in record.retrieved)
@@ -371,6 +394,55 @@ class ContextService:
                 item_ids=_find_source_ids(named, "campaign"),
                 owner_id=identity.user_id,
             )
+
+
+def _mark_unknown(
+    record: ContextRecord, unknown: Collection[UUID], reason: Reason
+) -> ContextRecord:
+    """Move near misses that the viewpoint does not know to the items that are left out."""
+    known: list[LeftOut] = []
+    for each in record.near_misses:
+        if each.source_id in unknown:
+            each.reasons = [reason]
+            record.left_out.append(each)
+        else:
+            known.append(each)
+    record.near_misses = known
+    return record
+
+
+async def _list_unknown_pinned(
+    session: AsyncSession, identity: Identity, chat: Chat, viewpoint: Viewpoint
+) -> list[UUID]:
+    """Return the pinned events of a chat's chronicle that a viewpoint does not know."""
+    if chat.chronicle_id is None:
+        return []
+    pinned, known = [
+        await current_events(
+            session,
+            identity.sealer,
+            chat.chronicle_id,
+            limit=MAX_PINNED,
+            pinned=True,
+            viewpoint=each,
+        )
+        for each in (GM, viewpoint)
+    ]
+    known_ids = {each.id for each in known}
+    return [each.id for each in pinned if each.id not in known_ids]
+
+
+async def _read_viewpoint(
+    session: AsyncSession, identity: Identity, chat: Chat, record: ContextRecord
+) -> Viewpoint:
+    """Return the viewpoint of a stored prompt; the public one if it does not exist any more."""
+    if record.viewpoint is None:
+        return GM
+    try:
+        viewpoint = read_viewpoint(record.viewpoint.id)
+        return await resolve_viewpoint(session, identity, chat, viewpoint)
+    except ValidationError:
+        return PUBLIC
 
 
 def _find_source_ids(named: Sequence[RecordedItem | LeftOut], kind: str) -> set[UUID]:

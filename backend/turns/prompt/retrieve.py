@@ -15,10 +15,11 @@ from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import MemorySettings, SourceWeights, find_first_set
+from backend.chats.members import END
 from backend.chronicles.events import render_event
 from backend.chronicles.repository import StoryEvent
 from backend.context.assembly import LeftOut, PromptItem
-from backend.core.audience import NAMELESS_MARKS, AudienceMarks
+from backend.core.audience import NAMELESS_MARKS, AudienceMarks, Viewpoint, Witness, list_viewers
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason
 from backend.database.base import now
@@ -120,11 +121,7 @@ def make_request(
         parts.append(ScopePart(containers=[loaded.chat.campaign_id], kinds=("campaign",)))
         kinds.append("campaign")
     if before and weights.message:
-        parts.append(
-            ScopePart(
-                containers=[loaded.chat.id], before_position=before, kinds=("message", "scene")
-            )
-        )
+        parts += list_heard_parts(loaded.viewpoint, loaded.chat.id, before=before)
         kinds.append("message")
     recent = [each.text for each in loaded.recent[-EXCHANGE_LINES:]]
     text = loaded.said or (recent.pop() if recent else "")
@@ -145,6 +142,33 @@ def make_request(
         activates_lore=True,
         viewpoint=loaded.viewpoint,
     )
+
+
+MAX_ABSENCES = 8
+"""Absences of a character that a search excludes, the longest ones. More make it slower."""
+
+
+def list_heard_parts(
+    viewpoint: Viewpoint, chat_id: UUID, *, before: int | None = None
+) -> list[ScopePart]:
+    """Return the scope of a chat's messages before a position that a viewpoint may have heard.
+
+    Otherwise most results could be messages that were said in a character's absence.
+    """
+    whole = ScopePart(containers=[chat_id], before_position=before, kinds=("message", "scene"))
+    absences = viewpoint.absences.get(chat_id, ()) if isinstance(viewpoint, Witness) else ()
+    if not isinstance(viewpoint, Witness) or not absences:
+        return [whole]
+    longest = sorted(absences, key=lambda each: each[0] - each[1])[:MAX_ABSENCES]
+    # Someone who was not there may be told in private.
+    parts = [whole._replace(audience=[str(each) for each in list_viewers(viewpoint)])]
+    start = 0
+    for begin, end in [*sorted(longest), (END, END)]:
+        stop = begin if before is None else min(begin, before)
+        if start < stop:
+            parts.append(whole._replace(from_position=start, before_position=stop))
+        start = end
+    return parts
 
 
 def find_semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:

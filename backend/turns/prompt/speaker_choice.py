@@ -17,7 +17,7 @@ from sqlalchemy import Row, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.state.viewpoints import find_played_entities
+from backend.campaigns.state.viewpoints import load_played_entities
 from backend.characters import repository as characters
 from backend.characters.errors import CharacterNotFoundError
 from backend.chats import repository as chats
@@ -398,11 +398,12 @@ class SpeakerFinder:
         """Return the entities that members play, if an audience names any entities."""
         if all(each in self._names for each in list_entities(column)):
             return {}
-        session, sealer, chat = self._session, self._identity.sealer, self._chat
-        return {
-            each: await find_played_entities(session, sealer, chat.campaign_id, each, name)
-            for each, name in self._names.items()
-        }
+        campaign_id = self._chat.campaign_id
+        if campaign_id is None:
+            return {}
+        sealer = self._identity.sealer
+        played = await load_played_entities(self._session, sealer, campaign_id)
+        return {each: played.find(each, name) for each, name in self._names.items()}
 
     async def _add_talkativeness(
         self, scene: GroupScene, candidates: Collection[UUID]

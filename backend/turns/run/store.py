@@ -332,7 +332,7 @@ class TurnStore:
             session,
             run.sealer,
             message,
-            before=run.built.loaded.lore.timed,
+            before=run.built.loaded.lore.stored_timed,
             after=run.built.timed,
         )
         chat.updated_at = now()

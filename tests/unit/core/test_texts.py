@@ -164,7 +164,7 @@ def test_a_limited_audience_is_named(audience: list[UUID] | str, words: str) -> 
 
 
 def test_an_audience_is_unnamed_if_all_present_know_or_the_parent_says_so() -> None:
-    present = AudienceMarks(NAMES.get, frozenset({JAKE, KIM}))
+    present = AudienceMarks(NAMES.get, [frozenset({JAKE}), frozenset({KIM})])
     assert present.words([JAKE, KIM, MARA]) == ""
     assert present.words([JAKE, MARA]) == "known to Jake and Mara only"
     assert AUDIENCE_MARKS.mark("He lies.", [JAKE], within=encode_audience([JAKE])) == "He lies."
