@@ -65,7 +65,7 @@ def say(page: Page, text: str) -> None:
 def act(page: Page, member: str, action: str) -> None:
     """Choose from the menu of a member."""
     page.get_by_role("group", name="Members").get_by_role("button", name=f"{member}, ").click()
-    page.get_by_role("menuitem", name=action).click()
+    page.get_by_role("menuitem", name=action, exact=True).click()
 
 
 def choose_next(page: Page, name: str) -> None:
