@@ -78,6 +78,7 @@ def test_who_was_away_does_not_know_the_secret(
 ) -> None:
     inn = open_inn(account, "Alda", "Bor")
     page.goto(inn.path)
+    expect(messages(page)).to_have_count(1)
     assert_accessible(page)
     act(page, "Bor", "Leave the scene")
     expect(messages(page).filter(has_text="Bor leaves.")).to_be_visible()
