@@ -44,6 +44,7 @@ from backend.chronicles.controller import (
     ChronicleTransferController,
     EventController,
 )
+from backend.chronicles.memory_controller import CharacterMemoryController
 from backend.container import Services
 from backend.core.logs import get_logger
 from backend.database.base import now
@@ -149,6 +150,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     *CAMPAIGN_CONTROLLERS,
     ChronicleController,
     EventController,
+    CharacterMemoryController,
     ChronicleTransferController,
     EnrichmentController,
     RunController,

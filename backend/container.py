@@ -23,6 +23,7 @@ from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.ledger.item_service import ItemService
 from backend.campaigns.proposals.store import ProposalService
 from backend.campaigns.state.index_source import CampaignSource
+from backend.campaigns.state.listeners import find_chronicle_witnesses, find_memory_witness
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.snapshot import SnapshotCache
 from backend.campaigns.state.story_clock import StoryClock
@@ -44,6 +45,7 @@ from backend.chats.service import ChatService
 from backend.chronicles.chat_chronicles import ChatChronicles
 from backend.chronicles.event_service import EventService
 from backend.chronicles.index_source import ChronicleSource
+from backend.chronicles.memories import CharacterMemoryService
 from backend.chronicles.service import ChronicleService
 from backend.chronicles.transfer import ChronicleTransfer
 from backend.core.cpu_pool import CpuPool
@@ -243,7 +245,12 @@ class Services:
         self.lorebook_links = LorebookLinkService(database)
         self.lore = LoreReader(pool, self.regexes)
         self.chronicles = ChronicleService(database, index)
-        self.chronicle_events = EventService(database, index, check_audience=check_event_audience)
+        self.chronicle_events = EventService(
+            database,
+            index,
+            check_audience=check_event_audience,
+            find_witnesses=find_chronicle_witnesses,
+        )
         self.chronicle_transfer = ChronicleTransfer(database, index, pool)
 
         self.campaigns = CampaignService(database)
@@ -258,6 +265,13 @@ class Services:
         self.chat_usage = ChatUsageService(database, user_models)
         self.models_in_use = ModelsInUseService(database, user_models, settings)
         joining = ChatChronicles(index)
+        self.character_memories = CharacterMemoryService(
+            database,
+            index,
+            joining,
+            find_rememberer=find_memory_witness,
+            find_witnesses=find_chronicle_witnesses,
+        )
         counts = CountCache()
         # The chronicle is before the lore, because its lorebook is copied for a new chronicle.
         participants.add(

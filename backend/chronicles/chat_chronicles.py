@@ -212,8 +212,8 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
 
         The two stories differ from here on, so neither may read the events of the other. Events
         with source messages in this chat are copied only if all of those messages of one telling
-        were copied, and then refer to the copies. All other events are copied unchanged, including sources in other
-        chats. `copied` maps messages to their copies.
+        were copied, and then refer to the copies. All other events are copied unchanged, including
+        sources in other chats. `copied` maps messages to their copies.
 
         The chat's consent is copied too. The marks of what was read are copied elsewhere, so
         nothing is read again. Raises `ChronicleFullError`.

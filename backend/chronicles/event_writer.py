@@ -182,10 +182,13 @@ async def add_telling(
 async def remove_telling(session: AsyncSession, row: ChronicleEvent, telling: int) -> bool:
     """Remove one telling of an event. Return False if no other one remains.
 
-    Only those who know another telling know the event afterwards.
+    Only those who know another telling know the event afterwards. A telling that was already
+    removed changes nothing.
     """
     sources = (await load_sources(session, [row.id]))[row.id]
     left = [each for each in sources if each.telling != telling]
+    if len(left) == len(sources):
+        return True
     if not left:
         return False
     await session.execute(

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, exists, func, or_, select, true
+from sqlalchemy import ColumnElement, Row, and_, exists, func, literal, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -195,6 +195,10 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     audience: str = PUBLIC
 
 
+_FOLLOWS_MESSAGES: Sequence[EventSourceName] = ("agent", "campaign")
+"""The authors of events whose audience is that of their messages."""
+
+
 class StoryEvent(StoredEvent, frozen=True, kw_only=True):
     """An event of a chronicle.
 
@@ -218,6 +222,11 @@ class StoryEvent(StoredEvent, frozen=True, kw_only=True):
     def is_users(self) -> bool:
         """True if a user wrote or changed it."""
         return self.source != "agent" or self.is_edited
+
+    @property
+    def is_users_own(self) -> bool:
+        """True if its audience is the user's, and not that of its messages."""
+        return self.source not in _FOLLOWS_MESSAGES or self.is_edited
 
 
 Event = type[ChronicleEvent]
@@ -272,7 +281,7 @@ def filter_known_events(
         source.event_id == event.id,
         ~exists().where(message.id == source.message_id, message.is_active),
     )
-    is_users = or_(event.is_edited, event.source.not_in(("agent", "campaign")))
+    is_users = or_(event.is_edited, event.source.not_in(_FOLLOWS_MESSAGES))
     set_by_user = and_(is_users, ~is_lost)
     heard = or_(has_none, _has_telling(event, viewpoints))
     if isinstance(viewpoints, Witness):
@@ -286,7 +295,7 @@ def current(viewpoints: Viewpoints = GM) -> ColumnElement[bool]:
 
     A superseding event that one of the viewpoints does not know has no effect.
     """
-    is_whole = viewpoints == GM or viewpoints == (GM,)
+    is_whole = viewpoints in (GM, (GM,))  # a witness has no hash
     return _CURRENT if is_whole else _make_current(viewpoints)
 
 
@@ -372,6 +381,19 @@ async def read_message_events(
     )
 
 
+async def find_knowers(
+    session: AsyncSession, event_ids: Sequence[UUID], witnesses: Mapping[UUID, Witness]
+) -> defaultdict[UUID, list[UUID]]:
+    """Return the characters that know each event. One query for each character."""
+    found: defaultdict[UUID, list[UUID]] = defaultdict(list)
+    for character_id, witness in witnesses.items():
+        for ids in split_chunks(event_ids):
+            known = ChronicleEvent.id.in_(ids), filter_known_events(witness)
+            for event_id in await session.scalars(select(ChronicleEvent.id).where(*known)):
+                found[event_id].append(character_id)
+    return found
+
+
 async def _read_events(
     session: AsyncSession,
     sealer: Sealer,
@@ -383,7 +405,7 @@ async def _read_events(
 
     Reloads rows that the session has already, because deleting one event changes others.
     """
-    is_heard = true()
+    is_heard: ColumnElement[bool] = literal(value=True)
     if isinstance(viewpoint, Witness):
         is_heard = _has_telling(ChronicleEvent, viewpoint)
     query = select(
@@ -420,7 +442,7 @@ async def _read_events(
 
 
 def _is_agents(row: ChronicleEvent) -> bool:
-    return row.source in {"agent", "campaign"} and not row.is_edited
+    return row.source in _FOLLOWS_MESSAGES and not row.is_edited
 
 
 async def find_audiences(
@@ -496,7 +518,7 @@ async def find_messages(
                 Message.status != "streaming",
             )
         )
-        found |= {row.id: make_struct(SourceMessage, row) for row in rows}
+        found |= {row.id: make_struct(SourceMessage, row, telling=0) for row in rows}
     return found
 
 

@@ -40,6 +40,7 @@ ReasonKind = Literal[
     "pinned",
     "named",
     "followed",
+    "other_chat",
     "constant",
     "sticky",
     "activate",
@@ -173,8 +174,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         kind: The rule that decided.
         key: The activation key, as written.
         found_in: The text that contains the key.
-        name: Name of a group, lorebook, outlet, entity or exceeded macro limit; the form of the
-            state block; the glossary terms that fit; the viewpoint that does not know an item.
+        name: Name of a group, lorebook, outlet, entity, chat or exceeded macro limit; the form of
+            the state block; the glossary terms that fit; the viewpoint that does not know an item.
         winner: Title of the entry that was chosen instead.
         count: Messages, replies or tokens left; recursion level; macro limit; position of a
             message, from 1: the last one of a summary, or the cause of a change.
@@ -205,6 +206,7 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "state": "state block: {name}",
     "named": "named: {name}",
     "followed": "changed by message {count}, in its current state",
+    "other_chat": "from the chat '{name}'",
     "key": "key {key}{place}",
     "secondary_key": "secondary key {key}{place}",
     "semantic": "semantic {score:.2f}, rank {rank}",

@@ -516,20 +516,30 @@ async def check_chat_audience(
 async def check_event_audience(
     session: AsyncSession, chronicle_id: UUID, audience: Audience, *, owner_id: UUID
 ) -> None:
-    """Raise `ValidationError` if an entity is in no campaign that uses the chronicle."""
+    """Raise `ValidationError` for an id of neither a character nor an entity of the chronicle.
+
+    They are those of the chats and campaigns that use it.
+    """
     if audience == PUBLIC:
         return
+    uses_it = Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id
     theirs = select(Campaign.id).where(
         Campaign.chronicle_id == chronicle_id, Campaign.user_id == owner_id
     )
-    of_chats = select(Chat.campaign_id).where(
-        Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id, Chat.campaign_id.is_not(None)
+    of_chats = select(Chat.campaign_id).where(*uses_it, Chat.campaign_id.is_not(None))
+    members = set(
+        await session.scalars(
+            select(ChatCharacter.character_id)
+            .join(Chat, Chat.id == ChatCharacter.chat_id)
+            .where(*uses_it)
+        )
     )
     found = [*await session.scalars(theirs), *await session.scalars(of_chats)]
-    if not found:
-        raise ValidationError("All events of a chronicle without a campaign are public.")
+    if not found and not members:
+        raise ValidationError("All events of a chronicle without characters are public.")
     if isinstance(audience, list):
-        await _check(session, audience, found, owner_id=owner_id)
+        others = [each for each in audience if each not in members]
+        await _check(session, others, found, owner_id=owner_id)
 
 
 async def find_players_viewpoint(

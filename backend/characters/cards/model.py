@@ -141,6 +141,12 @@ class Card(msgspec.Struct, kw_only=True):
     assets: list[CardAsset] = msgspec.field(default_factory=list[CardAsset])
 
     @property
+    def remembers_chats(self) -> bool:
+        """True if the character keeps its memories: `extensions.talekeeper.keeps_memories`."""
+        own: Any = self.extensions.get("talekeeper")
+        return isinstance(own, dict) and cast("dict[str, Any]", own).get("keeps_memories") is True
+
+    @property
     def talkativeness(self) -> float | None:
         """SillyTavern's `extensions.talkativeness` from 0 to 1, or None if it is unusable.
 

@@ -282,6 +282,7 @@ class ChronicleWriter:
                 ChronicleEvent.source.in_(("agent", "campaign")),
                 ~ChronicleEvent.is_edited,
                 EventSource.chat_id == self.chat.id,
+                EventSource.telling == 0,
                 EventSource.position >= min(self.messages),
             )
             .order_by(EventSource.position)

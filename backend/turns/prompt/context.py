@@ -52,6 +52,7 @@ from backend.memory.search.search import NearMiss
 from backend.regex.scripts import Scripts
 from backend.turns.models import TurnKind
 from backend.turns.prompt.client import ClientParts
+from backend.turns.prompt.remembered import RememberedChats
 
 LineKind = Literal["user_line", "continue", "impersonate", "opening", "next"]
 
@@ -343,6 +344,7 @@ class LoadedChat:
         unknown: The messages of the path that the viewpoint does not know.
         known_path: The path as the viewpoint knows it. `summary` and `story` count tokens of
             known messages.
+        remembered: Other chats of the speaker, if it keeps its memories.
         viewpoint: The prompt contains only the knowledge of this viewpoint.
         audience: The audience of the messages that the turn stores, in the form of the column.
         variables: The variables of macros: `stored_variables`, changed by the line's macros.
@@ -365,6 +367,7 @@ class LoadedChat:
     note: Note
     recent: Sequence[RecentLine] = ()
     pinned: Sequence[StoryEvent] = ()
+    remembered: RememberedChats | None = None
     summary: PathSummary | None = None
     story: Story = field(default_factory=Story)
     line: str | None = None

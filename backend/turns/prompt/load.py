@@ -76,6 +76,7 @@ from backend.turns.prompt.context import (
 )
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
+from backend.turns.prompt.remembered import load_remembered
 from backend.turns.prompt.retrieve import EXCHANGE_LINES
 from backend.turns.prompt.speaker_choice import (
     ChainEndedError,
@@ -226,6 +227,12 @@ class ChatLoader:
                 pinned=True,
                 viewpoint=viewpoint,
             )
+        remembered, speaker = None, cast.speaker
+        keeps_memories = speaker.card.remembers_chats and not request.impersonate
+        if speaker.id is not None and keeps_memories and self._remembers:
+            remembered = await load_remembered(
+                session, sealer, chat, group, speaker.id, speaker.name, viewpoint
+            )
         summary = None
         if self._remembers and target.leaf and (settings.summary.enabled or chat.campaign_id):
             summary = await load_path_summary(
@@ -257,6 +264,7 @@ class ChatLoader:
             lore=lore,
             note=Note(fields=fields, reason=reason, is_due=is_due),
             pinned=pinned,
+            remembered=remembered,
             summary=summary,
             line=request.text,
             said=self._read_line(target, request),
