@@ -65,7 +65,7 @@ def say(page: Page, text: str) -> None:
 def act(page: Page, member: str, action: str) -> None:
     """Choose from the menu of a member."""
     page.get_by_role("group", name="Members").get_by_role("button", name=f"{member}, ").click()
-    page.get_by_role("menuitem", name=action).click()
+    page.get_by_role("menuitem", name=action, exact=True).click()
 
 
 def choose_next(page: Page, name: str) -> None:
@@ -78,6 +78,7 @@ def test_who_was_away_does_not_know_the_secret(
 ) -> None:
     inn = open_inn(account, "Alda", "Bor")
     page.goto(inn.path)
+    expect(messages(page)).to_have_count(1)
     assert_accessible(page)
     act(page, "Bor", "Leave the scene")
     expect(messages(page).filter(has_text="Bor leaves.")).to_be_visible()

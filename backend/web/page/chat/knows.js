@@ -2,12 +2,13 @@
 import { api } from "../core/api.js";
 import { attempt, complain, deleting, more, undoable } from "../core/dialogs.js";
 import { act, fill, h, refill, settled } from "../core/dom.js";
-import { autoform, control } from "../core/form.js";
+import { control } from "../core/form.js";
 import { finding, passage } from "../core/passage.js";
 import { characters } from "../core/store.js";
 import { t } from "../core/words.js";
 import { asking, EVENT, m as memory, signals } from "../memory/parts.js";
 import { likeness } from "./cast.js";
+import { summaries } from "./summaries.js";
 
 const k = (name, values) => t(`knows.${name}`, values);
 const PAGE = 50;
@@ -112,13 +113,8 @@ export default async function (room, { options: { character: id }, signal }) {
   // Its summary.
   const summary = h("div.stack");
   const tell = async () => {
-    const query = { viewpoint: member.id };
-    const { items: [first] } = await api.get(`${chat}/summaries`, { query: { ...query, limit: 1 }, signal });
-    if (!first) return fill(summary, h("p.soft", {}, k("no_summary")));
-    let it = first;
-    const groups = [{ fields: [{ name: "text", kind: "area", count: true, label: t("settings.summary_now", { n: it.through_position + 1 }) }] }];
-    const save = async (what) => (it = await api.put(`${chat}/summary`, what, { query, ifMatch: it.revision }));
-    fill(summary, autoform({ signal, value: it, groups, save }).element);
+    const count = await summaries(room, summary, { viewpoint: member.id, signal });
+    if (!count) fill(summary, h("p.soft", {}, k("no_summary")));
   };
 
   // What it keeps.

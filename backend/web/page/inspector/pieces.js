@@ -54,7 +54,7 @@ function source({ kind, title, reasons = [], source_id: id }, { chat, campaign }
   if (holder && kind === "lore") return `#/lorebooks/${holder}?entry=${id}`;
   if (holder) return `#/chronicles/${holder}?event=${id}`;
   if (kind === "persona") return "#/personas";
-  if (reason === "card" && id) return `#/characters/${id}`;
+  if (/^(card|public_part)$/.test(reason) && id) return `#/characters/${id}`;
   return reason?.includes("settings") && `${chat}?panel=settings`;
 }
 
