@@ -44,11 +44,13 @@ from backend.chronicles.controller import (
     ChronicleTransferController,
     EventController,
 )
+from backend.chronicles.memory_controller import CharacterMemoryController
 from backend.container import Services
 from backend.core.logs import get_logger
 from backend.database.base import now
 from backend.database.engine import persist
 from backend.enrichment.controller import (
+    BriefingController,
     CompactionController,
     EnrichmentController,
     RebuildController,
@@ -148,12 +150,14 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     *CAMPAIGN_CONTROLLERS,
     ChronicleController,
     EventController,
+    CharacterMemoryController,
     ChronicleTransferController,
     EnrichmentController,
     RunController,
     RebuildController,
     SceneController,
     CompactionController,
+    BriefingController,
     SummaryController,
     DowntimeController,
     MeasureController,
@@ -331,6 +335,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         "blinders": memory.blinders.sweep,
         "lore": services.lore.sweep,
         "histories": services.histories.sweep,
+        "public_cards": services.public_cards.sweep,
         "client_paths": services.client_paths.sweep,
         "model_names": services.model_names.sweep,
         "user_models": services.user_models.sweep,

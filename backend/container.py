@@ -23,6 +23,7 @@ from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.ledger.item_service import ItemService
 from backend.campaigns.proposals.store import ProposalService
 from backend.campaigns.state.index_source import CampaignSource
+from backend.campaigns.state.listeners import find_chronicle_witnesses, find_memory_witness
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.snapshot import SnapshotCache
 from backend.campaigns.state.story_clock import StoryClock
@@ -33,6 +34,7 @@ from backend.campaigns.state.viewpoints import (
 )
 from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
+from backend.characters.public_cards import PublicCards
 from backend.characters.repository import find_names, find_talkativeness, get_persona
 from backend.characters.service import CharacterService
 from backend.chats.index_source import MessageSource
@@ -43,6 +45,7 @@ from backend.chats.service import ChatService
 from backend.chronicles.chat_chronicles import ChatChronicles
 from backend.chronicles.event_service import EventService
 from backend.chronicles.index_source import ChronicleSource
+from backend.chronicles.memories import CharacterMemoryService
 from backend.chronicles.service import ChronicleService
 from backend.chronicles.transfer import ChronicleTransfer
 from backend.core.cpu_pool import CpuPool
@@ -52,6 +55,7 @@ from backend.database.processes import Processes
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
 from backend.enrichment.service import CompactionService, EnrichmentService, SceneService
+from backend.enrichment.summaries.briefing import BriefingService
 from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.registry import ModelRegistry, build_registry
@@ -132,7 +136,7 @@ from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import LineMacroService
 from backend.turns.prompt.preview import ContextService
 from backend.turns.prompt.retrieve import Rephraser
-from backend.turns.prompt.speaker_choice import SpeakerModel
+from backend.turns.prompt.speaker_model import SpeakerModel
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
@@ -241,7 +245,12 @@ class Services:
         self.lorebook_links = LorebookLinkService(database)
         self.lore = LoreReader(pool, self.regexes)
         self.chronicles = ChronicleService(database, index)
-        self.chronicle_events = EventService(database, index, check_audience=check_event_audience)
+        self.chronicle_events = EventService(
+            database,
+            index,
+            check_audience=check_event_audience,
+            find_witnesses=find_chronicle_witnesses,
+        )
         self.chronicle_transfer = ChronicleTransfer(database, index, pool)
 
         self.campaigns = CampaignService(database)
@@ -249,13 +258,20 @@ class Services:
         self.campaign_changes = ChangeLogService(database)
         self.campaign_proposals = ProposalService(database)
         names, clock = SnapshotCache(), StoryClock()
-        self.histories = HistoryCache()
+        self.histories, self.public_cards = HistoryCache(), PublicCards()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
         self.measures = MeasureService(database, user_models)
         self.chat_usage = ChatUsageService(database, user_models)
         self.models_in_use = ModelsInUseService(database, user_models, settings)
         joining = ChatChronicles(index)
+        self.character_memories = CharacterMemoryService(
+            database,
+            index,
+            joining,
+            find_rememberer=find_memory_witness,
+            find_witnesses=find_chronicle_witnesses,
+        )
         counts = CountCache()
         # The chronicle is before the lore, because its lorebook is copied for a new chronicle.
         participants.add(
@@ -271,6 +287,7 @@ class Services:
             memory,
             self.lore,
             self.histories,
+            self.public_cards,
             user_models,
             counts,
         )
@@ -348,6 +365,7 @@ class Services:
             pool,
             rephraser=Rephraser(database, memory.search, settings, prompts, slots),
             speakers=SpeakerModel(database, settings, prompts, slots, user_models),
+            cards=self.public_cards,
             slots=slots,
             histories=self.histories,
             situations=self.situations,
@@ -442,6 +460,9 @@ class Services:
         self.scenes = SceneService(database, enrichment_outbox)
         self.compactions = CompactionService(database, enrichment_outbox)
         self.summaries = SummaryService(database, in_prompt=self.contexts.has_summary)
+        self.briefings = BriefingService(
+            database, user_models, settings, prompts, self.quotas, slots
+        )
         self.model_fetches = ModelFetches(queue, memory)
         self.archives = ArchiveService(
             queue,

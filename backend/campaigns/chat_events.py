@@ -40,6 +40,8 @@ from backend.campaigns.models import (
     ProposalSource,
 )
 from backend.campaigns.scenes.chapters import narrow_chapters
+from backend.campaigns.state.witnesses import find_message_audience
+from backend.characters.models import Character
 from backend.chats import tree
 from backend.chats.events import (
     AudienceChanged,
@@ -169,13 +171,14 @@ class ItemAudiences(AudienceChanged):
     ) -> None:
         """Restrict the items of the message, of its scenes and of their threads to its audience.
 
-        With hidden information, undo its changes of items that others know. A larger audience
-        reveals nothing.
+        With hidden information or in a group, undo its changes of items that others know. A larger
+        audience reveals nothing.
         """
         chat = await session.get_one(Chat, message.chat_id)
         if message.audience == PUBLIC or not message.is_active or chat.campaign_id is None:
             return
         campaign = await get_campaign(session, identity, chat.campaign_id, lock=True)
+        told_to = await find_message_audience(session, identity.sealer, chat, message)
         wanted = await _find_affected(session, message, campaign.id)
         caused = _select_caused_changes(message, campaign.id)
         earlier = aliased(CampaignChange)
@@ -193,7 +196,7 @@ class ItemAudiences(AudienceChanged):
         changes: list[Change] = []
         scenes: dict[UUID, str] = {}
         for item in await session.execute(query):
-            column = intersect_audiences([item.audience, message.audience])
+            column = intersect_audiences([item.audience, told_to])
             if column != item.audience:
                 audience = {"audience": msgspec.to_builtins(decode_audience(column))}
                 changes.append(Change(item.kind, item.id, Operations(set=audience)))
@@ -205,9 +208,10 @@ class ItemAudiences(AudienceChanged):
             await ledger_store.append_changes(
                 session, identity.sealer, campaign, changes, actor="user", message=message
             )
-        if open_campaign(identity.sealer, campaign).settings.hidden_information:
+        hides = open_campaign(identity.sealer, campaign).settings.hidden_information
+        if hides or (await load_group(session, chat.id)).is_group:
             for change in (await session.execute(caused)).all():
-                if not may_all_know(change.audience, message.audience):
+                if not may_all_know(change.audience, told_to):
                     await ledger_paths.undo_change(session, identity.sealer, campaign, change.id)
 
 
@@ -271,13 +275,17 @@ _RANK: Mapping[Actor, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldAtMessage:
-    """The sealed campaign at the time of a message. `writers` are rows of (item, actor, time)."""
+    """The sealed campaign at the time of a message.
+
+    `writers` are rows of (item, actor, time). `characters` are all of the user's.
+    """
 
     campaign_id: UUID
     fields: CampaignFields
     compactions: int
     items: Sequence[Any]
     writers: Sequence[Any]
+    characters: Sequence[UUID]
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +371,11 @@ class WorldCopies(WorldCopied):
                         .group_by(CampaignChange.item_id, CampaignChange.actor)
                     )
                 ).all(),
+                characters=(
+                    await trial.scalars(
+                        select(Character.id).where(Character.user_id == identity.user_id)
+                    )
+                ).all(),
             )
 
     async def _store(
@@ -393,7 +406,7 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
     Each item is created by one change. Its actor and time are those of the last change with the
     highest precedence in the old ledger, so that later work meets the same precedence.
     """
-    items = filter_existing_items(open_items(sealer, world.items))
+    items = filter_existing_items(open_items(sealer, world.items), world.characters)
     renumbered = IdMap({item_id: kind for item_id, kind, _ in items})
     ids = renumbered.ids
     writers = _read_writers(world.writers)
@@ -404,7 +417,8 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
         ),
         kinds={ids[item_id]: kind for item_id, kind, _ in items},
         uses={ids[row.id]: row.uses for row in world.items if row.kind == "term"},
-        ids=ids,
+        # Characters are the same in both worlds.
+        ids=ids | {each: each for each in world.characters},
         version=1,
         compactions=world.compactions,
     )

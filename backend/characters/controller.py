@@ -10,7 +10,6 @@ from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryP
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
 from backend.characters.avatars import AvatarService
-from backend.characters.cards.model import Card
 from backend.characters.cards.writer import ExportSpec
 from backend.characters.errors import (
     AvatarNotFoundError,
@@ -24,6 +23,7 @@ from backend.characters.errors import (
 from backend.characters.repository import HolderKind
 from backend.characters.schemas import (
     AvatarSize,
+    CharacterChange,
     CharacterItem,
     CharacterView,
     ExportFormat,
@@ -130,7 +130,7 @@ class CharacterController(Controller):
                 CardLimitError,
                 PreconditionFailedError,
             ),
-            PATCHES: Card,
+            PATCHES: CharacterChange,
         },
         summary="Change a character",
     )
@@ -142,7 +142,7 @@ class CharacterController(Controller):
         characters: NamedDependency[CharacterService],
         if_match: IfMatch = None,
     ) -> Response[CharacterView]:
-        """Merge a patch into the card's fields. Null restores a default."""
+        """Merge a patch into the card's fields and `keeps_memories`. Null restores a default."""
         return tag_view(await characters.patch(identity, character_id, data, if_match=if_match))
 
     @delete(

@@ -153,6 +153,7 @@ def seal_card(sealer: Sealer, row: Character, card: Card) -> None:
     summary = Summary(name=card.name, nickname=card.nickname, tags=card.tags, creator=card.creator)
     row.sealed_summary = sealer.seal_bytes(CHARACTER_SUMMARY, row.id, msgspec.json.encode(summary))
     row.sealed_card = sealer.seal_bytes(CHARACTER_CARD, row.id, msgspec.json.encode(card))
+    row.keeps_memories = card.remembers_chats
 
 
 def open_card(sealer: Sealer, row_id: UUID, blob: bytes) -> Card:

@@ -19,12 +19,23 @@ class NewCharacter(Card, kw_only=True, forbid_unknown_fields=True):
     """A new character: the fields of its card. Only `name` is required."""
 
 
+class CharacterChange(Card, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a card that can be changed.
+
+    With `keeps_memories`, the character remembers in each chat what it learned in its others. An
+    exported card has it as `extensions.talekeeper.keeps_memories`.
+    """
+
+    keeps_memories: bool = False
+
+
 class CharacterView(Card, kw_only=True):
     """A character: the fields of its card, and the data that Talekeeper keeps with it.
 
     `lorebook_id` is the lorebook made from the card's `character_book`. `scripts_allowed` is true
     if the card's regex scripts may run, and null until the user is asked. `preset_id` is the prompt
-    preset of its chats that choose none.
+    preset of its chats that choose none. With `keeps_memories`, it remembers in each chat what it
+    learned in its others.
     """
 
     id: UUID

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
@@ -31,6 +31,7 @@ from backend.characters.models import Character, Summary, open_card, open_summar
 from backend.characters.repository import CharacterRow
 from backend.characters.schemas import (
     CardLorebook,
+    CharacterChange,
     CharacterItem,
     CharacterView,
     ExportFormat,
@@ -39,7 +40,7 @@ from backend.characters.schemas import (
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import RecordCreated, now, record_nothing
 from backend.database.engine import Database
-from backend.errors import ConflictError
+from backend.errors import ConflictError, ValidationError
 from backend.http.schemas import Page, check_revision, make_struct, reject_unknown
 from backend.vault.sealing import Sealer
 
@@ -114,7 +115,8 @@ class CharacterService:
         *,
         if_match: str | None,
     ) -> CharacterView:
-        reject_unknown(patch, Card)
+        reject_unknown(patch, CharacterChange)
+        patch = _move_memory(patch)
         owner_id, sealer = identity.user_id, identity.sealer
         for _ in range(MAX_ATTEMPTS):
             async with self._database.read() as session:
@@ -265,6 +267,23 @@ class CharacterService:
         if stored is None:
             return view_stored(card, None)
         return await self._pool.run(identity.user_id, partial(view_stored, card, stored))
+
+
+def _move_memory(patch: dict[str, Any]) -> dict[str, Any]:
+    """Return a patch of the card that keeps `keeps_memories` among its extensions."""
+    if "keeps_memories" not in patch:
+        return patch
+    wanted = patch["keeps_memories"]
+    if wanted is not None and not isinstance(wanted, bool):
+        raise ValidationError("`keeps_memories` must be true or false.")
+    moved = {"extensions": {"talekeeper": {"keeps_memories": wanted or None}}}
+    extensions = patch.get("extensions")
+    others = cast("dict[str, Any]", extensions) if isinstance(extensions, dict) else {}
+    own = others.get("talekeeper")
+    if isinstance(own, dict):
+        moved["extensions"]["talekeeper"] = {**own, **moved["extensions"]["talekeeper"]}
+    rest = {name: value for name, value in patch.items() if name != "keeps_memories"}
+    return {**rest, "extensions": {**others, **moved["extensions"]}}
 
 
 def _make_page(

@@ -148,6 +148,7 @@ class ScenePlace(Protocol):
     """The scene and the time of a message, with or without its row."""
 
     id: Any
+    presence: Any
     scene_id: Any
     scene_place: Any
     created_at: Any
@@ -158,10 +159,14 @@ def place_in_scene(message: ScenePlace, parent: ScenePlace | None) -> None:
 
     A new scene begins with the first message, after a pause, after `MAX_SCENE_MESSAGES` messages,
     and at a mark in the text. For a mark, `seal_draft` has set `scene_id` to the message's own id.
+    A message with which someone joins or leaves is a scene of its own: all messages of a scene were
+    heard by the same characters.
     """
     continues = (
         message.scene_id != message.id
+        and message.presence is None
         and parent is not None
+        and parent.presence is None
         and parent.scene_id is not None
         and parent.scene_place + 1 < MAX_SCENE_MESSAGES
         and message.created_at - parent.created_at <= MAX_SCENE_PAUSE

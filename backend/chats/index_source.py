@@ -8,12 +8,18 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import Select, and_, bindparam, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.members import Group, filter_heard_anywhere, load_group
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.core.audience import GM, Viewpoint, Witness, filter_known_to
+from backend.chats.models import (
+    MESSAGE_AUTHOR,
+    MESSAGE_CONTENT,
+    Chat,
+    ChatCharacter,
+    Message,
+)
+from backend.core.audience import GM, PUBLIC, Viewpoint, Witness, filter_known_to
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.types import Id
 from backend.memory.index.protocol import Kind
@@ -41,7 +47,11 @@ _MAX_NEAR_ROWS = 300
 
 
 class MessageSource(TableSource):
-    """Messages of all branches. `recall` drops those that are not active."""
+    """Messages of all branches. `recall` drops those that are not active.
+
+    Messages that say who joins or leaves are not indexed. Windows and scenes end there, because the
+    messages before and after are known to different characters.
+    """
 
     kind: Kind = "message"
     table = SourceTable(
@@ -50,7 +60,7 @@ class MessageSource(TableSource):
         container_id=get_table(Message).c.chat_id,
         order=(Message.position,),
         is_listed=get_table(Chat).c.is_ready,
-        is_indexed=Message.status != "streaming",
+        is_indexed=and_(Message.status != "streaming", Message.presence.is_(None)),
     )
 
     async def rows(
@@ -74,6 +84,7 @@ class MessageSource(TableSource):
         if neighbours:
             wanted |= await excerpt.load_above(session, wanted)
         await excerpt.load_around(session, wanted)
+        await excerpt.load_absences(session, wanted)
         members = await excerpt.load_scenes(session, wanted)
         ordered = sorted(wanted, key=lambda each: (excerpt.rows[each].position, each))
         scene_of = {each: excerpt.rows[each].scene_id for each in ordered}
@@ -144,6 +155,7 @@ _COLUMNS = (
     _ROW.parent_id,
     _ROW.position,
     _ROW.status,
+    _ROW.presence,
     _ROW.scene_id,
     _ROW.is_selected,
     _ROW.created_at,
@@ -158,7 +170,15 @@ _IN_CHAT = skip_index(_ROW.chat_id) == bindparam("chat_id")
 _IN_CHAT_OWNED = select(*_COLUMNS).where(_IN_CHAT, _OWNED)
 _BY_ID = _IN_CHAT_OWNED.where(_ROW.id.in_(_IDS))
 _SELECTED_CHILDREN = _IN_CHAT_OWNED.where(_ROW.parent_id.in_(_IDS), _ROW.is_selected)
-_SCENES = _IN_CHAT_OWNED.where(_ROW.scene_id.in_(_IDS), _ROW.is_active, _ROW.status != "streaming")
+_SCENES = _IN_CHAT_OWNED.where(
+    _ROW.scene_id.in_(_IDS), _ROW.is_active, _ROW.status != "streaming", _ROW.presence.is_(None)
+)
+_HAS_ABSENCES = select(
+    or_(
+        exists().where(_ROW.chat_id == bindparam("chat_id"), _ROW.presence.is_not(None)),
+        exists().where(ChatCharacter.chat_id == bindparam("chat_id"), ~ChatCharacter.is_from_start),
+    )
+)
 _FIRST, _LAST = (
     select(end(_ROW.position)).where(_IN_CHAT, _ROW.id.in_(_IDS)).scalar_subquery()
     for end in (func.min, func.max)
@@ -198,6 +218,7 @@ class _ChatExcerpt:
         self._chat_id = group.chat_id
         self.rows: dict[UUID, Any] = {}
         self._has_all_near = False
+        self._has_absences = False
         self._selected: dict[UUID, UUID] = {}
         self._opened: dict[UUID, IndexedMessage] = {}
 
@@ -238,6 +259,12 @@ class _ChatExcerpt:
                 await self._read(session, _SELECTED_CHILDREN, part)
             level = {self._selected[each] for each in level if each in self._selected}
 
+    async def load_absences(self, session: AsyncSession, ids: Iterable[UUID]) -> None:
+        """Load if someone who is named in an audience may have missed public messages."""
+        if any(self._is_limited(each) for each in ids):
+            found = await session.scalar(_HAS_ABSENCES, {"chat_id": self._chat_id})
+            self._has_absences = bool(found)
+
     async def load_scenes(self, session: AsyncSession, ids: set[UUID]) -> dict[UUID, list[UUID]]:
         """Load the active messages of the messages' scenes. Return their ids in order, by scene."""
         scene_ids = {scene for each in ids if (scene := self.rows[each].scene_id) is not None}
@@ -272,7 +299,7 @@ class _ChatExcerpt:
     def _documents(self, message_id: UUID, scene: Sequence[UUID]) -> list[IndexDocument]:
         found: list[IndexDocument] = []
         row = self.rows[message_id]
-        if row.status != "streaming":
+        if row.status != "streaming" and row.presence is None:
             found += build_message_documents(
                 self._line(message_id),
                 before=[self._line(each) for each in self._ids_before(message_id)],
@@ -310,16 +337,29 @@ class _ChatExcerpt:
         """Return the messages above one in its window, oldest first."""
         found: list[UUID] = []
         parent = self.rows[message_id].parent_id
-        while parent is not None and parent in self.rows and len(found) < WINDOW:
+        while parent is not None and self._is_near(parent) and len(found) < WINDOW:
             found.append(parent)
             parent = self.rows[parent].parent_id
-        return found[::-1]
+        return self._keep_shared(message_id, found[::-1])
 
     def _ids_after(self, message_id: UUID) -> list[UUID]:
         """Return the messages below one in its window, on the selected path."""
         found: list[UUID] = []
         child = self._selected.get(message_id)
-        while child is not None and len(found) < WINDOW:
+        while child is not None and self._is_near(child) and len(found) < WINDOW:
             found.append(child)
             child = self._selected.get(child)
-        return found
+        return self._keep_shared(message_id, found)
+
+    def _is_near(self, message_id: UUID) -> bool:
+        return message_id in self.rows and self.rows[message_id].presence is None
+
+    def _is_limited(self, message_id: UUID) -> bool:
+        return self.rows[message_id].audience not in {PUBLIC, GM}
+
+    def _keep_shared(self, message_id: UUID, neighbours: list[UUID]) -> list[UUID]:
+        """Return the neighbours that everyone who is told a message has heard."""
+        if not (self._has_absences and self._is_limited(message_id)):
+            return neighbours
+        audience = self.rows[message_id].audience
+        return [each for each in neighbours if self.rows[each].audience == audience]

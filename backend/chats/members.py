@@ -79,6 +79,11 @@ class Group:
         return len(self.members) > 1 or bool(self.changes)
 
     @property
+    def has_absences(self) -> bool:
+        """True if a member may have missed public messages."""
+        return bool(self.changes) or not all(self.members.values())
+
+    @property
     def presences(self) -> dict[UUID, Presence]:
         """The members with their presence at the end, in order."""
         return self.find_presences(END)
@@ -117,7 +122,7 @@ class Group:
 
         `column` is the message's audience. If all members were there, public remains public.
         """
-        if column != PUBLIC or (not self.changes and all(self.members.values())):
+        if column != PUBLIC or not self.has_absences:
             return column
         there = [
             each
@@ -258,7 +263,7 @@ def filter_heard(
     """
     if not isinstance(viewpoint, Witness):
         return filter_known_to(viewpoint, message.audience)
-    absent = _is_within(message.position, viewpoint.absences.get(chat_id, ()))
+    absent = is_within(message.position, viewpoint.absences.get(chat_id, ()))
     return or_(
         is_named(viewpoint, message.audience), and_(message.audience == PUBLIC, not_(absent))
     )
@@ -278,7 +283,7 @@ def filter_heard_anywhere(viewpoint: Witness, message: Any = Message) -> ColumnE
     absent = or_(
         false(),
         *(
-            and_(message.chat_id == chat_id, _is_within(message.position, ranges))
+            and_(message.chat_id == chat_id, is_within(message.position, ranges))
             for chat_id, ranges in viewpoint.absences.items()
         ),
     )
@@ -321,7 +326,8 @@ def list_heard(
     ]
 
 
-def _is_within(position: ColumnElement[int], ranges: Ranges) -> ColumnElement[bool]:
+def is_within(position: ColumnElement[int], ranges: Ranges) -> ColumnElement[bool]:
+    """Return the SQL condition that a position is in one of the ranges."""
     parts = [and_(position >= begin, position < end) for begin, end in ranges]
     while len(parts) > _RANGES_IN_GROUP:
         parts = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
@@ -18,15 +19,18 @@ from backend.chats.events import (
     WorldParted,
     translate_audiences,
 )
+from backend.chats.members import load_group
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.chronicles.event_search import load_all_events
 from backend.chronicles.event_writer import (
     NewEvent,
+    find_told_audience,
     insert_events,
     mark_superseded,
     remove_events,
+    remove_telling,
     touch,
 )
 from backend.chronicles.events import ChronicleFields
@@ -37,10 +41,19 @@ from backend.chronicles.repository import (
     SourceMessage,
     StoryEvent,
     counting,
+    find_witnesses,
+    group_tellings,
+    load_sources,
     make_chronicle,
     open_chronicle,
 )
-from backend.core.audience import intersect_audiences
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    intersect_audiences,
+    limit_audience,
+    unite_audiences,
+)
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import UNSYNCHRONIZED
 from backend.memory.indexing.outbox import IndexOutbox
@@ -78,25 +91,71 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
         """Delete the events of a chat's inactive messages before the chat is deleted.
 
-        Active events stay permanently, because the database removes their source messages.
+        Active events stay permanently, because the database removes their source messages. They
+        keep the audience of those who heard them. If an event was also told elsewhere, only its
+        inactive tellings end.
         """
         event, source = ChronicleEvent, EventSource
         on_path = exists().where(Message.id == source.message_id, Message.is_active)
         left = exists().where(source.event_id == event.id, source.chat_id == chat.id, ~on_path)
-        rows = await session.execute(
-            select(event.id, event.chronicle_id).where(event.user_id == identity.user_id, left)
-        )
-        by_chronicle: dict[UUID, list[UUID]] = {}
-        for event_id, chronicle_id in rows:
-            by_chronicle.setdefault(chronicle_id, []).append(event_id)
-        for chronicle_id, event_ids in by_chronicle.items():
-            await remove_events(session, event_ids, owner_id=identity.user_id)
+        rows = await session.scalars(select(event).where(event.user_id == identity.user_id, left))
+        ended = {row.id: row for row in rows}
+        sources = await load_sources(session, list(ended))
+        active = await find_witnesses(session, [each for told in sources.values() for each in told])
+        changed: defaultdict[UUID, list[UUID]] = defaultdict(list)
+        removed: list[UUID] = []
+        for event_id, row in ended.items():
+            changed[row.chronicle_id].append(event_id)
+            is_kept = True
+            for number, telling in group_tellings(sources[event_id]).items():
+                if any(each.chat_id == chat.id and each.id not in active for each in telling):
+                    is_kept = await remove_telling(session, row, number)
+            if not is_kept:
+                removed.append(event_id)
+        await remove_events(session, removed, owner_id=identity.user_id)
+        for row in await self._keep_audiences(session, identity, chat):
+            changed[row.chronicle_id].append(row.id)
+        for chronicle_id, event_ids in changed.items():
             # For a large number, compare the whole chronicle instead, because that is quicker to
             # record.
             noted = event_ids if len(event_ids) <= MAX_NOTED else None
             await self._outbox.changed(
                 session, identity, kind=KIND, container_id=chronicle_id, source_ids=noted
             )
+
+    async def _keep_audiences(
+        self, session: AsyncSession, identity: Identity, chat: Chat
+    ) -> Sequence[ChronicleEvent]:
+        """Limit public events to those who were there, because that is unknown without the chat."""
+        group = await load_group(session, chat.id)
+        if not group.changes and all(group.members.values()):
+            return []
+        rows = (
+            await session.scalars(
+                select(ChronicleEvent).where(
+                    ChronicleEvent.user_id == identity.user_id,
+                    ChronicleEvent.audience == PUBLIC,
+                    exists().where(
+                        EventSource.event_id == ChronicleEvent.id, EventSource.chat_id == chat.id
+                    ),
+                )
+            )
+        ).all()
+        sources = await load_sources(session, [row.id for row in rows])
+        heard = await find_witnesses(session, [each for told in sources.values() for each in told])
+        limited: list[ChronicleEvent] = []
+        for row in rows:
+            audience = unite_audiences(
+                [
+                    intersect_audiences([heard.get(each.id, GM) for each in telling])
+                    for telling in group_tellings(sources[row.id]).values()
+                ]
+            )
+            if audience != PUBLIC:
+                row.audience = audience
+                touch(row)
+                limited.append(row)
+        return limited
 
     async def audience_changed(
         self,
@@ -108,9 +167,10 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
     ) -> None:
         """Restrict events written from a message to the audience of the message.
 
-        Events that users wrote or edited keep their audience.
+        If an event was also told in other messages, those who heard them still know it. Events that
+        users wrote or edited keep their audience.
         """
-        rows = await session.scalars(
+        found = await session.scalars(
             select(ChronicleEvent)
             .join(EventSource, EventSource.event_id == ChronicleEvent.id)
             .where(
@@ -120,8 +180,14 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
                 ~ChronicleEvent.is_edited,
             )
         )
-        for row in rows.all():
-            audience = intersect_audiences([row.audience, message.audience])
+        rows = found.all()
+        sources = await load_sources(session, [row.id for row in rows])
+        for row in rows:
+            limit = message.audience
+            if len(group_tellings(sources[row.id])) > 1:
+                await session.flush()
+                limit = await find_told_audience(session, sources[row.id])
+            audience = limit_audience(row.audience, limit)
             if audience == row.audience:
                 continue
             row.audience = audience
@@ -145,9 +211,9 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         """Give the copy of a chat its own chronicle if the original has one.
 
         The two stories differ from here on, so neither may read the events of the other. Events
-        with source messages in this chat are copied only if all of those messages were copied, and
-        then refer to the copies. All other events are copied unchanged, including sources in other
-        chats. `copied` maps messages to their copies.
+        with source messages in this chat are copied only if all of those messages of one telling
+        were copied, and then refer to the copies. All other events are copied unchanged, including
+        sources in other chats. `copied` maps messages to their copies.
 
         The chat's consent is copied too. The marks of what was read are copied elsewhere, so
         nothing is read again. Raises `ChronicleFullError`.
@@ -210,21 +276,30 @@ async def _copy_events(
     copied: Mapping[UUID, UUID],
 ) -> None:
     """Copy the events of a copied path. The copies belong to no run."""
-    copies = {
-        event.id: NewEvent(
+    copies: dict[UUID, NewEvent] = {}
+    async for event in iterate_in_slices(events):
+        kept = [
+            each
+            for telling in group_tellings(event.sources).values()
+            if all(each.id in copied for each in telling if each.chat_id == source_id)
+            for each in telling
+        ]
+        if event.sources and not kept:
+            continue
+        audience = event.stored_audience
+        if len(kept) < len(event.sources):
+            audience = limit_audience(audience, await find_told_audience(session, kept))
+        copies[event.id] = NewEvent(
             fields=event.fields,
             significance=event.significance,
             source=event.source,
             happened_at=event.happened_at,
             place=event.place,
-            sources=[_map_source(each, fork_id, copied) for each in event.sources],
+            sources=[_map_source(each, fork_id, copied) for each in kept],
             is_pinned=event.is_pinned,
             is_edited=event.is_edited,
-            audience=event.audience,
+            audience=audience,
         )
-        async for event in iterate_in_slices(events)
-        if all(each.id in copied for each in event.sources if each.chat_id == source_id)
-    }
     await insert_events(session, identity.sealer, chronicle_id, list(copies.values()))
     marks: dict[UUID, UUID | None] = {}
     for event in events:

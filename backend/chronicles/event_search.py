@@ -17,7 +17,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chronicles.events import EventFields, EventKind
 from backend.chronicles.models import ChronicleEvent, EventSource
-from backend.chronicles.repository import STORY_ORDER, StoryEvent, current, get_events, open_event
+from backend.chronicles.repository import (
+    STORY_ORDER,
+    StoryEvent,
+    current,
+    filter_known_events,
+    get_events,
+    open_event,
+)
 from backend.core.audience import GM, Viewpoint
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
@@ -138,6 +145,28 @@ async def find_page(
                 found.append(row.id)
         if len(rows) < size:
             return found, None
+
+
+async def find_known_page(
+    session: AsyncSession,
+    sealer: Sealer,
+    chronicle_ids: Sequence[UUID],
+    viewpoint: Viewpoint,
+    *,
+    limit: int,
+    after: Cursor | None,
+) -> tuple[list[UUID], Cursor | None]:
+    """Return the ids of current events that a viewpoint knows, newest first, and a cursor."""
+    conditions = [
+        ChronicleEvent.chronicle_id.in_(chronicle_ids),
+        current(viewpoint),
+        filter_known_events(viewpoint),
+    ]
+    rows = await _rows(session, sealer, conditions, limit=limit + 1, after=after, newest=True)
+    page = rows[:limit]
+    if len(rows) <= limit:
+        return [row.id for row in page], None
+    return [row.id for row in page], Cursor(page[-1].happened_at, page[-1].place, page[-1].id)
 
 
 async def load_all_events(

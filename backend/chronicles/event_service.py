@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -20,6 +21,7 @@ from backend.chronicles.event_search import Cursor, EventFilter, find_page
 from backend.chronicles.event_writer import (
     NewEvent,
     find_superseded,
+    find_told_audience,
     first_place,
     hold_chats,
     insert_events,
@@ -36,10 +38,13 @@ from backend.chronicles.repository import (
     SourceMessage,
     StoryEvent,
     check_pins,
+    find_knowers,
     find_sources,
+    find_witnesses,
     get_chronicle,
     get_event,
     get_events,
+    group_tellings,
     seal_event,
 )
 from backend.chronicles.schemas import (
@@ -49,7 +54,15 @@ from backend.chronicles.schemas import (
     MergedFields,
     NewChronicleEvent,
 )
-from backend.core.audience import Audience, decode_audience, encode_audience, intersect_audiences
+from backend.core.audience import (
+    PUBLIC,
+    Audience,
+    Witness,
+    decode_audience,
+    encode_audience,
+    intersect_audiences,
+    limit_audience,
+)
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
@@ -122,7 +135,9 @@ async def apply_change(
     if wanted.pinned and not was.pinned:
         await check_pins(session, row.chronicle_id)
     row.is_pinned, row.significance = wanted.pinned, wanted.significance
-    row.happened_at, row.audience = happened_at, encode_audience(wanted.audience)
+    row.happened_at = happened_at
+    if wanted.audience != was.audience:
+        row.audience = encode_audience(wanted.audience)
     if fields != event.fields:
         row.sealed_event = seal_event(sealer, row.id, fields)
     if sources is not event.sources:
@@ -231,7 +246,11 @@ def _unite_names(member: str, lists: Iterable[list[str]]) -> list[str]:
 
 
 def _all_sources(events: Sequence[StoryEvent]) -> list[SourceMessage]:
-    found = {source.id: source for event in events for source in event.sources}
+    found = {
+        source.id: msgspec.structs.replace(source, telling=0)
+        for event in events
+        for source in event.sources
+    }
     if len(found) > MAX_SOURCES:
         raise ValidationError(
             f"Together they come from {len(found)} messages; {MAX_SOURCES} are allowed.",
@@ -250,15 +269,29 @@ class AudienceCheck(Protocol):
         ...
 
 
+class WitnessSource(Protocol):
+    """Finds the viewpoints of the characters in the chats of a chronicle."""
+
+    async def __call__(
+        self, session: AsyncSession, sealer: Sealer, chronicle_id: UUID, /
+    ) -> Mapping[UUID, Witness]: ...
+
+
 class EventService:
     """Operations of a user on the events of a chronicle. The routes list the errors."""
 
     def __init__(
-        self, database: Database, outbox: IndexOutbox, *, check_audience: AudienceCheck
+        self,
+        database: Database,
+        outbox: IndexOutbox,
+        *,
+        check_audience: AudienceCheck,
+        find_witnesses: WitnessSource,
     ) -> None:
         self._database = database
         self._outbox = outbox
         self._check_audience = check_audience
+        self._find_witnesses = find_witnesses
 
     async def list_page(
         self,
@@ -287,7 +320,12 @@ class EventService:
                 newest=newest,
             )
             events = await get_events(session, identity.sealer, ids)
-        items = [_build_view(events[event_id]) for event_id in ids]
+            items = await load_views(
+                session,
+                identity.sealer,
+                [events[event_id] for event_id in ids],
+                self._find_witnesses,
+            )
         return Page(items=items, next=str(follows) if follows else None)
 
     async def create(
@@ -315,13 +353,13 @@ class EventService:
             )
             await insert_events(session, sealer, chronicle_id, [event])
             await self._note(session, identity, chronicle_id, [event.id])
-            return await _load_view(session, sealer, event.id)
+            return await self._load_view(session, sealer, event.id)
 
     async def get(self, identity: Identity, chronicle_id: UUID, event_id: UUID) -> EventView:
         """Return an event. Raises `EventNotFoundError`."""
         async with self._database.read() as session:
             event = await _read(session, identity.sealer, chronicle_id, event_id)
-        return _build_view(event)
+            return await self._load_view(session, identity.sealer, event.id)
 
     async def patch(
         self,
@@ -356,7 +394,7 @@ class EventService:
                 )
             if await apply_change(session, sealer, row, event, wanted):
                 await self._note(session, identity, chronicle_id, [event_id])
-            return await _load_view(session, sealer, event_id)
+            return await self._load_view(session, sealer, event_id)
 
     async def delete(
         self, identity: Identity, chronicle_id: UUID, event_id: UUID, *, if_match: str | None
@@ -383,7 +421,8 @@ class EventService:
             await hold_chats(session, [source for event in events for source in event.sources])
             await self._lock(session, sealer, chronicle_id)
             events = await _read_all(session, sealer, chronicle_id, ids)
-            made = merge_events(events, wanted.event)
+            told = [await _take_last_telling(session, event) for event in events]
+            made = merge_events(told, wanted.event)
             made = replace(made, superseded_by=await _find_superseder(session, events))
             superseded = await find_superseded(session, ids)
             await remove_events(session, ids, owner_id=sealer.user_id)
@@ -392,10 +431,17 @@ class EventService:
             await insert_events(session, sealer, chronicle_id, [made])
             await supersede_again(session, chronicle_id, superseded, made.id)
             await self._note(session, identity, chronicle_id, [*ids, made.id])
-            return await _load_view(session, sealer, made.id)
+            return await self._load_view(session, sealer, made.id)
 
     async def _lock(self, session: AsyncSession, sealer: Sealer, chronicle_id: UUID) -> None:
         await get_chronicle(session, chronicle_id, owner_id=sealer.user_id, lock=True)
+
+    async def _load_view(self, session: AsyncSession, sealer: Sealer, event_id: UUID) -> EventView:
+        """Return an event after pending changes."""
+        await session.flush()
+        events = await get_events(session, sealer, [event_id])
+        [view] = await load_views(session, sealer, [events[event_id]], self._find_witnesses)
+        return view
 
     async def _note(
         self, session: AsyncSession, identity: Identity, chronicle_id: UUID, ids: Sequence[UUID]
@@ -415,13 +461,24 @@ async def _read(
     return event
 
 
-async def _load_view(session: AsyncSession, sealer: Sealer, event_id: UUID) -> EventView:
-    """Return an event after pending changes."""
-    await session.flush()
-    return _build_view((await get_events(session, sealer, [event_id]))[event_id])
+async def load_views(
+    session: AsyncSession,
+    sealer: Sealer,
+    events: Sequence[StoryEvent],
+    find_chronicle_witnesses: WitnessSource,
+) -> list[EventView]:
+    """Return events as the API shows them, with the characters that know them."""
+    by_chronicle: defaultdict[UUID, list[UUID]] = defaultdict(list)
+    for event in events:
+        by_chronicle[event.chronicle_id].append(event.id)
+    known: dict[UUID, list[UUID]] = {}
+    for chronicle_id, event_ids in by_chronicle.items():
+        witnesses = await find_chronicle_witnesses(session, sealer, chronicle_id)
+        known |= await find_knowers(session, event_ids, witnesses)
+    return [_build_view(event, known.get(event.id, [])) for event in events]
 
 
-def _build_view(event: StoryEvent) -> EventView:
+def _build_view(event: StoryEvent, known_to: list[UUID]) -> EventView:
     return make_struct(
         EventView,
         event,
@@ -429,6 +486,7 @@ def _build_view(event: StoryEvent) -> EventView:
         pinned=event.is_pinned,
         edited=event.is_edited,
         audience=decode_audience(event.audience),
+        known_to=known_to,
         source_message_ids=[each.id for each in event.sources],
         source_chat_ids=list(dict.fromkeys(each.chat_id for each in event.sources)),
     )
@@ -454,6 +512,27 @@ async def _read_all(
                 extra={"event_id": str(event_id)},
             )
     return sorted(found.values(), key=lambda each: (each.happened_at, each.place, each.id))
+
+
+async def _take_last_telling(session: AsyncSession, event: StoryEvent) -> StoryEvent:
+    """Return an event with the messages of its last telling that counts.
+
+    If it is public, its audience becomes those who heard it, because the text of a merged event is
+    only for those who know all of its parts.
+    """
+    active = await find_witnesses(session, event.sources)
+    counting = [
+        telling
+        for _, telling in sorted(group_tellings(event.sources).items())
+        if all(each.id in active for each in telling)
+    ]
+    if not counting:
+        return event
+    audience = event.audience
+    if audience == PUBLIC or not event.is_users_own:
+        heard = await find_told_audience(session, [each for told in counting for each in told])
+        audience = limit_audience(audience, heard)
+    return msgspec.structs.replace(event, sources=counting[-1], audience=audience)
 
 
 async def _find_superseder(session: AsyncSession, events: Sequence[StoryEvent]) -> UUID | None:

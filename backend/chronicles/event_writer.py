@@ -17,19 +17,21 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.errors import MessageNotFoundError
-from backend.chats.models import Chat
+from backend.chats.models import Chat, Message
 from backend.chronicles.events import EventFields
 from backend.chronicles.models import ChronicleEvent, EventSource, EventSourceName
 from backend.chronicles.repository import (
     SourceMessage,
     StoredEvent,
     check_room,
+    find_witnesses,
+    group_tellings,
     load_sources,
     open_event,
     seal_event,
 )
-from backend.core.audience import PUBLIC
-from backend.database.base import new_id, now, split_chunks
+from backend.core.audience import PUBLIC, intersect_audiences, limit_audience, unite_audiences
+from backend.database.base import UNSYNCHRONIZED, new_id, now, split_chunks
 from backend.errors import ValidationError
 from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
@@ -154,8 +156,69 @@ async def set_sources(
 
 
 def first_place(sources: Iterable[SourceMessage]) -> int:
-    """Return the depth of the first source message, or 0 without any."""
-    return min((each.position for each in sources), default=0)
+    """Return the depth of the first source message of the first telling, or 0 without any."""
+    return min(((each.telling, each.position) for each in sources), default=(0, 0))[1]
+
+
+async def add_telling(
+    session: AsyncSession, row: ChronicleEvent, sources: Sequence[SourceMessage], audience: str
+) -> int:
+    """Record that an event was told again in other messages. Return the number of the telling.
+
+    Their audience knows the event, too. Raises `MessageNotFoundError` if one of their chats was
+    deleted at the same time.
+    """
+    await hold_chats(session, sources)
+    earlier = (await load_sources(session, [row.id]))[row.id]
+    telling = max((each.telling for each in earlier), default=-1) + 1
+    added = [msgspec.structs.replace(each, telling=telling) for each in sources]
+    await session.execute(insert(EventSource), _source_rows(row.id, added))
+    row.audience = unite_audiences([row.audience, audience])
+    touch(row)
+    await session.flush()
+    return telling
+
+
+async def remove_telling(
+    session: AsyncSession, row: ChronicleEvent, telling: int, *, before: str | None = None
+) -> bool:
+    """Remove one telling of an event. Return False if no other one remains.
+
+    Only those who know another telling know the event afterwards: `before` is their audience, if it
+    is known. A telling that was already removed changes nothing.
+    """
+    sources = (await load_sources(session, [row.id]))[row.id]
+    left = [each for each in sources if each.telling != telling]
+    if len(left) == len(sources):
+        return True
+    if not left:
+        return False
+    await session.execute(
+        delete(EventSource).where(EventSource.event_id == row.id, EventSource.telling == telling),
+        execution_options=UNSYNCHRONIZED,
+    )
+    others = before or await find_told_audience(session, left)
+    row.audience = limit_audience(row.audience, others)
+    touch(row)
+    await session.flush()
+    return True
+
+
+async def find_told_audience(session: AsyncSession, sources: Sequence[SourceMessage]) -> str:
+    """Return those who may know one of the tellings. It is `public` if there are no messages.
+
+    For messages that are not on the active path, it is unknown who was there.
+    """
+    heard = await find_witnesses(session, sources)
+    rest = [each.id for each in sources if each.id not in heard]
+    for ids in split_chunks(rest):
+        query = select(Message.id, Message.audience).where(Message.id.in_(ids))
+        heard |= {row.id: row.audience for row in await session.execute(query)}
+    columns = [
+        intersect_audiences([heard[each.id] for each in telling if each.id in heard])
+        for telling in group_tellings(sources).values()
+    ]
+    return unite_audiences(columns) if columns else PUBLIC
 
 
 async def _replace_sources(
@@ -173,6 +236,7 @@ def _source_rows(event_id: UUID, sources: Sequence[SourceMessage]) -> list[dict[
             "message_id": each.id,
             "chat_id": each.chat_id,
             "position": each.position,
+            "telling": each.telling,
         }
         for each in sources
     }

@@ -86,14 +86,15 @@ def _documents(event: StoryEvent) -> list[IndexDocument]:
         keywords=fields.keywords,
         said_at=event.happened_at,
         version=compute_version(event.updated_at),
-        audience=event.audience,
+        audience=event.stored_audience,
     )
     return [document]
 
 
 def _build_item(event: StoryEvent) -> MemoryItem:
     first = event.sources[0] if event.sources else None
-    chats = {source.chat_id for source in event.sources}
+    # Without its messages, the event is not in the history of the viewpoint.
+    chats = {source.chat_id for source in event.sources} if event.is_heard else set[UUID]()
     return MemoryItem(
         kind=KIND,
         source_id=event.id,

@@ -66,8 +66,8 @@ class NewChronicleEvent(EventFields, frozen=True, kw_only=True):
 
     `happened_at` is the real time when it was played. The default is the time of the last source
     message, or else now. `source_message_ids` are the messages it comes from. It is active while
-    all of them are on their chats' active paths. `audience` limits the characters that may know it,
-    if a campaign uses the chronicle.
+    all of them are on their chats' active paths. `audience` limits who may know it: characters of
+    the chats that use the chronicle, or entities of their campaigns.
     """
 
     summary: Summary  # pyright: ignore[reportGeneralTypeIssues]  # required on creation
@@ -98,9 +98,10 @@ class EventView(
 ):
     """An event.
 
-    `is_current` is true if all of its messages are on their chats' active paths and no active event
-    supersedes it. `edited` is true if a user changed an event of the agent. `run_id` is the agent's
-    run.
+    `is_current` is true if all messages of one telling are on their chats' active paths and no
+    active event supersedes it. An event has several tellings if it was told again to others.
+    `edited` is true if a user changed an event of the agent. `run_id` is the agent's run.
+    `known_to` are the characters in the chats of its chronicle that know it now.
     """
 
     id: UUID
@@ -116,9 +117,37 @@ class EventView(
     edited: bool
     run_id: UUID | None
     audience: Audience
+    known_to: list[UUID]
     revision: int
     created_at: datetime
     updated_at: datetime
+
+
+class MemorySource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a character learned of an event.
+
+    `position` and `message_ids` are those of the messages in which the character heard it. Without
+    messages, a user has written it. `chat_id` is then null, or another chat of the character.
+    """
+
+    chat_id: UUID | None = None
+    chat_title: str = ""
+    position: int | None = None
+    message_ids: list[UUID] = []
+
+
+class CharacterMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that a character remembers."""
+
+    event: EventView
+    source: MemorySource
+
+
+class NewMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that a character of a chat knows."""
+
+    text: Summary
+    chat_id: UUID
 
 
 class MergedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

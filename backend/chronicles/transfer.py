@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -34,6 +34,7 @@ from backend.chronicles.event_writer import (
 from backend.chronicles.events import (
     MAX_EVENTS,
     MAX_PINNED,
+    MAX_SOURCES,
     ChronicleFields,
     EventFields,
     Significance,
@@ -49,6 +50,7 @@ from backend.chronicles.repository import (
     check_room,
     find_messages,
     get_chronicle,
+    group_tellings,
     make_chronicle,
     open_chronicle,
     open_event,
@@ -68,13 +70,17 @@ FILE_VERSION = 1
 
 LocalId = Annotated[str, msgspec.Meta(max_length=100)]
 
+TranslateAudience = Callable[[str], str]
+"""Returns the column value of an audience with the ids of this account."""
+
 
 class EventRecord(EventFields, frozen=True, kw_only=True, omit_defaults=False):
     """An event in a file.
 
     `source` is the author in the exporting account. Imported events have the source `import`.
-    `counts` is false if the event came from an inactive branch. `source_message_ids`, and ids in
-    `audience`, are valid only in the exporting account.
+    `counts` is false if the event came from an inactive branch. `told_again` are the messages in
+    which it was told to others later. Ids of messages, and ids in `audience`, are valid only in the
+    exporting account.
     """
 
     id: LocalId = ""
@@ -84,6 +90,9 @@ class EventRecord(EventFields, frozen=True, kw_only=True, omit_defaults=False):
     happened_at: Moment
     source: EventSourceName = "import"
     source_message_ids: Sources = msgspec.field(default_factory=list[UUID])
+    told_again: Annotated[list[Sources], msgspec.Meta(max_length=MAX_SOURCES)] = msgspec.field(
+        default_factory=list[list[UUID]]
+    )
     superseded_by: LocalId | None = None
     counts: bool = True
     audience: Annotated[str, msgspec.Meta(max_length=4_000)] = PUBLIC
@@ -92,6 +101,20 @@ class EventRecord(EventFields, frozen=True, kw_only=True, omit_defaults=False):
     def fields(self) -> EventFields:
         """The content of the event."""
         return make_struct(EventFields, self)
+
+    @property
+    def message_ids(self) -> list[UUID]:
+        """The messages of all tellings."""
+        return [each for telling in (self.source_message_ids, *self.told_again) for each in telling]
+
+    def find_sources(self, messages: Mapping[UUID, SourceMessage]) -> list[SourceMessage]:
+        """Return the source messages that exist. `messages` are given by their ids in the file."""
+        return [
+            msgspec.structs.replace(messages[each], telling=number)
+            for number, telling in enumerate((self.source_message_ids, *self.told_again))
+            for each in telling
+            if each in messages
+        ]
 
 
 class ChronicleFile(ChronicleFields, frozen=True, kw_only=True, omit_defaults=False):
@@ -114,13 +137,19 @@ def write_file(fields: ChronicleFields, events: Sequence[StoryEvent]) -> bytes:
 
 
 def _record(event: StoryEvent, ids: dict[UUID, str]) -> EventRecord:
+    first, *later = [
+        [each.id for each in telling]
+        for _, telling in sorted(group_tellings(event.sources).items())
+    ] or [[]]
     return make_struct(
         EventRecord,
         event,
         **msgspec.structs.asdict(event.fields),
         id=ids[event.id],
         pinned=event.is_pinned,
-        source_message_ids=[each.id for each in event.sources],
+        source_message_ids=first,
+        told_again=later,
+        audience=event.stored_audience,
         superseded_by=ids.get(event.superseded_by) if event.superseded_by else None,
     )
 
@@ -273,15 +302,16 @@ class ChronicleTransfer:
         data: bytes,
         name: str,
         *,
-        keeps_sources: bool = False,
+        translate: TranslateAudience | None = None,
         record: RecordCreated = record_nothing,
     ) -> ImportedChronicle:
         """Create a chronicle from a file with all its events, or nothing.
 
-        `name` is used if the file contains no name. With `keeps_sources`, the events keep their
+        `name` is used if the file contains no name. A file of an archive has a `translate`, which
+        returns the audience of an event with its ids in this account. Then events keep their
         authors.
         """
-        file, events = await self._read(identity.sealer, data, keeps_sources=keeps_sources)
+        file, events = await self._read(identity.sealer, data, translate=translate)
         called = file.name.strip() or name.strip()[:500] or DEFAULT_NAME
         fields = ChronicleFields(name=called, description=file.description)
         async with self._database.write() as session:
@@ -318,12 +348,18 @@ class ChronicleTransfer:
             return await self._add(session, identity, chronicle_id, events, messages, known=known)
 
     async def _read(
-        self, sealer: Sealer, data: bytes, *, keeps_sources: bool = False
+        self, sealer: Sealer, data: bytes, *, translate: TranslateAudience | None = None
     ) -> tuple[ChronicleFile, Sequence[IncomingEvent]]:
         def read() -> tuple[ChronicleFile, Sequence[IncomingEvent]]:
             file = read_file(data)
             events = [
-                incoming_event(sealer, record, keeps_source=keeps_sources) for record in file.events
+                incoming_event(
+                    sealer,
+                    record,
+                    audience=translate(record.audience) if translate else GM,
+                    keeps_source=translate is not None,
+                )
+                for record in file.events
             ]
             return file, events
 
@@ -373,8 +409,8 @@ async def write_events(
         if found is not None:
             rows[number] = found
             continue
-        sources = [messages[each] for each in event.source_message_ids if each in messages]
-        if not event.counts and len(sources) < len(event.source_message_ids):
+        sources = event.find_sources(messages)
+        if not event.counts and len(sources) < len(event.message_ids):
             # Without its messages, nothing would mark it as inactive.
             continue
         # Events of one moment keep the order of the file.
@@ -403,7 +439,7 @@ async def _hold_messages(
 
     Raises `MessageNotFoundError` if a chat is deleted at the same time.
     """
-    ids = [each for event in events for each in event.source_message_ids]
+    ids = [each for event in events for each in event.message_ids]
     found = await find_messages(session, ids, owner_id=owner_id)
     await hold_chats(session, found.values())
     return found

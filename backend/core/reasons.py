@@ -19,6 +19,8 @@ ReasonKind = Literal[
     "card",
     "preset",
     "persona",
+    "public_part",
+    "speaker",
     "summary",
     "campaign",
     "glossary",
@@ -38,6 +40,7 @@ ReasonKind = Literal[
     "pinned",
     "named",
     "followed",
+    "other_chat",
     "constant",
     "sticky",
     "activate",
@@ -78,6 +81,8 @@ ReasonKind = Literal[
     "truncated",
     "summary_no_room",
     "summary_too_old",
+    "summary_older",
+    "summary_unknown",
     "in_history",
     "not_listed",
     # Reasons of the viewpoint.
@@ -169,8 +174,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         kind: The rule that decided.
         key: The activation key, as written.
         found_in: The text that contains the key.
-        name: Name of a group, lorebook, outlet, entity or exceeded macro limit; the form of the
-            state block; the glossary terms that fit; the viewpoint that does not know an item.
+        name: Name of a group, lorebook, outlet, entity, chat or exceeded macro limit; the form of
+            the state block; the glossary terms that fit; the viewpoint that does not know an item.
         winner: Title of the entry that was chosen instead.
         count: Messages, replies or tokens left; recursion level; macro limit; position of a
             message, from 1: the last one of a summary, or the cause of a change.
@@ -194,12 +199,14 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _WORDS: Final[Mapping[ReasonKind, str]] = {
     "chat_settings": "chat settings",
+    "public_part": "public part of the card",
     "client": "sent by the client",
     "summary": "summary through message {count}",
     "glossary": "glossary, {name} terms",
     "state": "state block: {name}",
     "named": "named: {name}",
     "followed": "changed by message {count}, in its current state",
+    "other_chat": "from the chat '{name}'",
     "key": "key {key}{place}",
     "secondary_key": "secondary key {key}{place}",
     "semantic": "semantic {score:.2f}, rank {rank}",
@@ -237,6 +244,8 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "too_long": "more lore than the context could hold",
     "summary_no_room": "summary through message {count}: no room for it",
     "summary_too_old": "summary through message {count}: does not reach the oldest kept message",
+    "summary_older": "summary through message {count}: only the latest parts are sent",
+    "summary_unknown": "summary through message {count}: not known to {name}",
     "in_history": "already in history",
     "not_listed": "not listed",
     "unknown": "not known to {name}",

@@ -11,11 +11,18 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import VIEWS
 from backend.campaigns.errors import CampaignItemNotFoundError, CampaignNotFoundError
-from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
+from backend.chats.errors import (
+    ChatNotFoundError,
+    MemberNotFoundError,
+    MessageBusyError,
+    MessageNotFoundError,
+)
+from backend.chats.schemas import MemberBriefing
 from backend.chronicles.errors import ChronicleNotFoundError
 from backend.core.audience import GM, ViewpointText, read_viewpoint
 from backend.enrichment.errors import (
     ChronicleNotEnabledError,
+    NothingMissedError,
     NothingToUndoError,
     OtherChronicleError,
     RebuildNotFoundError,
@@ -33,13 +40,19 @@ from backend.enrichment.schemas import (
     NewSummary,
     RebuildEstimate,
     RunView,
+    SummaryChange,
     SummaryView,
     UndoView,
 )
 from backend.enrichment.service import CompactionService, EnrichmentService, SceneService
+from backend.enrichment.summaries.briefing import BriefingService
 from backend.enrichment.summaries.service import SummaryService
 from backend.errors import PreconditionFailedError
+from backend.generation.model import ModelError
+from backend.generation.registry import UnknownModelError
+from backend.http.connections import ServerStoppingError
 from backend.http.schemas import (
+    BEGINS_TURN,
     COMMON_RAISES,
     PREVIEWS,
     RAISES,
@@ -51,6 +64,7 @@ from backend.http.schemas import (
     tag_view,
 )
 from backend.jobs.schemas import JobView
+from backend.llm.server_slots import ModelBusyError
 from backend.lorebooks.errors import LorebookFullError
 from backend.quotas.limits import QUEUED_JOBS, TOKENS_PER_DAY
 from backend.quotas.service import Quotas
@@ -238,7 +252,7 @@ class SummaryController(Controller):
         summaries: NamedDependency[SummaryService],
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Response[SummaryView]:
-        """Return the summary that covers most of the active path.
+        """Return the summary that covers most of the active path. In a group it is the last piece.
 
         It never covers messages that were swiped away, edited or deleted. In a campaign with hidden
         information, an audience has its own summary from the first event that not everyone knows.
@@ -267,6 +281,9 @@ class SummaryController(Controller):
 
         Without a summary, or for one that covers more, name the last message that it covers. With
         `viewpoint` the summary belongs to that audience; `public` is for everyone.
+
+        In a group, the summary has pieces, which begin where presence changes. The piece through
+        the named message is changed, or the part of the path around it gets one.
         """
         return tag_view(
             await summaries.put(
@@ -308,11 +325,107 @@ class SummaryController(Controller):
         """Return the summaries along the active path, the newest first, above position `after`.
 
         The first one is the current one. The list contains summaries of `viewpoint` and public
-        ones.
+        ones. In a group, these are the pieces that `viewpoint` witnessed completely.
         """
         return await summaries.list_page(
             identity, chat_id, limit=limit, before=after, viewpoint=read_viewpoint(viewpoint)
         )
+
+    @get(
+        "/summaries/{summary_id:uuid}",
+        opt={RAISES: (SummaryNotFoundError,), PREVIEWS: True},
+        operation_id="getOneSummary",
+        summary="Read one of the summaries",
+    )
+    async def get_one_summary(
+        self,
+        chat_id: FromPath[UUID],
+        summary_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        summaries: NamedDependency[SummaryService],
+    ) -> Response[SummaryView]:
+        """Return a summary of the active path."""
+        return tag_view(await summaries.get_one(identity, chat_id, summary_id))
+
+    @put(
+        "/summaries/{summary_id:uuid}",
+        opt={RAISES: (SummaryNotFoundError, PreconditionFailedError)},
+        operation_id="changeOneSummary",
+        summary="Change one of the summaries",
+    )
+    async def put_one_summary(
+        self,
+        chat_id: FromPath[UUID],
+        summary_id: FromPath[UUID],
+        data: JSONBody[SummaryChange],
+        identity: NamedDependency[Identity],
+        summaries: NamedDependency[SummaryService],
+        if_match: IfMatch = None,
+    ) -> Response[SummaryView]:
+        """Replace the text of a summary of the active path, such as a piece of a group's.
+
+        Its audience and the messages that it covers stay the same.
+        """
+        return tag_view(
+            await summaries.change_one(identity, chat_id, summary_id, data.text, if_match=if_match)
+        )
+
+    @delete(
+        "/summaries/{summary_id:uuid}",
+        opt={RAISES: (SummaryNotFoundError, PreconditionFailedError)},
+        operation_id="deleteOneSummary",
+        summary="Delete one of the summaries",
+    )
+    async def delete_one_summary(
+        self,
+        chat_id: FromPath[UUID],
+        summary_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        summaries: NamedDependency[SummaryService],
+        if_match: IfMatch = None,
+    ) -> None:
+        """Delete a summary of the active path. A job may write it again."""
+        await summaries.delete_one(identity, chat_id, summary_id, if_match=if_match)
+
+
+class BriefingController(Controller):
+    """`POST /chats/{chat_id}/members/{character_id}/briefing`: draft what a member is told."""
+
+    path = "/chats/{chat_id:uuid}/members/{character_id:uuid}/briefing"
+    tags = ("Chats",)
+
+    @post(
+        status_code=200,
+        opt={
+            STORES: False,
+            BEGINS_TURN: True,
+            RAISES: (
+                ChatNotFoundError,
+                MemberNotFoundError,
+                NothingMissedError,
+                UnknownModelError,
+                ModelError,
+                ModelBusyError,
+                ServerStoppingError,
+            ),
+        },
+        operation_id="draftBriefing",
+        summary="Draft what a character that joins is told",
+    )
+    async def draft_briefing(
+        self,
+        chat_id: FromPath[UUID],
+        character_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        briefings: NamedDependency[BriefingService],
+    ) -> MemberBriefing:
+        """Let the summary model tell what happened while a character was not there.
+
+        It reads only what everyone who was there has heard: summaries, and the lines after them.
+        Nothing is stored, but the tokens are counted. Change the text, and send it as `briefing`
+        when the character joins.
+        """
+        return await briefings.draft(identity, chat_id, character_id)
 
 
 class SceneController(Controller):

@@ -53,6 +53,12 @@ class RebuildNotFoundError(NotFoundError):
     slug, title = "rebuild-not-found", "Rebuild not found"
 
 
+class NothingMissedError(ConflictError):
+    """The character was there all the time, or nothing public happened while it was away."""
+
+    slug, title = "nothing-missed", "The character has missed nothing"
+
+
 class SummaryNotFoundError(NotFoundError):
     """The chat's active path has no summary."""
 

@@ -23,6 +23,7 @@ RunKind = Literal[
     "rephrasing",
     "speaker",
     "suggestions",
+    "briefing",
 ]
 RunState = Literal["done", "failed", "undone"]
 

@@ -39,8 +39,8 @@ from backend.vault.sealing import Sealer
 DAY = timedelta(hours=24)
 
 _TOKENS = EnrichmentRun.prompt_tokens + EnrichmentRun.completion_tokens
-_COUNTS = EnrichmentRun.kind != "suggestions"
-"""Suggestions are excluded. The user requests them, so they count as turns."""
+_COUNTS = EnrichmentRun.kind.not_in(("suggestions", "briefing"))
+"""Suggestions and briefings are excluded. The user requests them, so they count as turns."""
 
 
 async def open_budget(session: AsyncSession, settings: Settings, user_id: UUID) -> RunBudget:

@@ -164,15 +164,21 @@ SummaryText = Annotated[str, msgspec.Meta(max_length=MAX_SUMMARY_CHARS)]
 
 
 class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
-    """A summary of a chat's active path, from its beginning through a message.
+    """A summary of a chat's active path, from `from_position` through a message.
+
+    In a group it is a piece that begins where presence changed, or that combines several pieces.
+    Otherwise it begins with the first message.
 
     `model` wrote it. It is null if a person did, if it is no longer known, or if no model
     summarised the lines and they were skipped. `edited`: a person wrote or changed it. `is_used`:
     the next prompt contains it. `audience` is `public` if all its messages are, else `gm`; with
-    hidden information it is the audience that it was written for.
+    hidden information it is the audience that it was written for. In a group it has the characters
+    that witnessed all of it, or `public` if these are all members.
     """
 
+    id: UUID
     text: str
+    from_position: int
     through_message_id: UUID
     through_position: int
     edited: bool
@@ -184,15 +190,18 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
     updated_at: datetime
 
     @classmethod
-    def from_summary(cls, summary: StoredSummary, *, is_used: bool) -> "SummaryView":
+    def from_summary(
+        cls, summary: StoredSummary, *, is_used: bool, audience: str | None = None
+    ) -> "SummaryView":
         return make_struct(
             cls,
             summary,
+            from_position=summary.begins_at,
             through_message_id=summary.message_id,
             through_position=summary.position,
             edited=summary.is_edited,
             is_used=is_used,
-            audience=decode_audience(summary.audience),
+            audience=decode_audience(audience or summary.audience),
         )
 
 
@@ -205,6 +214,12 @@ class NewSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 
     text: SummaryText
     through_message_id: UUID | None = None
+
+
+class SummaryChange(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The new text of a summary."""
+
+    text: SummaryText
 
 
 class NewCompaction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -8,11 +8,17 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Row, func, select, true
+from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.state.viewpoints import Player, read_marks
-from backend.chats.members import filter_heard
+from backend.campaigns.state.listeners import (
+    Listeners,
+    WitnessFinder,
+    find_listeners,
+    read_group_marks,
+)
+from backend.campaigns.state.viewpoints import Player
+from backend.chats.members import filter_heard, load_group
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import list_character_ids
 from backend.core.audience import (
@@ -71,7 +77,9 @@ class TranscriptSlice:
         since: Earlier messages are not read, not even as memories; None for no limit.
         left_alone: Events and entries that are about to be replaced. They are never shown.
         is_last: True if no unread lines follow.
-        audience: The audience of all lines, in the form of the database column.
+        audience: The audience of all lines, without members who were not there, in the form of the
+            database column.
+        listeners: The viewpoints of this audience. All texts in the prompt must be known to each.
         marks: Labels for the audience of other texts in the prompt.
     """
 
@@ -86,15 +94,8 @@ class TranscriptSlice:
     left_alone: frozenset[UUID] = frozenset()
     is_last: bool = True
     audience: str = PUBLIC
+    listeners: Listeners = (PUBLIC,)
     marks: AudienceMarks = NAMELESS_MARKS
-
-    @property
-    def viewpoint(self) -> Viewpoint:
-        """The viewpoint of other texts in the prompt, because results are for `audience`.
-
-        Lines for some entities are read together with public knowledge.
-        """
-        return GM if self.audience == GM else PUBLIC
 
     @property
     def first_position(self) -> int:
@@ -172,26 +173,36 @@ async def read_range(
 ) -> TranscriptSlice | None:
     """Read the beginning of a range of the active path, limited to the capacity of one run.
 
-    All lines have the same audience. Hidden and unfinished messages are skipped. Returns None if
+    All lines were heard by the same. Hidden and unfinished messages are skipped. Returns None if
     there are none.
     """
     most_tokens = reader.stretch_tokens
     inside = Message.position.between(place.from_position, place.to_position)
     rows = await _read_rows(session, chat, since, inside, limit=STRETCH_LINES + 1)
-    fitting = _take_same_audience(rows, STRETCH_LINES, most_tokens) or rows[:1]
+    group = await load_group(session, chat.id)
+    witnesses = WitnessFinder(group)
+    fitting = _take_same_audience(rows, witnesses, STRETCH_LINES, most_tokens) or rows[:1]
     if not fitting:
         return None
-    audience = fitting[0].audience
+    audience = witnesses.find(fitting[0].position, fitting[0].audience)
+    listeners = await find_listeners(session, reader.sealer, chat, group, audience)
     above = Message.position < fitting[0].position
-    # Lines of the same audience, and lines that all of it knows.
-    heard = true() if audience == GM else Message.audience.in_([PUBLIC, audience])
+    heard = [filter_heard(each, chat.id) for each in listeners]
     before = await _read_rows(
-        session, chat, since, above, heard, limit=EARLIER_LINES, backwards=True
+        session, chat, since, above, *heard, limit=EARLIER_LINES, backwards=True
     )
     kept = _take_within(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
-    marks = await read_marks(session, reader.sealer, chat.campaign_id, audience)
+    marks = await read_group_marks(session, reader.sealer, chat, group, audience)
     lines = [_build_line(reader, row, most_tokens) for row in fitting]
-    earlier = [_build_line(reader, row, most_tokens, marks) for row in kept]
+    earlier = [
+        _build_line(
+            reader,
+            row,
+            most_tokens,
+            who_knows=marks.words(witnesses.find(row.position, row.audience)),
+        )
+        for row in kept
+    ]
     return TranscriptSlice(
         chat_id=chat.id,
         chronicle_id=place.chronicle_id,
@@ -204,6 +215,7 @@ async def read_range(
         left_alone=left_alone,
         is_last=len(fitting) == len(rows),
         audience=audience,
+        listeners=listeners,
         marks=marks,
     )
 
@@ -250,9 +262,10 @@ async def plan_batches(
     session: AsyncSession, chat: Chat, place: PathRange, *, most_tokens: int
 ) -> list[list[int]]:
     """Return the batches that `read_range` makes of a range, each as the tokens of its lines."""
+    witnesses = WitnessFinder(await load_group(session, chat.id))
     rows: Sequence[Any] = (
         await session.execute(
-            select(Message.tokens, Message.audience)
+            select(Message.tokens, Message.audience, Message.position)
             .where(
                 is_readable(chat),
                 Message.position.between(place.from_position, place.to_position),
@@ -262,7 +275,7 @@ async def plan_batches(
     ).all()
     batches: list[list[int]] = []
     while rows:
-        batch = _take_same_audience(rows, STRETCH_LINES, most_tokens) or rows[:1]
+        batch = _take_same_audience(rows, witnesses, STRETCH_LINES, most_tokens) or rows[:1]
         batches.append([row.tokens for row in batch])
         rows = rows[len(batch) :]
     return batches
@@ -309,12 +322,14 @@ async def _read_rows(
     return (await session.execute(query)).all()
 
 
-def _take_same_audience(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
-    """Return the longest start within both limits that has only one audience."""
-    same = next(
-        (count for count, row in enumerate(rows) if row.audience != rows[0].audience), len(rows)
-    )
-    return _take_within(rows[:same], most_lines, most_tokens)
+def _take_same_audience(
+    rows: Sequence[Any], witnesses: WitnessFinder, most_lines: int, most_tokens: int
+) -> Sequence[Any]:
+    """Return the longest start within both limits that the same viewpoints have heard."""
+    start = _take_within(rows, most_lines, most_tokens)
+    heard = [witnesses.find(row.position, row.audience) for row in start]
+    same = next((count for count, each in enumerate(heard) if each != heard[0]), len(heard))
+    return start[:same]
 
 
 def _take_within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
@@ -327,9 +342,7 @@ def _take_within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequ
     return rows
 
 
-def _build_line(
-    reader: Reader, row: Any, most_tokens: int, marks: AudienceMarks | None = None
-) -> StoryLine:
+def _build_line(reader: Reader, row: Any, most_tokens: int, *, who_knows: str = "") -> StoryLine:
     sealer = reader.sealer
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
     return StoryLine(
@@ -341,7 +354,7 @@ def _build_line(
         text=clip(text, _CHARACTERS_PER_TOKEN * most_tokens),
         said_at=row.created_at,
         changed_at=row.updated_at,
-        who_knows=marks.words(row.audience) if marks else "",
+        who_knows=who_knows,
     )
 
 
@@ -374,13 +387,16 @@ async def read_lines(
     through: int,
     most: int,
     viewpoint: Viewpoint = GM,
+    is_newest_first: bool = False,
 ) -> Sequence[Line]:
     """Return lines of the active path after position `after` that a viewpoint may know, in order.
 
-    They have at most `most` stored tokens in total. A longer line is returned alone.
+    They have at most `most` stored tokens in total: the first ones, or with `is_newest_first` the
+    last ones. A longer line is returned alone.
     """
     lines = is_between(chat, after, through, viewpoint)
-    total = func.sum(Message.tokens).over(order_by=Message.position)
+    direction = Message.position.desc() if is_newest_first else Message.position
+    total = func.sum(Message.tokens).over(order_by=direction)
     sums = select(Message.id, total.label("total")).where(*lines).subquery()
     fitting = select(sums.c.id).where(sums.c.total <= most)
     query = (
@@ -398,7 +414,7 @@ async def read_lines(
         .order_by(Message.position)
     )
     rows = (await session.execute(query.where(Message.id.in_(fitting)))).all()
-    return rows or (await session.execute(query.limit(1))).all()
+    return rows or (await session.execute(query.order_by(None).order_by(direction).limit(1))).all()
 
 
 async def is_path_unchanged(

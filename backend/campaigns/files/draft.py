@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
@@ -34,7 +34,7 @@ from backend.campaigns.rules.protocol import find_rules
 from backend.characters.cards.model import Limit
 from backend.chats.transfer import ChatLog
 from backend.chronicles.transfer import EventRecord
-from backend.core.audience import GM, Audience, decode_audience, encode_audience
+from backend.core.audience import GM, Audience, decode_audience, encode_audience, list_entities
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id, now
 from backend.errors import ValidationError
@@ -107,8 +107,34 @@ class CampaignDraft:
         if len(self.kinds) > MAX_ITEMS:
             raise CampaignFileError(f"The file has more than {MAX_ITEMS:,} items.")
 
+    def list_people(self) -> set[UUID]:
+        """Return the ids outside the campaign that its items name: those of characters."""
+        parts = [part for line in self.lines for part in _list_parts(line.operations)]
+        named = {one for each in (*self.states.values(), *parts) for one in _list_people(each)}
+        audiences = (line.audience for log in self.chats for line in log.lines)
+        listed = {one for each in set(audiences) for one in list_entities(each)} - self.ids.keys()
+        return listed | ({UUID(each) for each in named} - self.kinds.keys())
+
+    def rename_people(self, people: Mapping[UUID, UUID]) -> None:
+        """Replace the ids of characters. Those without a new id are removed."""
+        new_ids = {str(each): str(each) for each in self.kinds}
+        new_ids |= {str(old): str(new) for old, new in people.items()}
+        for item_id, state in self.states.items():
+            self.states[item_id] = _rename_people(state, new_ids)
+        for place, line in enumerate(self.lines):
+            operations = line.operations
+            if any(_list_people(each) for each in _list_parts(operations)):
+                made = msgspec.structs.replace(
+                    operations,
+                    set=_rename_people(operations.set, new_ids),
+                    add=_rename_people(operations.add, new_ids),
+                    remove=_rename_people(operations.remove, new_ids),
+                )
+                self.lines[place] = replace(line, operations=made)
+        self.ids = {**self.ids, **people}
+
     def audience(self, column: str) -> str:
-        """Translate a stored audience of the file. Unknown entities are removed."""
+        """Translate a stored audience of the file. Unknown ids are removed."""
         audience = decode_audience(column)
         if isinstance(audience, str):
             return audience
@@ -181,6 +207,37 @@ class VaultDraft(CampaignDraft):
                 self.warn(f"Of what was not understood, {MAX_NOTES:,} facts stay")
                 return
             self.add("fact", Fact(text=part, about_id=about, audience="gm"))
+
+
+def _list_parts(operations: Operations) -> tuple[State, ...]:
+    return operations.set, operations.add, operations.remove
+
+
+def _list_people(fields: State) -> list[str]:
+    """Return the ids in the fields that may name characters."""
+    named: list[Any] = [fields.get("character_id")]
+    audience = fields.get("audience")
+    if isinstance(audience, list):
+        named += audience
+    return [each for each in named if isinstance(each, str) and _is_id(each)]
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return str(UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def _rename_people(fields: State, new_ids: Mapping[str, str]) -> State:
+    named = dict(fields)
+    if isinstance(card := named.get("character_id"), str):
+        named["character_id"] = new_ids.get(card)
+    audience = named.get("audience")
+    if isinstance(audience, list) and audience:
+        found = [new_ids[each] for each in audience if isinstance(each, str) and each in new_ids]
+        named["audience"] = found or GM
+    return named
 
 
 def _split_text(text: str) -> Iterator[str]:

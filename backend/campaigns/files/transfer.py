@@ -51,14 +51,15 @@ from backend.campaigns.models import (
     ChangeSource,
 )
 from backend.campaigns.rules.protocol import find_rules
+from backend.campaigns.state.knowledge import Scope, load_known_items, take_known_states
 from backend.campaigns.state.viewpoints import filter_known_items, resolve_campaign_viewpoint
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.charx import is_archive, pack, unpack
 from backend.characters.cards.model import check_file_size
 from backend.characters.errors import CardError, CardLimitError
 from backend.characters.models import Character, Persona
+from backend.chats.members import load_group
 from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
-from backend.chats.repository import list_character_ids
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import ChatLog, build_message_rows, write_log
@@ -95,10 +96,10 @@ MAX_FOLDERS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRows:
-    """The rows of a chat with its characters and messages."""
+    """The rows of a chat with its messages. `members` are true if they are there from the start."""
 
     chat: dict[str, Any]
-    character_ids: Sequence[UUID]
+    members: Mapping[UUID, bool]
     messages: Sequence[dict[str, Any]]
 
 
@@ -142,8 +143,8 @@ def make_chat_rows(
         "created_at": head.created_at.astimezone(UTC),
         "updated_at": head.created_at.astimezone(UTC),
     }
-    members = [each for each in dict.fromkeys(head.character_ids) if each in people]
-    return ChatRows(chat=chat, character_ids=members, messages=rows)
+    members = {each: is_there for each, is_there in log.members.items() if each in people}
+    return ChatRows(chat=chat, members=members, messages=rows)
 
 
 def make_campaign_rows(
@@ -234,11 +235,11 @@ def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, St
 
 
 def filter_existing_items(
-    items: Iterable[tuple[UUID, Kind, State]],
+    items: Iterable[tuple[UUID, Kind, State]], characters: Iterable[UUID] = ()
 ) -> list[tuple[UUID, Kind, State]]:
-    """Return the items that exist, without references to other items."""
+    """Return the items that exist, without references to other items or other characters."""
     known = [each for each in items if exists(each[2])]
-    found = {str(item_id) for item_id, *_ in known}
+    found = {*(str(item_id) for item_id, *_ in known), *map(str, characters)}
     kept: list[tuple[UUID, Kind, State]] = []
     for item_id, kind, state in known:
         if kind != "relation" or {state["from_id"], state["to_id"]} <= found:
@@ -383,10 +384,13 @@ class CampaignTransfer:
             viewpoint = await resolve_campaign_viewpoint(session, identity, campaign_id, viewpoint)
             fields = open_campaign(sealer, campaign)
             rows = await _load_items(session, campaign, viewpoint)
+            known = await load_known_items(
+                session, sealer, [viewpoint], Scope(campaign_id=campaign_id)
+            )
             events: Sequence[StoryEvent] = ()
             changes: Sequence[Any] = ()
             sources: Mapping[UUID, list[SourceRecord]] = {}
-            chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
+            chats: Sequence[tuple[Chat, Mapping[UUID, bool], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
                 events = await load_all_events(
                     session, sealer, campaign.chronicle_id, viewpoint=viewpoint
@@ -407,7 +411,9 @@ class CampaignTransfer:
                 counters.edits = campaign.edits
                 counters.compactions = campaign.compactions
             else:
-                items = filter_existing_items(filter_known_items(items, find_rules(fields.rules)))
+                items = take_known_states(items, known)
+                items = filter_known_items(items, find_rules(fields.rules), viewpoint)
+                items = filter_existing_items(items)
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
@@ -448,6 +454,8 @@ class CampaignTransfer:
         if people is not None:
             for log in draft.chats:
                 log.rename_people(people)
+        known = await self._find_people(identity, draft) if people is None else people
+        await self._pool.run(sealer.user_id, partial(draft.rename_people, known))
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
@@ -464,6 +472,12 @@ class CampaignTransfer:
             await record(session, rows.campaign.id)
             [view] = await build_campaign_views(session, sealer, [rows.campaign])
         return ImportedCampaign(**msgspec.structs.asdict(view), warnings=draft.warnings)
+
+    async def _find_people(self, identity: Identity, draft: CampaignDraft) -> dict[UUID, UUID]:
+        """Return the user's characters that items and audiences of the file name."""
+        named = await self._pool.run(identity.user_id, draft.list_people)
+        async with self._database.read() as session:
+            return {each: each for each in await _load_own(session, identity, Character, named)}
 
     async def _chat_rows(self, identity: Identity, draft: CampaignDraft) -> list[ChatRows]:
         if not draft.chats:
@@ -495,8 +509,13 @@ class CampaignTransfer:
         for chat in chats:
             await _insert(session, Chat, [{**chat.chat, "chronicle_id": chronicle.id}])
             members = [
-                {"chat_id": chat.chat["id"], "character_id": each, "place": place}
-                for place, each in enumerate(chat.character_ids)
+                {
+                    "chat_id": chat.chat["id"],
+                    "character_id": each,
+                    "place": place,
+                    "is_from_start": is_there,
+                }
+                for place, (each, is_there) in enumerate(chat.members.items())
             ]
             await _insert(session, ChatCharacter, members)
             await _insert(session, Message, chat.messages)
@@ -565,17 +584,16 @@ async def _load_changes(
 
 async def _load_chats(
     session: AsyncSession, campaign: Campaign
-) -> list[tuple[Chat, list[UUID], Sequence[Any]]]:
-    """Return the chats, oldest first: (chat, characters, messages)."""
+) -> list[tuple[Chat, Mapping[UUID, bool], Sequence[Any]]]:
+    """Return the chats, oldest first: (chat, members, messages)."""
     query = select(Chat).where(Chat.campaign_id == campaign.id, Chat.user_id == campaign.user_id)
     chats = (await session.scalars(query.order_by(Chat.id))).all()
-    members = await list_character_ids(session, [chat.id for chat in chats])
-    found: list[tuple[Chat, list[UUID], Sequence[Any]]] = []
+    found: list[tuple[Chat, Mapping[UUID, bool], Sequence[Any]]] = []
     for chat in chats:
         messages = select(Message.__table__).where(Message.chat_id == chat.id)
         messages = messages.order_by(Message.position, Message.id)
         rows = [row async for row in stream_rows(session, messages)]
-        found.append((chat, members.get(chat.id, []), rows))
+        found.append((chat, (await load_group(session, chat.id)).members, rows))
     return found
 
 
@@ -590,7 +608,18 @@ async def _load_people(
     wanted = [each for each in named if each is not None]
     found: set[UUID] = set()
     for table in (Character, Persona):
-        for part in split_chunks(wanted):
-            mine = select(table.id).where(table.id.in_(part), table.user_id == identity.user_id)
-            found |= set(await session.scalars(mine))
+        found |= await _load_own(session, identity, table, wanted)
+    return found
+
+
+async def _load_own(
+    session: AsyncSession,
+    identity: Identity,
+    table: type[Character | Persona],
+    ids: Collection[UUID],
+) -> set[UUID]:
+    found: set[UUID] = set()
+    for part in split_chunks(list(ids)):
+        mine = select(table.id).where(table.id.in_(part), table.user_id == identity.user_id)
+        found |= set(await session.scalars(mine))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
+from uuid import UUID
 
 from backend.campaigns.files.markdown import (
     Bullet,
@@ -25,6 +26,7 @@ _FRONT_MATTER = frozenset(
     {
         "name", "aliases", "status", "role", "disposition", "location", "description",
         "personality", "voice", "wants", "audience", "secret", "secrets", "locked", "attributes",
+        "character_id",
     }
 )  # fmt: skip
 """Front matter that is not an attribute."""
@@ -109,7 +111,16 @@ class EntityFile:
         for name in ("status", "role", "disposition", "wants"):
             if meta.get(name) is not None:
                 self.fields[name] = self._short(meta[name], LINE, name)
+        self._read_card(meta.get("character_id"))
         self._read_body(parts)
+
+    def _read_card(self, value: Any) -> None:
+        if value is None:
+            return
+        try:
+            self.fields["character_id"] = UUID(_to_text(value))
+        except ValueError:
+            self._keep_fact("character_id", value, "it is not the id of a character")
 
     def _normalise_names(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Return front matter with the names of `_FRONT_MATTER` in their own spelling."""
@@ -300,6 +311,7 @@ def write_entity(entity: Entity, *, location: str, secrets: list[str], audience:
         "disposition": entity.disposition,
         "location": location,
         "wants": entity.wants,
+        "character_id": str(entity.character_id or ""),
         **attributes,
         "attributes": {k: v for k, v in entity.attributes.items() if k not in attributes},
         "secret": secrets[0] if len(secrets) == 1 else secrets,

@@ -93,11 +93,13 @@ async def propose_terms(
     definitions: Sequence[Definition],
     *,
     known_at: int,
+    audience: str,
 ) -> list[str]:
     """Add new terms as a change of the message that coined them, and return them.
 
-    The terms have the audience of the message. They are approved if the campaign's settings say
-    so. `definitions` were unknown at the version `known_at`. The caller has locked the campaign.
+    They are for `audience`, in the form of the database column, and approved if the campaign's
+    settings say so. `definitions` were unknown at the version `known_at`. The caller has locked the
+    campaign.
     """
     since = await load_terms(session, sealer, campaign.id, after=known_at)
     taken = {make_term_key(known.term) for known in since}
@@ -115,7 +117,7 @@ async def propose_terms(
                     definition=each.text,
                     source="auto",
                     status="approved" if is_approved else "proposed",
-                    audience=decode_audience(message.audience) or GM,
+                    audience=decode_audience(audience) or GM,
                 )
             ),
         )

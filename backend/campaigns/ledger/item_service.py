@@ -18,6 +18,7 @@ from backend.campaigns.ledger.items import Item, Kind, Scene
 from backend.campaigns.ledger.records import (
     ItemKey,
     build_item_view,
+    check_people,
     check_references,
     edit_item,
     find_cause,
@@ -121,7 +122,8 @@ class ItemService:
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             await check_item_room(session, campaign_id)
-            await check_references(session, campaign_id, item)
+            await check_references(session, campaign, item)
+            await check_people(session, campaign, item)
             cause = await find_cause(session, identity, campaign, message_id)
             change = Change(kind, new_id(), build_creation(item))
             moved = (

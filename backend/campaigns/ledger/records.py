@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -26,6 +26,7 @@ from backend.campaigns.ledger.changes import (
 )
 from backend.campaigns.ledger.items import (
     STRUCTS,
+    Entity,
     Item,
     Kind,
     Relation,
@@ -38,9 +39,10 @@ from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CAMPAIGN, Campaign, CampaignItem
 from backend.campaigns.scenes.chapters import narrow_chapters
 from backend.campaigns.state.party import follow_scene
+from backend.characters.models import Character
 from backend.chats.models import Chat, Message
 from backend.chats.repository import get_message
-from backend.core.audience import encode_audience
+from backend.core.audience import PUBLIC, encode_audience
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.engine import Database
 from backend.errors import ValidationError
@@ -58,7 +60,9 @@ REFERENCES = (
     "about_id",
     "superseded_by",
 )
-REFERENCE_LISTS = ("present", "scene_ids", "audience")
+REFERENCE_LISTS = ("present", "scene_ids")
+PEOPLE = ("audience", "character_id")
+"""Fields with ids of characters. An audience names entities as well."""
 
 
 # Each turn reads it, and building a statement takes longer than running it.
@@ -265,7 +269,9 @@ async def edit_item(
         raise CampaignItemNotFoundError
     before = read_state(sealer, key.item_id, blob)
     item = merge_patch(build_item(key.kind, before), patch)
-    await check_references(session, campaign.id, item)
+    await check_references(session, campaign, item)
+    if patch.keys() & set(PEOPLE):
+        await check_people(session, campaign, item)
     change = compare_states(before, {EXISTS: True, **msgspec.to_builtins(item)})
     if change.list_fields():
         more: list[Change] = []
@@ -288,7 +294,7 @@ async def edit_item(
 
 
 def find_references(item: Item) -> dict[str, list[UUID]]:
-    """Return the ids of other items that an item refers to, by field."""
+    """Return the ids of other items that an item refers to, by field, without its audience."""
     named = {name: getattr(item, name, None) for name in REFERENCES}
     found: dict[str, list[UUID]] = {name: [each] for name, each in named.items() if each}
     for name in REFERENCE_LISTS:
@@ -299,9 +305,11 @@ def find_references(item: Item) -> dict[str, list[UUID]]:
 
 
 def keep_references(state: State, known: Collection[str]) -> State:
-    lost = {name for name in REFERENCES if state.get(name) and state[name] not in known}
+    """Return a state that names only known items and characters."""
+    lost = {name for name in (*REFERENCES, "character_id") if state.get(name)}
+    lost = {name for name in lost if state[name] not in known}
     left = {name: value for name, value in state.items() if name not in lost}
-    for name in REFERENCE_LISTS:
+    for name in (*REFERENCE_LISTS, "audience"):
         if isinstance(left.get(name), list):
             left[name] = [each for each in left[name] if each in known]
     return left
@@ -317,16 +325,48 @@ def list_references(operations: Operations) -> list[UUID]:
     return found
 
 
-async def check_references(session: AsyncSession, campaign_id: UUID, item: Item) -> None:
+async def check_references(session: AsyncSession, campaign: Campaign, item: Item) -> None:
     """Raise `ValidationError` if an item refers to one that is not in its campaign."""
-    wanted = find_references(item)
+    await _check_ids(session, campaign, find_references(item), with_characters=False)
+
+
+async def check_people(session: AsyncSession, campaign: Campaign, item: Item) -> None:
+    """Raise `ValidationError` if an item names people that do not exist.
+
+    Its audience may name items of the campaign and characters of the user. `character_id` is one
+    of these characters.
+    """
+    named: list[UUID] | str = getattr(item, "audience", PUBLIC)
+    if isinstance(named, list):
+        await _check_ids(session, campaign, {"audience": named}, with_characters=True)
+    card = item.character_id if isinstance(item, Entity) else None
+    if card is not None and not await _find_own_characters(session, campaign, [card]):
+        raise ValidationError(f"`character_id` refers to {card}, which is not your character.")
+
+
+async def _check_ids(
+    session: AsyncSession,
+    campaign: Campaign,
+    wanted: Mapping[str, Sequence[UUID]],
+    *,
+    with_characters: bool,
+) -> None:
     ids = {each for group in wanted.values() for each in group}
     if not ids:
         return
     query = select(CampaignItem.id).where(
-        CampaignItem.campaign_id == campaign_id, CampaignItem.id.in_(ids)
+        CampaignItem.campaign_id == campaign.id, CampaignItem.id.in_(ids)
     )
     missing = ids - set(await session.scalars(query))
+    if with_characters and missing:
+        missing -= await _find_own_characters(session, campaign, missing)
     for name, group in wanted.items():
         if lost := [each for each in group if each in missing]:
             raise ValidationError(f"`{name}` refers to {lost[0]}, which is not in the campaign.")
+
+
+async def _find_own_characters(
+    session: AsyncSession, campaign: Campaign, ids: Collection[UUID]
+) -> set[UUID]:
+    query = select(Character.id).where(Character.id.in_(ids), Character.user_id == campaign.user_id)
+    return set(await session.scalars(query))

@@ -78,7 +78,7 @@ def build_item_row(
         "is_live": False,
     }
     if there:
-        columns |= _build_columns(build_item(kind, state)) | {"audience": get_audience(state)}
+        columns |= build_columns(build_item(kind, state)) | {"audience": get_audience(state)}
     return {
         "id": item_id,
         "user_id": campaign.user_id,
@@ -94,7 +94,8 @@ def build_item_row(
     }
 
 
-def _build_columns(item: Item) -> dict[str, Any]:
+def build_columns(item: Item) -> dict[str, Any]:
+    """Return the columns of an item for queries, without its audience."""
     columns: dict[str, Any] = {"is_live": True}
     match item:
         case Entity():

@@ -21,6 +21,8 @@ from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.state.situation_reader import SituationReader
 from backend.campaigns.state.situations import CampaignLayers
 from backend.campaigns.state.snapshot import CampaignSnapshot
+from backend.campaigns.state.witnesses import find_message_audience
+from backend.chats.members import load_group
 from backend.chats.models import Chat, Message
 from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.event_writer import NewEvent, first_place, insert_events
@@ -96,10 +98,14 @@ async def record_table(
 ) -> list[UUID]:
     """Write a table's changes that are not stored, and return their ids.
 
-    With a message they are active while the message is. Without one they are the user's. The caller
-    has locked the campaign. Skip changes that a lock, a deletion or a bound has made impossible.
+    With a message they are active while the message is, and new items are for those who heard it.
+    Without one they are the user's. The caller has locked the campaign. Skip changes that a lock, a
+    deletion or a bound has made impossible.
     """
-    audience = message.audience if message else PUBLIC
+    audience: str = PUBLIC
+    if message is not None:
+        chat = await session.get_one(Chat, message.chat_id)
+        audience = await find_message_audience(session, sealer, chat, message)
     wanted = [_restrict_audience(change, audience) for change in table.ledger]
     changes = await _filter_possible(session, sealer, campaign, wanted)
     if not changes:
@@ -179,7 +185,10 @@ async def _record_events(
     if chronicle_id is None:
         return
     sources: list[SourceMessage] = []
+    heard: str = PUBLIC
     if message is not None:
+        group = await load_group(session, message.chat_id)
+        heard = group.find_witnesses(message.position, message.audience)
         place, chat_id = message.position, message.chat_id
         sources.append(SourceMessage(id=message.id, chat_id=chat_id, position=place))
     world = table.world
@@ -194,9 +203,7 @@ async def _record_events(
             happened_at=now(),
             place=first_place(sources),
             sources=sources,
-            audience=message.audience
-            if message and each.audience == PUBLIC
-            else encode_audience(each.audience),
+            audience=heard if each.audience == PUBLIC else encode_audience(each.audience),
         )
         for each in table.happened
     ]

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import BindParameter, Select, bindparam, func, select, type_coerce, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.types import NullType
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Change, Operations, build_creation
+from backend.campaigns.ledger.changes import Change, Operations, build_creation, build_item
 from backend.campaigns.ledger.item_service import has_item_room
 from backend.campaigns.ledger.items import PRESENT, Scene
 from backend.campaigns.ledger.paths import IS_COMPACTED
@@ -25,10 +26,20 @@ from backend.campaigns.ledger.records import find_campaign, load_states, open_ca
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.state.index_source import build_memory_items, read_items
-from backend.campaigns.state.party import read_party
+from backend.campaigns.state.party import Party, read_party
 from backend.campaigns.state.snapshot import CampaignSnapshot
+from backend.campaigns.state.witnesses import find_message_audience
+from backend.chats.members import load_group
 from backend.chats.models import Chat, Message
-from backend.core.audience import NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
+from backend.core.audience import (
+    NAMELESS_MARKS,
+    PUBLIC,
+    AudienceMarks,
+    Viewpoint,
+    decode_audience,
+    encode_audience,
+    may_all_know,
+)
 from backend.database.base import get_table, new_id, skip_index
 from backend.database.types import Id
 from backend.memory.indexing.sources import MemoryItem
@@ -57,7 +68,8 @@ async def count_beat(
     """Count a reply as a beat of the open scene. Return the scene if it is due for compression.
 
     Without an open scene, one begins at the place of the story. A reply that is not public begins
-    none, because the others would learn of it.
+    none, because the others would learn of it. If other members are there than at the scene's last
+    reply, the scene ends and another one continues it, so that each has the same witnesses.
     """
     if chat.campaign_id is None:
         return []
@@ -65,22 +77,71 @@ async def count_beat(
     if campaign is None:
         return []
     party = await read_party(session, campaign.id, lead_id)
-    scene_id = party.scene_id
-    if scene_id is not None:
-        beat = Change("scene", scene_id, Operations(add={"beats": 1}))
-    elif party.place and reply.audience == PUBLIC and await has_item_room(session, campaign.id):
+    scene_id, changes = party.scene_id, list[Change]()
+    begun = await _begin_scene(session, sealer, campaign.id, chat, reply, party)
+    if begun is not None and scene_id is not None:
+        changes.append(Change("scene", scene_id, Operations(set={"status": "closed"})))
+    if begun is not None:
         scene_id = new_id()
-        begun = Scene(location_id=party.place, beats=1)
-        beat = Change("scene", scene_id, build_creation(begun))
+        changes.append(Change("scene", scene_id, build_creation(begun)))
+    elif scene_id is not None:
+        changes.append(Change("scene", scene_id, Operations(add={"beats": 1})))
     else:
         return []
     await ledger_store.append_changes(
-        session, sealer, campaign, [beat], actor="tool", message=reply, turn_id=turn_id
+        session, sealer, campaign, changes, actor="tool", message=reply, turn_id=turn_id
     )
     blob = await session.scalar(_STATE, {"scene": scene_id})
     beats = read_state(sealer, scene_id, blob).get("beats", 0) if blob else 0
     settings = open_campaign(sealer, campaign).settings
     return [scene_id] if settings.summaries and beats % settings.scene_beats == 0 else []
+
+
+async def _begin_scene(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign_id: UUID,
+    chat: Chat,
+    reply: Message,
+    party: Party,
+) -> Scene | None:
+    """Return the scene that begins with a reply, or None if the open one goes on.
+
+    A scene that continues another one has its texts if everyone who knows it may know them.
+    """
+    if reply.audience != PUBLIC or (party.scene_id is None and not party.place):
+        return None
+    before: Scene | None = None
+    if party.scene_id is not None:
+        if not await _has_new_witnesses(session, chat, reply, party.scene_id):
+            return None
+        blob = await session.scalar(_STATE, {"scene": party.scene_id})
+        item = build_item("scene", read_state(sealer, party.scene_id, blob)) if blob else None
+        if not isinstance(item, Scene) or "status" in item.locked:
+            return None
+        before = item
+    if not await has_item_room(session, campaign_id):
+        return None
+    column = await find_message_audience(session, sealer, chat, reply)
+    audience = decode_audience(column)
+    if before is None or not may_all_know(column, encode_audience(before.audience)):
+        place = before.location_id if before else party.place
+        return Scene(location_id=place, beats=1, audience=audience)
+    return msgspec.structs.replace(
+        before, beats=1, summary="", key_moments=[], audience=audience, locked=[]
+    )
+
+
+async def _has_new_witnesses(
+    session: AsyncSession, chat: Chat, reply: Message, scene_id: UUID
+) -> bool:
+    """True if other members are there than at the last message of a scene."""
+    group = await load_group(session, chat.id)
+    if not group.has_absences:
+        return False
+    span = await find_span(session, scene_id, chat.id)
+    before = group.find_witnesses(span.last, PUBLIC) if span else PUBLIC
+    return group.find_witnesses(reply.position, PUBLIC) != before
 
 
 async def end_left_scenes(

@@ -16,6 +16,14 @@ from backend.campaigns.ledger.changes import build_item
 from backend.campaigns.ledger.items import INDEXED, Chapter, Entity, Fact, Item, Scene
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
+from backend.campaigns.state.knowledge import (
+    EVERYTHING,
+    KnownItems,
+    Scope,
+    has_absences,
+    is_recalled,
+    load_known_items,
+)
 from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.campaigns.state.viewpoints import join_lines, list_names, render_item, render_title
 from backend.core.audience import (
@@ -243,9 +251,23 @@ async def read_items(
         found, wanted = kept.find_items(wanted, viewpoint)
     for ids in split_chunks(wanted):
         asked = {"ids": ids, "owner": sealer.user_id}
-        for row in await session.execute(_apply_viewpoint(_READ, viewpoint), asked):
-            found[row.id] = row.campaign_id, _open(sealer, row)
+        rows = (await session.execute(_apply_viewpoint(_READ, viewpoint), asked)).all()
+        known = await _load_known(session, sealer, viewpoint, [row.id for row in rows])
+        for row in rows:
+            if row.id not in known:
+                found[row.id] = row.campaign_id, _open(sealer, row)
+            elif (each := known[row.id]) is not None and is_recalled(each.item):
+                found[row.id] = row.campaign_id, each.item
     return found
+
+
+async def _load_known(
+    session: AsyncSession, sealer: Sealer, viewpoint: Viewpoint, item_ids: Sequence[UUID]
+) -> KnownItems:
+    """Return those of some items that a viewpoint knows in another state."""
+    if not item_ids or not has_absences(viewpoint):
+        return EVERYTHING
+    return await load_known_items(session, sealer, [viewpoint], Scope(item_ids=item_ids))
 
 
 async def _load_facts(
@@ -265,8 +287,9 @@ async def _load_facts(
     found = kept.find_facts(entity_ids, viewpoint, limit=MAX_FACTS) if kept else None
     if found is None:
         asked = {"ids": entity_ids, "owner": sealer.user_id}
-        rows = await session.execute(_apply_viewpoint(_FACTS, viewpoint), asked)
-        items = ((row.id, _open(sealer, row)) for row in rows)
+        rows = (await session.execute(_apply_viewpoint(_FACTS, viewpoint), asked)).all()
+        known = await _load_known(session, sealer, viewpoint, [row.id for row in rows])
+        items = ((row.id, _open(sealer, row)) for row in rows if row.id not in known)
         found = [(each, item) for each, item in items if isinstance(item, Fact)]
     for fact_id, fact in found:
         if fact.about_id is None or fact_id in exclude:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import (
@@ -45,10 +45,12 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.play.table import MAX_COSTS, MAX_THREATS, EchoKind
 from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.scenes.chapters import MAX_LOOSE_SCENES
+from backend.campaigns.state.knowledge import EVERYTHING, KnownItems
 from backend.campaigns.state.party import find_story_place, has_name, is_scene_here
 from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot
 from backend.campaigns.state.state_block import (
     MAX_DETAILED,
+    Feeling,
     Form,
     MentionedEntity,
     Situation,
@@ -56,12 +58,20 @@ from backend.campaigns.state.state_block import (
     rank_people,
 )
 from backend.chats.members import NamedMembers
-from backend.core.audience import GM, AudienceMarks, Viewpoint, filter_known_to, may_know
+from backend.core.audience import (
+    GM,
+    AudienceMarks,
+    Viewpoint,
+    Witness,
+    filter_known_to,
+    may_know,
+)
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import get_table
 from backend.vault.sealing import Sealer
 
 Condition = ColumnElement[bool] | InstrumentedAttribute[bool]
+RowT = TypeVar("RowT", bound=Any)
 
 MAX_ENTITIES = 500
 """Maximum number of entities in the state that users read."""
@@ -70,7 +80,8 @@ MAX_ENTITIES = 500
 class CampaignReader:
     """Reads items that a viewpoint may know.
 
-    The character named `player` leads the party. `members` are those of the chat.
+    The character named `player` leads the party. `members` are those of the chat. `known` are the
+    items that differ from their rows for this viewpoint.
     """
 
     def __init__(
@@ -82,6 +93,7 @@ class CampaignReader:
         *,
         player: str = "",
         members: NamedMembers | None = None,
+        known: KnownItems = EVERYTHING,
     ) -> None:
         self.session = session
         self.sealer = sealer
@@ -89,6 +101,7 @@ class CampaignReader:
         self.viewpoint: Viewpoint = viewpoint
         self.player = player
         self.members = members or NamedMembers()
+        self.known = known
 
     @property
     def _own(self) -> tuple[Condition, ...]:
@@ -133,7 +146,17 @@ class CampaignReader:
     async def _load_opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
         rows = (await self.session.scalars(query)).all()
         sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
-        return [(row, self._open(row)) async for row in sized]
+        return self._apply_known([(row, self._open(row)) async for row in sized])
+
+    def _apply_known(self, rows: Sequence[tuple[RowT, Item]]) -> list[tuple[RowT, Item]]:
+        """Return rows with their items as the viewpoint knows them, without unknown ones."""
+        known = self.known
+        return [
+            (row, item if each is None else each.item)
+            for row, item in rows
+            for each in [known.get(row.id)]
+            if each is not None or row.id not in known
+        ]
 
     async def load_items(
         self, kind: Kind, *conditions: Condition, limit: int | None = None, newest: bool = False
@@ -186,7 +209,8 @@ class CampaignReader:
 
     async def load_known_ids(self, item_ids: Collection[UUID]) -> set[UUID]:
         query = select(CampaignItem.id).where(*self._own, CampaignItem.id.in_(item_ids))
-        return set(await self.session.scalars(query))
+        unknown = {each for each, known in self.known.items() if known is None}
+        return set(await self.session.scalars(query)) - unknown
 
     async def count_live(self, *kinds: Kind) -> dict[Kind, int]:
         query = (
@@ -246,7 +270,10 @@ class SituationReader(CampaignReader):
             names, place, scene.present if scene else (), asked
         )
         known = {each.id: each for each in (*players, *people, *others)}
-        relations = await self._load_relations(names, [each.id for each in (*players, *people)])
+        own = self._list_own(names)
+        relations = await self._load_relations(
+            names, [*(each.id for each in (*players, *people)), *own]
+        )
         present = rank_people(people, named=named, spoke=spoke, relations=relations)
         marks = self._make_marks(names, [each.id for each in (*players, *people)])
         places = self._find_place_names(
@@ -294,8 +321,37 @@ class SituationReader(CampaignReader):
                 for player in players[:2]
             ],
             in_play=in_play | unresolved,
+            feelings=self._find_feelings(
+                names, relations, own, [each.id for each in (*players, *present)]
+            ),
             places={player.id: places.get(player.id, "") for player in players},
         )
+
+    def _list_own(self, names: CampaignSnapshot) -> list[UUID]:
+        """Return the entities that the viewpoint plays, if it is a character."""
+        if not isinstance(self.viewpoint, Witness):
+            return []
+        return sorted(each for each in self.viewpoint.ids if each in names.by_id)
+
+    def _find_feelings(
+        self,
+        names: CampaignSnapshot,
+        relations: Sequence[Relation],
+        own: Sequence[UUID],
+        here: Sequence[UUID],
+    ) -> list[Feeling]:
+        """Return the speaker's own relations to those who are there, in their order."""
+        members = sorted({each for ids in self.members.present for each in ids})
+        others = {each: place for place, each in enumerate(dict.fromkeys([*here, *members]))}
+        found = [each for each in relations if each.from_id in own and each.to_id in others]
+        found.sort(key=lambda each: (own.index(each.from_id), others[each.to_id]))
+        return [
+            Feeling(name, other, each.score, each.note, each.audience)
+            for each in found
+            if each.to_id not in own
+            and (name := names.find_name(each.from_id, self.viewpoint))
+            and (other := names.find_name(each.to_id, self.viewpoint))
+        ]
 
     def _make_marks(self, names: CampaignSnapshot, here: Sequence[UUID]) -> AudienceMarks:
         """Return the marks for the prompt. Someone in the scene needs none for what all know."""
@@ -396,7 +452,8 @@ class SituationReader(CampaignReader):
         rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
         sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
         read = partial(read_state, self.sealer)
-        return [(row, build_item(row.kind, read(row.id, row.sealed_state))) async for row in sized]
+        items = [(row, build_item(row.kind, read(row.id, row.sealed_state))) async for row in sized]
+        return self._apply_known(items)
 
     def _find_place_names(
         self, names: CampaignSnapshot, marks: AudienceMarks, entities: Sequence[VisibleEntity]
@@ -446,7 +503,8 @@ class SituationReader(CampaignReader):
         scenes = [
             (row.id, item)
             for row, item in rows
-            if isinstance(item, Scene) and row.id not in told and (item.summary or item.key_moments)
+            if isinstance(item, Scene) and item.status == "closed"
+            if row.id not in told and (item.summary or item.key_moments)
         ]
         return dict(scenes[:MAX_LOOSE_SCENES][::-1])
 

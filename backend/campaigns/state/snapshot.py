@@ -16,10 +16,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.events import UserSignedOut
 from backend.campaigns.ledger.changes import State, build_item, build_state
 from backend.campaigns.ledger.items import Entity, Fact, Item, Kind, Relation
-from backend.campaigns.ledger.store import read_state
+from backend.campaigns.ledger.store import build_columns, read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.names.roster import NameIndex
-from backend.core.audience import PUBLIC, Viewpoint, may_know
+from backend.campaigns.state.knowledge import (
+    EVERYTHING,
+    KnownItems,
+    Scope,
+    has_absences,
+    is_recalled,
+    load_known_items,
+)
+from backend.chats.members import END
+from backend.chats.models import Chat
+from backend.core.audience import PUBLIC, Viewpoint, Witness, may_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
@@ -67,6 +77,16 @@ _CHANGED = (
     .order_by(CampaignItem.id)
 )
 
+
+_PLAYER_PLACES = select(CampaignItem.place_id).where(
+    CampaignItem.campaign_id == bindparam("campaign"),
+    CampaignItem.kind == "entity",
+    CampaignItem.subkind == "pc",
+    CampaignItem.exists,
+)
+
+MAX_DERIVED = 16
+"""Maximum number of characters for which a snapshot keeps what they know."""
 
 Tie = tuple[Kind, UUID]
 """The key of an index of items: their kind, and an entity that they refer to."""
@@ -176,6 +196,7 @@ class CampaignSnapshot:
     In view are the world, open threads, clocks, the open scene, echoes and players' characters.
     `around` are all entities, relations and facts in force; None if they are too large to cache.
     `tied` maps entities to items that refer to them. `past` are the kinds that are never in view.
+    `known` are the items that differ from their rows, if the snapshot is a character's.
     """
 
     def __init__(self, user_id: UUID) -> None:
@@ -189,9 +210,11 @@ class CampaignSnapshot:
         self.around: Mapping[UUID, SnapshotItem] | None = {}
         self.tied: Mapping[Tie, Mapping[UUID, SnapshotItem]] = {}
         self.past: frozenset[Kind] = frozenset()
+        self.known: KnownItems = EVERYTHING
         self.around_size = 0
         self.size = 0
         self._states: dict[UUID, tuple[Item, State]] = {}
+        self._derived: dict[Any, CampaignSnapshot] = {}
 
     def find_audience(self, entity_id: UUID) -> str:
         return self.audiences.get(entity_id, PUBLIC)
@@ -212,6 +235,62 @@ class CampaignSnapshot:
         }
         return {item_id: state for item_id, (_, state) in self._states.items()}
 
+    async def as_known_to(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        campaign_id: UUID,
+        viewpoint: Viewpoint,
+        chat: Chat | None,
+    ) -> CampaignSnapshot:
+        """Return the snapshot for a character of a chat that did not hear all changes."""
+        if not isinstance(viewpoint, Witness) or not has_absences(viewpoint):
+            return self
+        key = viewpoint.ids, tuple((each, *ranges) for each, ranges in viewpoint.absences.items())
+        found = self._derived.get(key)
+        if found is None:
+            is_here = chat is not None and not viewpoint.was_absent(chat.id, END - 1)
+            rows = await session.scalars(_PLAYER_PLACES, {"campaign": campaign_id})
+            places = frozenset(each for each in rows if each and is_here)
+            scope = Scope(campaign_id=campaign_id, places=places)
+            known = await load_known_items(session, sealer, [viewpoint], scope)
+            found = self.with_known(known) if known else self
+            if len(self._derived) >= MAX_DERIVED:
+                self._derived.clear()
+            self._derived[key] = found
+        return found
+
+    def with_known(self, known: KnownItems) -> CampaignSnapshot:
+        """Return a snapshot in which some items are as a character knows them."""
+        around, in_view = _Surroundings(self), dict(self.in_view or {})
+        by_id = dict(self.by_id)
+        for item_id, each in known.items():
+            around.drop(item_id)
+            in_view.pop(item_id, None)
+            by_id.pop(item_id, None)
+            if each is None:
+                continue
+            item, columns = each.item, build_columns(each.item)
+            is_live, subkind = columns["is_live"], columns.get("subkind", "")
+            kept = SnapshotItem(item_id, each.campaign_id, each.seq, PUBLIC, 0, item)
+            if isinstance(item, Entity):
+                by_id[item_id] = (item.name, *item.aliases)
+            if each.kind in AROUND and (each.kind != "fact" or is_live):
+                around.put(kept)
+            if _is_in_view(each.kind, subkind, is_live=is_live):
+                in_view[item_id] = kept
+        new = CampaignSnapshot(self.user_id)
+        new.version, new.by_id, new.past = self.version, by_id, self.past
+        new.audiences, new.known = self.audiences, known
+        named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
+        new.index = self.index if by_id == self.by_id else NameIndex(named)
+        new.in_view = None if self.in_view is None else in_view
+        if self.around is None:
+            new.around = None
+        else:
+            new.around, new.tied, new.around_size = around.items, around.tied, around.size
+        return new
+
     def find_items(
         self, ids: Iterable[UUID], viewpoint: Viewpoint
     ) -> tuple[dict[UUID, tuple[UUID, Item]], list[UUID]]:
@@ -220,7 +299,11 @@ class CampaignSnapshot:
         unread: list[UUID] = []
         for item_id in ids:
             kept = self.around.get(item_id) if self.around else None
-            if kept is None:
+            if kept is None and item_id in self.known:
+                known = self.known[item_id]
+                if known is not None and is_recalled(known.item):
+                    found[item_id] = known.campaign_id, known.item
+            elif kept is None:
                 unread.append(item_id)
             elif may_know(viewpoint, kept.audience):
                 found[item_id] = kept.campaign_id, kept.item
@@ -290,7 +373,7 @@ class CampaignSnapshot:
             )
             if row.kind in AROUND and (row.kind != "fact" or row.is_live):
                 around.put(kept)
-            if _is_in_view(row):
+            if _is_in_view(row.kind, row.subkind, is_live=row.is_live):
                 in_view[row.id] = kept
         new = CampaignSnapshot(self.user_id)
         new.version, new.past = campaign.version, frozenset(past)
@@ -310,11 +393,11 @@ class CampaignSnapshot:
         return new
 
 
-def _is_in_view(row: Any) -> bool:
-    if row.kind == "entity":
-        return bool(row.subkind == "pc")
+def _is_in_view(kind: Kind, subkind: str, *, is_live: bool) -> bool:
+    if kind == "entity":
+        return subkind == "pc"
     # Hidden clocks, too: the game master may tick them.
-    return row.kind in IN_VIEW and (row.is_live or row.kind == "clock")
+    return kind in IN_VIEW and (is_live or kind == "clock")
 
 
 class _EntityNames:

@@ -40,6 +40,8 @@ from backend.core.audience import (
     Viewpoint,
     Witness,
     filter_known_to_all,
+    list_entities,
+    list_viewers,
 )
 from backend.core.cpu_pool import iterate_in_slices
 from backend.errors import ValidationError
@@ -141,20 +143,33 @@ MIN_GROUP = 2
 Items = Iterable[tuple[UUID, Kind, State]]
 
 
-def filter_known_items(items: Items, rules: RuleSystem[Any]) -> list[tuple[UUID, Kind, State]]:
+def filter_known_items(
+    items: Items, rules: RuleSystem[Any], viewpoint: Viewpoint
+) -> list[tuple[UUID, Kind, State]]:
     """Return items of a viewpoint with the fields that a player knows.
 
-    Prompts render how people feel about players' characters, and no other relation.
+    Prompts render how people feel about players' characters, and what the character of the
+    viewpoint thinks of others, and no other relation.
     """
-    known: list[tuple[UUID, Kind, State]] = [
-        (item_id, kind, found)
-        for item_id, kind, state in items
-        if (found := filter_known_state(kind, state, rules)) is not None
-    ]
+    own = {str(each) for each in viewpoint.ids} if isinstance(viewpoint, Witness) else set[str]()
+    known: list[tuple[UUID, Kind, State]] = []
+    notes: set[str] = set()
+    for item_id, kind, state in items:
+        found = filter_known_state(kind, state, rules)
+        if found is None:
+            continue
+        if kind == "relation" and state["from_id"] in own:
+            found["note"] = state.get("note", "")
+            notes.add(str(item_id))
+        known.append((item_id, kind, found))
     players = {
         str(item_id) for item_id, kind, state in known if kind == "entity" and state["kind"] == "pc"
     }
-    return [each for each in known if each[1] != "relation" or each[2]["to_id"] in players]
+    return [
+        each
+        for each in known
+        if each[1] != "relation" or str(each[0]) in notes or each[2]["to_id"] in players
+    ]
 
 
 def filter_known_state(kind: Kind, state: State, rules: RuleSystem[Any]) -> State | None:
@@ -181,7 +196,10 @@ async def load_known_rows(
     states = [(row, filter_known_state(row.kind, build_state(item), rules)) for row, item in rows]
     known = [(row, build_item(row.kind, state)) for row, state in states if state is not None]
     named = {each for _, item in known for ids in find_references(item).values() for each in ids}
+    named |= {each for row, _ in known for each in list_entities(row.audience)}
     found = {str(each) for each in await reader.load_known_ids(named)}
+    if not isinstance(reader.viewpoint, str):
+        found |= {str(each) for each in list_viewers(reader.viewpoint)}
     return [
         (row, build_item(row.kind, keep_references(build_state(item), found)))
         for row, item in known
@@ -511,20 +529,30 @@ async def check_chat_audience(
 async def check_event_audience(
     session: AsyncSession, chronicle_id: UUID, audience: Audience, *, owner_id: UUID
 ) -> None:
-    """Raise `ValidationError` if an entity is in no campaign that uses the chronicle."""
+    """Raise `ValidationError` for an id of neither a character nor an entity of the chronicle.
+
+    They are those of the chats and campaigns that use it.
+    """
     if audience == PUBLIC:
         return
+    uses_it = Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id
     theirs = select(Campaign.id).where(
         Campaign.chronicle_id == chronicle_id, Campaign.user_id == owner_id
     )
-    of_chats = select(Chat.campaign_id).where(
-        Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id, Chat.campaign_id.is_not(None)
+    of_chats = select(Chat.campaign_id).where(*uses_it, Chat.campaign_id.is_not(None))
+    members = set(
+        await session.scalars(
+            select(ChatCharacter.character_id)
+            .join(Chat, Chat.id == ChatCharacter.chat_id)
+            .where(*uses_it)
+        )
     )
     found = [*await session.scalars(theirs), *await session.scalars(of_chats)]
-    if not found:
-        raise ValidationError("All events of a chronicle without a campaign are public.")
+    if not found and not members:
+        raise ValidationError("All events of a chronicle without characters are public.")
     if isinstance(audience, list):
-        await _check(session, audience, found, owner_id=owner_id)
+        others = [each for each in audience if each not in members]
+        await _check(session, others, found, owner_id=owner_id)
 
 
 async def find_players_viewpoint(
@@ -538,17 +566,25 @@ async def find_players_viewpoint(
     campaign = await get_campaign(session, identity, campaign_id)
     if not open_campaign(identity.sealer, campaign).settings.hidden_information:
         return GM
-    query = select(CampaignItem.id, CampaignItem.sealed_state).where(*match_players(campaign_id))
+    player_id = await find_users_entity(session, identity.sealer, campaign_id, name)
+    return player_id or PUBLIC
+
+
+async def find_users_entity(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, name: str
+) -> UUID | None:
+    """Return the player's character with a name, else the only one."""
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        *match_players(campaign_id), CampaignItem.user_id == sealer.user_id
+    )
     players: dict[UUID, State] = {
-        row.id: read_state(identity.sealer, row.id, row.sealed_state)
-        for row in await session.execute(query)
+        row.id: read_state(sealer, row.id, row.sealed_state) for row in await session.execute(query)
     }
     folded = name.casefold()
     for player_id, state in players.items():
         if folded in {each.casefold() for each in (state["name"], *state.get("aliases", []))}:
             return player_id
-    only: list[UUID] = list(players)
-    return only[0] if len(only) == 1 else PUBLIC
+    return next(iter(players)) if len(players) == 1 else None
 
 
 async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:

@@ -141,6 +141,12 @@ class Card(msgspec.Struct, kw_only=True):
     assets: list[CardAsset] = msgspec.field(default_factory=list[CardAsset])
 
     @property
+    def remembers_chats(self) -> bool:
+        """True if the character keeps its memories: `extensions.talekeeper.keeps_memories`."""
+        own: Any = self.extensions.get("talekeeper")
+        return isinstance(own, dict) and cast("dict[str, Any]", own).get("keeps_memories") is True
+
+    @property
     def talkativeness(self) -> float | None:
         """SillyTavern's `extensions.talkativeness` from 0 to 1, or None if it is unusable.
 
@@ -233,9 +239,12 @@ MAX_GREETING_WARNINGS: Final = 10
 
 
 def list_greetings(card: Card, *, is_group: bool) -> list[str]:
-    """Return the greetings that a chat opens with, even blank ones. Macros are not expanded."""
+    """Return the greetings that a chat opens with, even blank ones. Macros are not expanded.
+
+    In a group, those for groups come first.
+    """
     texts = [card.first_mes, *card.alternate_greetings]
-    return [*texts, *card.group_only_greetings] if is_group else texts
+    return [*card.group_only_greetings, *texts] if is_group else texts
 
 
 def check_greetings(card: Card, *, known: Card | None = None, longest: int) -> None:

@@ -1,4 +1,4 @@
-"""The public part of a card: what the other characters of a chat know of its character.
+"""The public part of a card, which the other characters of a chat know.
 
 It is the appearance, which cards describe in many forms, and the text that the user marks as
 public. Everything else is known to the character alone.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 import msgspec
@@ -31,7 +32,7 @@ _NOUNS: Final = frozenset(
         *("외모", "외형"),
     }
 )
-"""Labels of what everyone can see, in lower case."""
+"""Labels of an appearance, in lower case."""
 
 _QUALIFIERS: Final = ("physical ", "outer ", "outward ", "general ", "overall ", "usual ", "main ")
 
@@ -47,13 +48,14 @@ _PRIVATE_WORDS: Final = frozenset(
         *("тайна", "секрет", "личность", "характер", "秘密", "性格"),
     }
 )
-"""Words in labels of what a section about the appearance does not include."""
+"""Words in labels of texts that a section about the appearance never includes."""
 
 _OWNERS: Final = frozenset({"char", "her", "his", "their", "its", "my"})
 
 _CHAR: Final = re.compile(r"\{\{\s*char\s*\}\}|<(?:char|bot)>", re.IGNORECASE)
 _AND: Final = re.compile(r"\s*[/&,+]\s*|\s+and\s+")
 _TAG: Final = re.compile(r"<(?P<end>/?)(?P<name>[^<>/]{1,60})>")
+_MACRO_TAG: Final = re.compile(r"<(?:char|bot|user)>", re.IGNORECASE)
 _HEADING: Final = re.compile(r"#{1,6}\s*")
 _BULLET: Final = re.compile(r"(?:[-*+•‣–]|\d{1,2}[.)])\s+")  # noqa: RUF001  # dashes of lists
 _SEPARATOR: Final = re.compile(r"[:：=]")  # noqa: RUF001  # as Chinese cards write it
@@ -126,7 +128,7 @@ def find_appearance(card: Card) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Recognises labels. `owners` may stand before them: the character's names and pronouns."""
+    """Recognises labels. `owners` may precede them: the character's names and pronouns."""
 
     owners: frozenset[str]
 
@@ -191,35 +193,56 @@ class _Line:
 def _find_lines(text: str, labels: _Labels) -> Iterator[str]:
     """Yield the labelled texts and the lines of sections about the appearance."""
     lines = [_read_line(line) if line.strip() else None for line in text.splitlines()]
-    last_heading = max(
-        (at for at, line in enumerate(lines) if line and (line.is_heading or line.is_end)),
-        default=-1,
-    )
-    section: _Line | None = None
-    is_empty = True
+    borders = (at for at, line in enumerate(lines) if line and (line.is_heading or line.is_end))
+    last_border = max(borders, default=-1)
+    sections = _Sections(labels)
     for at, line in enumerate(lines):
         if line is None:
-            # Without another heading, the end of a section is unknown. It has one paragraph.
-            if section and not is_empty and not (section.is_heading and at < last_heading):
-                section = None
-            continue
-        found = [part._replace(label=labels.find(part.label)) for part in line.parts]
-        if section and (found[0].label or not any(part.label for part in found)):
-            section = None if _ends(section, line) else section
-        if any(part.label for part in found):
-            for part in found:
-                if part.label and part.text:
-                    is_empty = False
-                    yield f"{part.label}: {part.text}"
-            if found[-1].label and not found[-1].text:
-                section, is_empty = line, True
-        elif section:
-            for part in line.parts:
-                if _is_private(part.label):
-                    break
-                if said := f"{part.label}: {part.text}" if part.label else part.text:
-                    is_empty = False
-                    yield said
+            sections.read_blank(is_bordered=at < last_border)
+        else:
+            yield from sections.read(line)
+
+
+class _Sections:
+    """Reads a description line by line, and remembers the section that it is in."""
+
+    def __init__(self, labels: _Labels) -> None:
+        self._labels = labels
+        self._section: _Line | None = None
+        self._is_empty = True
+
+    def read_blank(self, *, is_bordered: bool) -> None:
+        """End a section at a blank line.
+
+        A section under a heading goes on to the next heading. If there is none (`is_bordered`), its
+        end is unknown, and it has one paragraph.
+        """
+        section = self._section
+        if section and not self._is_empty and not (section.is_heading and is_bordered):
+            self._section = None
+
+    def read(self, line: _Line) -> list[str]:
+        """Return the texts of a line about the appearance."""
+        found = [part._replace(label=self._labels.find(part.label)) for part in line.parts]
+        labelled = [part for part in found if part.label]
+        is_inside = bool(labelled) and not found[0].label
+        if self._section and not is_inside and _ends(self._section, line):
+            self._section = None
+        said = [f"{part.label}: {part.text}" for part in labelled if part.text]
+        if not labelled and self._section:
+            said = _list_public(line)
+        if said:
+            self._is_empty = False
+        if found[-1].label and not found[-1].text:
+            self._section, self._is_empty = line, True
+        return said
+
+
+def _list_public(line: _Line) -> list[str]:
+    """Return the texts of a line in a section, up to a label of something else."""
+    parts = takewhile(lambda part: not _is_private(part.label), line.parts)
+    said = (f"{part.label}: {part.text}" if part.label else part.text for part in parts)
+    return [text for text in said if text]
 
 
 def _ends(section: _Line, line: _Line) -> bool:
@@ -242,18 +265,13 @@ def _read_line(line: str) -> _Line:
     indent = len(line) - len(line.lstrip())
     if not text.strip("]}),;"):
         return _Line(indent, has_bullet=False, is_heading=False, is_end=True, parts=[_Part("", "")])
-    if tag := _TAG.match(text):
-        # A macro in angle brackets, such as `<char>`, is not a tag.
-        if not _CHAR.match(text) and not tag["name"].casefold() == "user":
-            inside = text[tag.end() :].partition("</")[0].strip()
-            part = _Part("" if tag["end"] else _clean(tag["name"]), inside)
-            return _Line(
-                indent,
-                has_bullet=False,
-                is_heading=not inside,
-                is_end=bool(tag["end"]),
-                parts=[part],
-            )
+    tag = _TAG.match(text)
+    # A macro in angle brackets, such as `<char>`, is not a tag.
+    if tag is not None and not _MACRO_TAG.match(text):
+        inside = text[tag.end() :].partition("</")[0].strip()
+        part = _Part("" if tag["end"] else _clean(tag["name"]), inside)
+        is_end = bool(tag["end"])
+        return _Line(indent, has_bullet=False, is_heading=not inside, is_end=is_end, parts=[part])
     heading = _HEADING.match(text)
     text = text[heading.end() :] if heading else text
     bullet = _BULLET.match(text)

@@ -127,7 +127,9 @@ class MacroContext:
         max_prompt: Maximum tokens of a prompt. `max_response` is that of a reply.
         greetings: The first message, then the alternate greetings.
         group: The names of all characters. Empty if there is only one.
-        not_char: The names of all other participants. Empty if that is only the persona.
+        group_not_muted: The names of those that are there and not muted, if there is a group.
+        not_char: The names of all others that are there and not muted, and of the persona. Empty if
+            that is only the persona.
         last_message_id: Index of the latest message from 0, or empty.
         last_swipe_id: Number of swipes of that message.
         current_swipe_id: Number of its selected swipe, from 1.
@@ -157,6 +159,7 @@ class MacroContext:
 
     max_response: int = 0
     group: str = ""
+    group_not_muted: str = ""
     not_char: str = ""
     last_message_id: str = ""
     last_swipe_id: str = ""

@@ -341,8 +341,10 @@ _INSTRUCT: Final = (
 _MACROS: Final[Sequence[Macro]] = (
     _value("user", lambda context: context.user),
     _value("char", lambda context: context.char),
+    _value("group", lambda context: context.group or context.char, "charIfNotGroup"),
     _value(
-        "group", lambda context: context.group or context.char, "groupNotMuted", "charIfNotGroup"
+        "groupNotMuted",
+        lambda context: context.group_not_muted if context.group else context.char,
     ),
     _value("notChar", lambda context: context.not_char or context.user),
     _value("charVersion", lambda context: context.char_version, "char_version"),

@@ -14,7 +14,13 @@ from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import DuplicateCheck, DuplicateFinder
 from backend.enrichment.agent.lookup import KnowledgeLookup, LookupResult
-from backend.enrichment.agent.proposals import AgentResult, ShownReferences, render_story_line
+from backend.enrichment.agent.proposals import (
+    AgentResult,
+    Proposal,
+    ShownReferences,
+    render_story_line,
+)
+from backend.enrichment.agent.retellings import RetellingFinder
 from backend.enrichment.agent.tool_executor import ToolExecutor
 from backend.enrichment.agent.tools import (
     EVENT_KINDS,
@@ -104,6 +110,7 @@ class Agent:
         finally:
             budget.mark_triage(small.spec.id)
         executor = references = None
+        proposals: list[Proposal] = []
         if triage.significant:
             lookup = KnowledgeLookup(self.database, self.search, reader.sealer, stretch, self.pool)
             references = ShownReferences(stretch.lines, stretch.marks)
@@ -113,15 +120,11 @@ class Agent:
             # The new lines usually continue the latest events, found or not.
             near.events |= {event.id: event for event in latest[-count:]}
             embedder = await self.embedder_of(reader.sealer)
+            finder = DuplicateFinder(reader.sealer, embedder, self.pool)
             executor = ToolExecutor(
                 stretch=stretch,
                 lookup=lookup,
-                duplicates=DuplicateCheck(
-                    DuplicateFinder(reader.sealer, embedder, self.pool),
-                    lookup,
-                    references,
-                    latest,
-                ),
+                duplicates=DuplicateCheck(finder, lookup, references, latest),
                 references=references,
                 most_writes=self.settings.enrichment_max_writes,
             )
@@ -130,6 +133,9 @@ class Agent:
             room = max(OUTPUT_TOKENS, 256 * self.settings.enrichment_max_writes)
             sampling = reader.build_sampling(model, room)
             notes += await self._run_loop(model, executor, opening, budget, sampling)
+            proposals = await RetellingFinder(self.prompts, lookup, finder).mark(
+                executor.proposals, model, budget, reader.build_sampling(model), max_calls=MAX_CALLS
+            )
         return AgentResult(
             detail=RunDetail(
                 why=to_one_line(triage.why)[:_MAX_WHY],
@@ -140,7 +146,7 @@ class Agent:
                 refused=executor.refused if executor else [],
                 note=" ".join(notes),
             ),
-            proposals=executor.proposals if executor else [],
+            proposals=proposals,
             seen=executor.duplicates.seen if executor else (),
         )
 

@@ -11,12 +11,17 @@ from uuid import UUID
 
 from sqlalchemy import select
 
+from backend.campaigns.state.listeners import Listeners
+from backend.chats.members import filter_heard
+from backend.chats.models import Message
+from backend.chronicles.events import EventFields
 from backend.chronicles.repository import (
     StoryEvent,
     current_events,
     get_events,
     read_message_events,
 )
+from backend.core.audience import GM
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
@@ -91,7 +96,8 @@ class LookupResult:
 class KnowledgeLookup:
     """Searches the memory of one user for one slice. No transaction stays open between searches.
 
-    Results are limited to what everyone in the slice's audience may know.
+    Results are limited to what everyone in the slice's audience may know, except for those of
+    `list_unknown`.
     """
 
     database: Database
@@ -109,7 +115,7 @@ class KnowledgeLookup:
                 self.sealer,
                 self.stretch.chronicle_id,
                 limit=MAX_LATEST_EVENTS,
-                viewpoint=self.stretch.viewpoint,
+                viewpoint=self.stretch.listeners,
             )
         return [event for event in events if event.id not in self.stretch.left_alone]
 
@@ -125,7 +131,7 @@ class KnowledgeLookup:
                 self.sealer,
                 stretch.chronicle_id,
                 [line.id for line in stretch.lines],
-                audience=stretch.audience,
+                viewpoint=stretch.listeners,
             )
         return [event for event in events if event.id not in stretch.left_alone]
 
@@ -190,16 +196,70 @@ class KnowledgeLookup:
             limit=limit,
             min_relevance=min_relevance,
             now=now(),
-            viewpoint=self.stretch.viewpoint,
+            viewpoint=self.stretch.listeners[0],
         )
         result = await self.search.find(self.sealer, ask)
         memories = await self.search.recall(self.database, self.sealer, result)
         recalled = [memory.recalled for memory in memories]
         return LookupResult(
-            await self._load_events([each.source_id for each in recalled if each.kind == "event"]),
+            await self._load_events(
+                [each.source_id for each in recalled if each.kind == "event"],
+                self.stretch.listeners,
+            ),
             await self._load_entries([each for each in recalled if each.kind == "lore"]),
-            {each.source_id: each for each in recalled if self._may_read(each)},
+            await self._select_heard([each for each in recalled if self._may_read(each)]),
         )
+
+    async def list_unknown(self, fields: EventFields) -> list[StoryEvent]:
+        """Return events similar to this one that some of the slice's audience do not know.
+
+        No text for this audience may be written from them.
+        """
+        stretch = self.stretch
+        if stretch.listeners == (GM,):
+            return []
+        async with self.database.read() as session:
+            latest = await current_events(
+                session,
+                self.sealer,
+                stretch.chronicle_id,
+                limit=MAX_LATEST_EVENTS,
+                unknown_to=stretch.listeners,
+            )
+        if not latest:
+            return []
+        ask = SearchRequest(
+            text=fields.summary,
+            names=stretch.names,
+            parts=self._build_scope(["events"]),
+            kinds=["event"],
+            limit=MAX_LATEST_EVENTS,
+            min_relevance=0,
+            now=now(),
+        )
+        result = await self.search.find(self.sealer, ask)
+        memories = await self.search.recall(self.database, self.sealer, result)
+        found = [memory.recalled.source_id for memory in memories]
+        everything = await self._load_events(found, (GM,))
+        known = await self._load_events(found, stretch.listeners)
+        others = {key: event for key, event in everything.items() if key not in known}
+        others |= {event.id: event for event in latest if event.id not in stretch.left_alone}
+        return list(others.values())
+
+    async def _select_heard(self, messages: Sequence[MemoryItem]) -> dict[UUID, MemoryItem]:
+        """Return the messages that everyone in the slice's audience has heard."""
+        stretch = self.stretch
+        if not messages:
+            return {}
+        heard = [filter_heard(each, stretch.chat_id) for each in stretch.listeners]
+        query = select(Message.id).where(
+            Message.id.in_([each.source_id for each in messages]),
+            Message.user_id == self.sealer.user_id,
+            *heard,
+        )
+        async with self.database.read() as session:
+            known = set(await session.scalars(query))
+        return {each.source_id: each for each in messages if each.source_id in known}
 
     def _may_read(self, recalled: MemoryItem) -> bool:
         since = self.stretch.since
@@ -225,12 +285,14 @@ class KnowledgeLookup:
             )
         return parts
 
-    async def _load_events(self, ids: Sequence[UUID]) -> dict[UUID, StoryEvent]:
+    async def _load_events(
+        self, ids: Sequence[UUID], listeners: Listeners
+    ) -> dict[UUID, StoryEvent]:
         wanted = [each for each in ids if each not in self.stretch.left_alone]
         if not wanted:
             return {}
         async with self.database.read() as session:
-            found = await get_events(session, self.sealer, wanted)
+            found = await get_events(session, self.sealer, wanted, viewpoint=listeners)
         return {each: found[each] for each in wanted if each in found and found[each].is_current}
 
     async def _load_entries(self, recalled: Sequence[MemoryItem]) -> dict[UUID, KnownEntry]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -30,12 +30,20 @@ MAX_ENTRY_CHARACTERS = 6_000
 _MIN_KEY_LENGTH = 2
 
 
+class Retelling(NamedTuple):
+    """An event that is told again to others, at the revision that was compared."""
+
+    event_id: UUID
+    revision: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedEvent:
     """An event to write. `id` is provisional until it is stored.
 
     `supersedes` is an event, or a proposal of the same run, that is no longer true. `mends` is the
-    revision of that event if the new one only corrects it.
+    revision of that event if the new one only corrects it. `retells` is an existing event with the
+    same facts that some of the audience did not know: it gets the messages of this one.
     """
 
     id: UUID
@@ -46,6 +54,7 @@ class ProposedEvent:
     place: int
     supersedes: UUID | None = None
     mends: int | None = None
+    retells: Retelling | None = None
     because: str = ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import attrgetter
 from typing import Any, cast
 from uuid import UUID
@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, and_, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import State
+from backend.campaigns.ledger.changes import State, build_state
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import get_audience, read_state
 from backend.campaigns.models import Campaign, CampaignItem, CampaignMark
@@ -22,16 +22,24 @@ from backend.campaigns.play.references import get_name
 from backend.campaigns.rules.blades import POOL
 from backend.campaigns.rules.protocol import AttributeType, RuleSystem, find_rules
 from backend.campaigns.rules.state import PLAY, ROLL, ItemState
+from backend.campaigns.state.knowledge import Scope, load_known_items
+from backend.campaigns.state.listeners import (
+    Listeners,
+    WitnessFinder,
+    find_listeners,
+    read_group_marks,
+)
 from backend.campaigns.state.party import find_story_place, is_scene_here
 from backend.campaigns.state.snapshot import SnapshotCache
-from backend.campaigns.state.viewpoints import read_marks
+from backend.campaigns.state.witnesses import find_item_audience
+from backend.chats.members import filter_heard, load_group
 from backend.chats.models import MESSAGE_AUTHOR, Chat, Message
 from backend.core.audience import (
     Audience,
     AudienceMarks,
     encode_audience,
-    filter_known_to_all,
-    may_all_know,
+    filter_known_to,
+    may_know,
 )
 from backend.core.cpu_pool import SEALED_FACTOR, iterate_in_slices
 from backend.enrichment.cleaning import clip, to_one_line
@@ -50,17 +58,20 @@ _IS_READ = select(CampaignMark.id).where(CampaignMark.id == Message.id).exists()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageWindow:
-    """Unread lines with one audience, and a few lines before them that it may know.
+    """Unread lines that the same people heard, and a few lines before them that they heard.
 
-    `since` is the time of the first one. `player_names` are the stored names of the user if the
-    lines show the player character instead.
+    `heard` is the audience of events, and `audience` that of items: with the entities that the
+    listeners play. `since` is the time of the first line. `player_names` are the stored names of
+    the user if the lines show the player character instead.
     """
 
     versions: Sequence[Version]
     positions: Sequence[int]
     earlier: Sequence[str]
     lines: Sequence[str]
+    heard: str
     audience: str
+    listeners: Listeners
     since: datetime
     player_names: frozenset[str] = frozenset()
 
@@ -77,16 +88,28 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Mess
     if first is None:
         return None
     same = query.where(Message.audience == first.audience).limit(MAX_LINES)
-    rows = (await session.scalars(same)).all()
+    group = await load_group(session, chat.id)
+    witnesses = WitnessFinder(group)
+    heard = witnesses.find(first.position, first.audience)
+    rows = [
+        *takewhile(
+            lambda row: witnesses.find(row.position, row.audience) == heard,
+            await session.scalars(same),
+        )
+    ]
     fitting = sum(1 for total in accumulate(row.tokens for row in rows) if total <= most)
     rows = rows[: max(1, fitting)]
-    marks = await read_marks(session, reader.sealer, chat.campaign_id, first.audience)
+    listeners = await find_listeners(session, reader.sealer, chat, group, heard)
+    audience = await find_item_audience(
+        session, reader.sealer, chat, group, heard, said_to=first.audience
+    )
+    marks = await read_group_marks(session, reader.sealer, chat, group, heard)
     before = (
         select(Message)
         .where(
             is_readable(chat),
             Message.position < first.position,
-            filter_known_to_all(first.audience, Message.audience),
+            *(filter_heard(each, chat.id) for each in listeners),
         )
         .order_by(Message.position.desc())
         .limit(EARLIER_LINES)
@@ -99,7 +122,9 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Mess
         positions=[row.position for row in rows],
         earlier=[render_line(reader, row, EARLIER_CHARACTERS, marks) for row in earlier],
         lines=[render_line(reader, row, most * CHARACTERS_PER_TOKEN) for row in rows],
-        audience=first.audience,
+        heard=heard,
+        audience=audience,
+        listeners=listeners,
         since=first.created_at,
         player_names=_find_player_names(reader, [*earlier, *rows]),
     )
@@ -115,13 +140,14 @@ def _find_player_names(reader: Reader, rows: Sequence[Message]) -> frozenset[str
 async def is_unread(session: AsyncSession, chat: Chat, window: MessageWindow) -> bool:
     """True if the lines are unchanged, on the active path, and read by no other compaction."""
     ids = [message_id for message_id, _ in window.versions]
-    query = select(Message.id, Message.updated_at).where(
-        *await _where_unread(session, chat),
-        Message.id.in_(ids),
-        Message.audience == window.audience,
+    query = select(Message.id, Message.updated_at, Message.position, Message.audience).where(
+        *await _where_unread(session, chat), Message.id.in_(ids)
     )
-    found: dict[UUID, datetime] = {row.id: row.updated_at for row in await session.execute(query)}
-    return found == dict(window.versions)
+    rows = (await session.execute(query)).all()
+    group = await load_group(session, chat.id)
+    heard = {group.find_witnesses(row.position, row.audience) for row in rows}
+    found: dict[UUID, datetime] = {row.id: row.updated_at for row in rows}
+    return found == dict(window.versions) and heard == {window.heard}
 
 
 async def count_uncompacted(session: AsyncSession, chat: Chat) -> int:
@@ -245,16 +271,16 @@ async def read_world(
     names: SnapshotCache,
     lines: Sequence[str],
     *,
-    audience: str,
+    listeners: Listeners,
 ) -> KnownWorld:
-    """Return the items of a campaign that everyone in a stored audience may know.
+    """Return the items of a campaign that all listeners know, in the state that they all know.
 
     In a campaign with more than `MAX_KNOWN` items, entities that `lines` name are found by `names`.
     """
     known = select(*_COLUMNS).where(
         CampaignItem.campaign_id == campaign.id,
         CampaignItem.exists,
-        filter_known_to_all(audience, CampaignItem.audience),
+        *(filter_known_to(each, CampaignItem.audience) for each in listeners),
     )
     rows = list(
         await session.execute(known.where(_IS_CHANGEABLE).order_by(*_ORDER).limit(MAX_KNOWN))
@@ -274,11 +300,36 @@ async def read_world(
     items: dict[UUID, ItemState] = {}
     async for row in iterate_in_slices([*rows, *facts], lambda row: len(row.sealed_state)):
         items[row.id] = ItemState(row.kind, read_state(sealer, row.id, row.sealed_state))
+    items = await _take_known(session, sealer, campaign, items, listeners)
     return KnownWorld(campaign.id, campaign.version, find_rules(campaign.rules), items)
 
 
+async def _take_known(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    items: Mapping[UUID, ItemState],
+    listeners: Listeners,
+) -> dict[UUID, ItemState]:
+    """Return items without the changes that one of the listeners did not hear."""
+    known = await load_known_items(session, sealer, listeners, Scope(campaign_id=campaign.id))
+    found: dict[UUID, ItemState] = {}
+    for item_id, held in items.items():
+        each = known.get(item_id)
+        if item_id not in known:
+            found[item_id] = held
+        elif each is not None:
+            found[item_id] = ItemState(each.kind, build_state(each.item))
+    return found
+
+
 async def refresh_world(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, known: KnownWorld, *, audience: str
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    known: KnownWorld,
+    *,
+    listeners: Listeners,
 ) -> KnownWorld:
     """Return a world as it is now. Only changed items are read, as the campaign may be locked."""
     changed = select(
@@ -290,8 +341,9 @@ async def refresh_world(
     rows = (await session.execute(changed)).all()
     async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         items.pop(row.id, None)
-        if row.counts and may_all_know(audience, row.audience):
+        if row.counts and all(may_know(each, row.audience) for each in listeners):
             items[row.id] = ItemState(row.kind, read_state(sealer, row.id, row.sealed_state))
+    items = await _take_known(session, sealer, campaign, items, listeners)
     return KnownWorld(campaign.id, campaign.version, find_rules(campaign.rules), items)
 
 

@@ -136,7 +136,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             campaign,
             self.runtime.names,
             [*window.earlier, *window.lines],
-            audience=window.audience,
+            listeners=window.listeners,
         )
         tools = open_campaign(self.sealer, campaign).settings.tools
         if is_unsettled(known.items[campaign.id].state, known.rules, is_played=tools):
@@ -222,7 +222,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             DuplicateFinder(self.sealer, embedder, agent.pool),
             work.chronicle_id,
             work.message_ids,
-            audience=work.window.audience,
+            listeners=work.window.listeners,
             marks=work.known.marks,
         )
 
@@ -237,8 +237,8 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
     async def _refresh(
         self, session: AsyncSession, campaign: Campaign, work: CompactionWork, known: KnownWorld
     ) -> KnownWorld:
-        audience = work.window.audience
-        return await refresh_world(session, self.sealer, campaign, known, audience=audience)
+        listeners = work.window.listeners
+        return await refresh_world(session, self.sealer, campaign, known, listeners=listeners)
 
     async def _run_in_pool(self, known: KnownWorld, read: Callable[[], T], text: str = "") -> T:
         """Run CPU-bound work in the pool. It takes longer in larger campaigns."""
@@ -290,7 +290,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
                 chat=chat,
                 chronicle_id=work.chronicle_id,
                 messages=messages,
-                audience=work.window.audience,
+                audience=work.window.heard,
                 run_id=work.run_id,
                 effects=writer.effects,
                 refused=writer.refused,

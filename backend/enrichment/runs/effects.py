@@ -20,6 +20,7 @@ from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.repository import (
     counting,
     get_chronicle,
+    get_events,
     open_chronicle,
     open_event,
     read_message_events,
@@ -32,6 +33,7 @@ from backend.enrichment.agent.proposals import (
     ProposedEntry,
     ProposedEvent,
 )
+from backend.enrichment.agent.retellings import is_retellable, tells_no_more
 from backend.enrichment.pipeline import EventsChangedError
 from backend.enrichment.runs.store import EffectKind, RefusedCall, RunEffect
 from backend.enrichment.story import TranscriptSlice
@@ -45,6 +47,7 @@ from backend.vault.sealing import Sealer
 _CHANGED = "It was changed while the agent was reading, and is kept."
 _SUPERSEDED = "The superseded event was superseded by another one while the agent was reading."
 _NOT_PUBLIC = "Lorebooks are for everyone, but these lines are not."
+_TOLD_AGAIN = "told again to others"
 _PINNED = "The superseded event was pinned while the agent was reading. Both are kept."
 
 
@@ -69,8 +72,12 @@ def build_effect(
     title: str,
     because: str,
     before: dict[str, Any] | None = None,
+    telling: int | None = None,
 ) -> RunEffect:
-    """Build the effect on an event or an entry. `before` is its snapshot before the change."""
+    """Build the effect on an event or an entry. `before` is its snapshot before the change.
+
+    `telling` is the number of a telling that was added to an event.
+    """
     return RunEffect(
         what=what,
         id=row.id,
@@ -79,6 +86,7 @@ def build_effect(
         because=because,
         revision=0 if what.endswith("removed") else row.revision,
         before=before,
+        telling=telling,
     )
 
 
@@ -130,7 +138,7 @@ class ProposalWriter:
         if events:
             lines = [line.id for line in self.stretch.lines]
             written = await read_message_events(
-                self.session, self.sealer, chronicle_id, lines, audience=self.stretch.audience
+                self.session, self.sealer, chronicle_id, lines, viewpoint=self.stretch.listeners
             )
             if is_any_known([each.fields for each in events], written, seen=seen):
                 raise EventsChangedError
@@ -151,9 +159,13 @@ class ProposalWriter:
         times = await self.clock.find_times(
             self.session, self.sealer, [_find_line(each) for each in proposed]
         )
+        fields = {
+            each.id: stamp_time(each.fields, times.get(_find_line(each))) for each in proposed
+        }
+        proposed = [each for each in proposed if not await self._tell_again(each, fields[each.id])]
         new = [
             writing.NewEvent(
-                fields=stamp_time(each.fields, times.get(_find_line(each))),
+                fields=fields[each.id],
                 significance=each.significance,
                 source="agent",
                 happened_at=each.happened_at,
@@ -186,6 +198,42 @@ class ProposalWriter:
             for each, row in zip(proposed, rows, strict=True)
         )
         self.effects.extend(changed)
+
+    async def _tell_again(self, new: ProposedEvent, fields: EventFields) -> bool:
+        """Add the messages of `new` to the event that it tells again. False if it must be written.
+
+        That is the case if the other event was changed since, or would tell more than `fields`.
+        """
+        if new.retells is None:
+            return False
+        found = await get_events(self.session, self.sealer, [new.retells.event_id])
+        event = found.get(new.retells.event_id)
+        is_as_read = (
+            event is not None
+            and event.is_current
+            and event.chronicle_id == self.stretch.chronicle_id
+            and event.revision == new.retells.revision
+            and is_retellable(event, new)
+            and tells_no_more(event.fields, fields)
+        )
+        row = await self._get_event(new.retells.event_id) if is_as_read else None
+        if row is None:
+            return False
+        before = await writing.snapshot(self.session, self.sealer, row)
+        audience = self.stretch.audience
+        telling = await writing.add_telling(self.session, row, new.sources, audience)
+        title = open_event(self.sealer, row).summary
+        self.effects.append(
+            build_effect(
+                row,
+                "event_changed",
+                title=title,
+                because=new.because or _TOLD_AGAIN,
+                before=before,
+                telling=telling,
+            )
+        )
+        return True
 
     async def _is_as_read(self, new: ProposedEvent) -> bool:
         """True if an event that is to be replaced is unchanged since it was read."""

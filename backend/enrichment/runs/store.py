@@ -65,7 +65,7 @@ class RunEffect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `id` is an event or a lorebook entry, and `container_id` its chronicle or lorebook. For
     campaigns they are the change in the ledger and the campaign. `title` is shown to the user.
     `revision` is the row's revision after the run; 0 if it was deleted. `before` is a snapshot that
-    can be restored.
+    can be restored. `telling` is the number of a telling that the run has added to an event.
     """
 
     what: EffectKind
@@ -75,6 +75,7 @@ class RunEffect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     because: str = ""
     revision: int = 0
     before: dict[str, Any] | None = None
+    telling: int | None = None
 
 
 class RefusedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

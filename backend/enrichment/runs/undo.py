@@ -68,6 +68,9 @@ async def undo_summary_run(session: AsyncSession, run: EnrichmentRun, *, force: 
 _NOT_CONTENT = frozenset({"revision", "place", "superseded_by", "supersedes"})
 """Members of a snapshot that may differ although the content is the same."""
 
+_TOLD = frozenset({"sources", "audience"})
+"""Members of a snapshot that change if an event is told again."""
+
 
 async def undo_run(
     session: AsyncSession, index: IndexOutbox, identity: Identity, run_id: UUID, *, force: bool
@@ -90,7 +93,7 @@ async def undo_run(
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
     if run.state == "failed":
         raise NothingToUndoError("The run failed and changed nothing.")
-    if run.kind in {"rephrasing", "speaker", "suggestions"}:
+    if run.kind in {"rephrasing", "speaker", "suggestions", "briefing"}:
         raise NothingToUndoError("Runs of this kind store nothing.")
     if run.kind in {"glossary", "scene", "chapter"}:
         raise NothingToUndoError("Undo its changes one by one in the change log of the campaign.")
@@ -232,14 +235,35 @@ class _Undoer:
         if row is None:
             return "gone" if effect.what == "event_changed" else None
         now = await writing.snapshot(session, self.sealer, row)
-        if not self._is_as_left(effect, now):
+        telling = self._find_telling(effect, row, now)
+        if telling is None and not self._is_as_left(effect, now):
             return "edited" if row.is_edited or row.is_pinned else "changed"
-        if effect.what == "event_changed":
+        if telling is None and effect.what == "event_changed":
             return await self._put_back_event(effect)
-        await writing.remove_events(session, [row.id], owner_id=self.sealer.user_id)
-        self.removed.add(row.id)
+        if telling is None or not await writing.remove_telling(
+            session, row, telling, before=_find_earlier_audience(effect, now)
+        ):
+            await writing.remove_events(session, [row.id], owner_id=self.sealer.user_id)
+            self.removed.add(row.id)
         self._note_event(effect, now)
         return None
+
+    def _find_telling(
+        self, effect: RunEffect, row: ChronicleEvent, now: dict[str, Any]
+    ) -> int | None:
+        """Return the telling to take back if others are kept. None to undo the whole event."""
+        if effect.telling is not None:
+            return effect.telling if self.force or not row.is_edited else None
+        return 0 if effect.what == "event_created" and self._was_told_again(effect, now) else None
+
+    def _was_told_again(self, effect: RunEffect, now: dict[str, Any]) -> bool:
+        """True if all that happened to an event since is that it was told to others."""
+        tellings = {each.get("telling", 0) for each in now["sources"]}
+        return len(tellings) > 1 and any(
+            found["revision"] == effect.revision
+            and _read_content(found, besides=_TOLD) == _read_content(now, besides=_TOLD)
+            for found in self.found.get(effect.id, ())
+        )
 
     async def _put_back_event(self, effect: RunEffect) -> KeptBecause | None:
         if effect.before is None:
@@ -331,9 +355,20 @@ class _Undoer:
         )
 
 
-def _read_content(snapshot: dict[str, Any]) -> dict[str, Any]:
+def _find_earlier_audience(effect: RunEffect, now: dict[str, Any]) -> str | None:
+    """Return the audience before a telling, if the event was not told again since."""
+    if effect.before is None or effect.telling is None:
+        return None
+    tellings = {each.get("telling", 0) for each in now["sources"]} - {effect.telling}
+    earlier = {each.get("telling", 0) for each in effect.before["sources"]}
+    audience: str = effect.before["audience"]
+    return audience if tellings == earlier else None
+
+
+def _read_content(snapshot: dict[str, Any], *, besides: Collection[str] = ()) -> dict[str, Any]:
     """Return the members of a snapshot to compare. For entries, ownership counts, too."""
-    content = {name: value for name, value in snapshot.items() if name not in _NOT_CONTENT}
+    left_out = {*_NOT_CONTENT, *besides}
+    content = {name: value for name, value in snapshot.items() if name not in left_out}
     if "agent_revision" in content:
         content["agent_revision"] = content["agent_revision"] == snapshot["revision"]
     if "sources" in content:  # their order does not matter

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.campaigns.state.viewpoints import resolve_viewpoint
 from backend.chats import repository as chats
 from backend.chats.errors import MessageBusyError
+from backend.chats.members import load_group
 from backend.chats.models import Chat, Message
 from backend.chats.service import read_settings
-from backend.core.audience import GM, PUBLIC, Viewpoint, encode_viewpoint
+from backend.core.audience import GM, PUBLIC, Viewpoint, encode_audience
+from backend.database.base import now
 from backend.database.engine import Database
 from backend.enrichment.errors import SummaryNotFoundError
-from backend.enrichment.models import ChatSummary
+from backend.enrichment.models import CHAT_SUMMARY, ChatSummary
 from backend.enrichment.schemas import NewSummary, SummaryView
+from backend.enrichment.summaries.pieces import (
+    Piece,
+    Pieces,
+    load_path_summary,
+    load_pieces,
+)
 from backend.enrichment.summaries.store import (
     StoredSummary,
     find_current_summary,
     list_active_summaries,
+    list_own_columns,
+    load_summaries,
     store_summary,
 )
 from backend.errors import ValidationError
@@ -32,10 +43,31 @@ InPrompt = Callable[[Identity, UUID, Viewpoint], Awaitable[bool]]
 """Returns True if the chat's next prompt from a viewpoint would contain its summary."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A chat as a viewpoint sees it. `pieces` are those of a group."""
+
+    chat: Chat
+    asked: Viewpoint
+    viewpoint: Viewpoint
+    pieces: Pieces | None
+
+    @property
+    def column(self) -> str:
+        """The audience of a summary that is written for the viewpoint."""
+        return self.asked if isinstance(self.asked, str) else encode_audience([_get_id(self.asked)])
+
+
+def _get_id(viewpoint: Viewpoint) -> UUID:
+    assert isinstance(viewpoint, UUID)  # noqa: S101  # a route reads no other one
+    return viewpoint
+
+
 class SummaryService:
     """Reads and edits the summaries of a user's chats.
 
-    A `viewpoint` sees its own summaries and public ones.
+    A `viewpoint` sees its own summaries and public ones. In a group these are pieces, of which it
+    sees those that it witnessed completely.
     """
 
     def __init__(self, database: Database, *, in_prompt: InPrompt) -> None:
@@ -50,11 +82,9 @@ class SummaryService:
         Raises `ChatNotFoundError`, `SummaryNotFoundError`, `ValidationError`.
         """
         async with self._database.read() as session:
-            chat = await _get_chat(session, identity, chat_id, viewpoint)
-            summary = await find_current_summary(
-                session, identity.sealer, chat, viewpoint=viewpoint
-            )
-        return await self._build_view(identity, chat, summary, viewpoint)
+            place = await _find_place(session, identity, chat_id, viewpoint)
+            summary = await _find_current(session, identity, place)
+        return await self._build_view(identity, place, summary)
 
     async def list_page(
         self,
@@ -67,31 +97,36 @@ class SummaryService:
     ) -> Page[SummaryView]:
         """Return a page of the summaries along the active path above position `before`.
 
-        The deepest comes first. Raises `ChatNotFoundError`, `ValidationError`.
+        The deepest comes first. Summaries through the same message are on the same page. Raises
+        `ChatNotFoundError`, `ValidationError`.
         """
+        end = None if before is None else before - 1
         async with self._database.read() as session:
-            chat = await _get_chat(session, identity, chat_id, viewpoint)
-            current = await find_current_summary(
-                session, identity.sealer, chat, viewpoint=viewpoint
-            )
-            found = await list_active_summaries(
-                session,
-                identity.sealer,
-                chat,
-                limit=limit + 1,
-                up_to_position=None if before is None else before - 1,
-                audiences=(encode_viewpoint(viewpoint), PUBLIC),
-            )
-        is_used = current is not None and await self._is_used(identity, chat, viewpoint)
-        items = [
-            SummaryView.from_summary(
-                each,
-                is_used=is_used and current is not None and each.id == current.id,
-            )
-            for each in found[:limit]
-        ]
-        more = len(found) > limit
-        return Page(items=items, next=str(items[-1].through_position) if more else None)
+            place = await _find_place(session, identity, chat_id, viewpoint)
+            if place.pieces is None:
+                found = await list_active_summaries(
+                    session,
+                    identity.sealer,
+                    place.chat,
+                    limit=limit + 1,
+                    up_to_position=end,
+                    viewpoint=place.viewpoint,
+                )
+                has_more = len(found) > limit
+                found = found[:limit]
+            else:
+                readable = place.pieces.list_readable(place.viewpoint)
+                rest = [each for each in readable if end is None or each.position <= end]
+                wanted = _take_page(rest, limit)
+                texts = await load_summaries(
+                    session, identity.sealer, chat_id, [each.id for each in wanted]
+                )
+                found = [texts[each.id] for each in wanted if each.id in texts]
+                has_more = len(wanted) < len(rest)
+            used = await self._find_used(session, identity, place) if found else set[UUID]()
+        is_used = bool(used) and await self._is_used(identity, place)
+        items = [_build_view(place, each, is_used=is_used and each.id in used) for each in found]
+        return Page(items=items, next=str(items[-1].through_position) if has_more else None)
 
     async def put(
         self,
@@ -102,31 +137,53 @@ class SummaryService:
         if_match: str | None,
         viewpoint: Viewpoint | None = None,
     ) -> SummaryView:
-        """Change the current summary, or write one through a later message.
+        """Change the current summary, or write one through another message.
 
         It belongs to the viewpoint. Without one, it is for everyone who may know all its messages.
+        In a group, the piece through the message is changed, or its stretch of the path gets one.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `MessageBusyError`, `ValidationError`,
         `PreconditionFailedError`.
         """
-        text = new.text.strip()
-        if not text:
-            raise ValidationError("text must not be empty.")
+        text = _clean(new.text)
         sealer = identity.sealer
         async with self._database.write() as session:
-            seen, audience = (
-                viewpoint or GM,
-                None if viewpoint is None else encode_viewpoint(viewpoint),
-            )
-            chat = await _get_chat(session, identity, chat_id, seen, lock=True)
-            current = await find_current_summary(session, sealer, chat, viewpoint=seen)
-            check_revision(if_match, current.revision if current else 0)
+            place = await _find_place(session, identity, chat_id, viewpoint or GM, lock=True)
+            current = await _find_current(session, identity, place)
             message = await _get_last_message(
-                session, identity, chat, current, new.through_message_id
+                session, identity, place.chat, current, new.through_message_id
             )
-            await store_summary(session, sealer, message, text, audience=audience, is_edited=True)
-            summary = await find_current_summary(session, sealer, chat, viewpoint=seen)
-        return await self._build_view(identity, chat, summary, seen)
+            begins_at, audience = 0, None if viewpoint is None else place.column
+            if place.pieces is not None:
+                current = await _find_piece_at(session, identity, place, message)
+                stretch = place.pieces.find_stretch(message.position)
+                begins_at = current.begins_at if current else stretch.begin
+                if audience is None:
+                    audience = PUBLIC if message.audience == PUBLIC else GM
+                    if current is not None and current.message_id == message.id:
+                        audience = current.audience
+            check_revision(if_match, current.revision if current else 0)
+            if current is not None and message.position < current.position:
+                raise ValidationError(
+                    "There is a summary that covers more. Change that one, or delete it first.",
+                    extra={"through_message_id": str(current.message_id)},
+                )
+            await _drop_combinations(session, identity, place, message.position)
+            await store_summary(
+                session,
+                sealer,
+                message,
+                text,
+                begins_at=begins_at,
+                audience=audience,
+                is_edited=True,
+            )
+            place = await _find_place(session, identity, chat_id, viewpoint or GM)
+            if place.pieces is None:
+                summary = await _find_current(session, identity, place)
+            else:
+                summary = await _find_piece_at(session, identity, place, message)
+        return await self._build_view(identity, place, summary)
 
     async def delete(
         self,
@@ -142,45 +199,212 @@ class SummaryService:
         `ValidationError`.
         """
         async with self._database.write() as session:
-            chat = await _get_chat(session, identity, chat_id, viewpoint, lock=True)
-            current = await find_current_summary(
-                session, identity.sealer, chat, viewpoint=viewpoint
-            )
-            if current is None:
-                raise SummaryNotFoundError
-            check_revision(if_match, current.revision)
+            place = await _find_place(session, identity, chat_id, viewpoint, lock=True)
+            current = await _find_current(session, identity, place)
+            await self._delete(session, identity, place, current, if_match=if_match)
+
+    async def get_one(self, identity: Identity, chat_id: UUID, summary_id: UUID) -> SummaryView:
+        """Return one of the summaries along the active path.
+
+        Raises `ChatNotFoundError`, `SummaryNotFoundError`.
+        """
+        async with self._database.read() as session:
+            place = await _find_place(session, identity, chat_id, GM)
+            summary = await _get_summary(session, identity, place, summary_id)
+            used = await self._find_used(session, identity, place)
+        is_used = summary.id in used and await self._is_used(identity, place)
+        return _build_view(place, summary, is_used=is_used)
+
+    async def change_one(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        summary_id: UUID,
+        text: str,
+        *,
+        if_match: str | None,
+    ) -> SummaryView:
+        """Change the text of one of the summaries along the active path.
+
+        Raises `ChatNotFoundError`, `SummaryNotFoundError`, `PreconditionFailedError`,
+        `ValidationError`.
+        """
+        text = _clean(text)
+        async with self._database.write() as session:
+            place = await _find_place(session, identity, chat_id, GM, lock=True)
+            summary = await _get_summary(session, identity, place, summary_id)
+            check_revision(if_match, summary.revision)
             await session.execute(
-                delete(ChatSummary).where(
-                    ChatSummary.id == current.id, ChatSummary.user_id == identity.user_id
+                update(ChatSummary)
+                .where(ChatSummary.id == summary.id, ChatSummary.user_id == identity.user_id)
+                .values(
+                    sealed_summary=identity.sealer.seal(CHAT_SUMMARY, summary.id, text),
+                    is_edited=True,
+                    revision=ChatSummary.revision + 1,
+                    updated_at=now(),
                 )
             )
+            await _drop_combinations(session, identity, place, summary.position, besides=summary.id)
+        return await self.get_one(identity, chat_id, summary_id)
+
+    async def delete_one(
+        self, identity: Identity, chat_id: UUID, summary_id: UUID, *, if_match: str | None
+    ) -> None:
+        """Delete one of the summaries along the active path.
+
+        Raises `ChatNotFoundError`, `SummaryNotFoundError`, `PreconditionFailedError`.
+        """
+        async with self._database.write() as session:
+            place = await _find_place(session, identity, chat_id, GM, lock=True)
+            summary = await _get_summary(session, identity, place, summary_id)
+            await self._delete(session, identity, place, summary, if_match=if_match)
+
+    async def _delete(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        place: _Place,
+        summary: StoredSummary | None,
+        *,
+        if_match: str | None,
+    ) -> None:
+        if summary is None:
+            raise SummaryNotFoundError
+        check_revision(if_match, summary.revision)
+        await _drop_combinations(session, identity, place, summary.position)
+        await session.execute(
+            delete(ChatSummary).where(
+                ChatSummary.id == summary.id, ChatSummary.user_id == identity.user_id
+            )
+        )
+
+    async def _find_used(
+        self, session: AsyncSession, identity: Identity, place: _Place
+    ) -> set[UUID]:
+        """Return the summaries that a prompt contains if it has room for them."""
+        found = await load_path_summary(
+            session,
+            identity.sealer,
+            place.chat,
+            await load_group(session, place.chat.id),
+            viewpoint=place.viewpoint,
+            words=read_settings(identity.sealer, place.chat).summary.words,
+        )
+        return {each.id for each in found.parts if each.id} if found else set()
 
     async def _build_view(
-        self, identity: Identity, chat: Chat, summary: StoredSummary | None, viewpoint: Viewpoint
+        self, identity: Identity, place: _Place, summary: StoredSummary | None
     ) -> SummaryView:
         if summary is None:
             raise SummaryNotFoundError
-        return SummaryView.from_summary(
-            summary, is_used=await self._is_used(identity, chat, viewpoint)
-        )
+        return _build_view(place, summary, is_used=await self._is_used(identity, place))
 
-    async def _is_used(self, identity: Identity, chat: Chat, viewpoint: Viewpoint) -> bool:
-        settings = read_settings(identity.sealer, chat)
-        is_wanted = settings.summary.enabled or chat.campaign_id is not None
-        return is_wanted and await self._in_prompt(identity, chat.id, viewpoint)
+    async def _is_used(self, identity: Identity, place: _Place) -> bool:
+        settings = read_settings(identity.sealer, place.chat)
+        is_wanted = settings.summary.enabled or place.chat.campaign_id is not None
+        return is_wanted and await self._in_prompt(identity, place.chat.id, place.asked)
 
 
-async def _get_chat(
+async def _find_place(
     session: AsyncSession,
     identity: Identity,
     chat_id: UUID,
     viewpoint: Viewpoint,
     *,
     lock: bool = False,
-) -> Chat:
+) -> _Place:
     chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id, lock=lock)
-    await check_viewpoint(session, viewpoint, [chat.campaign_id], owner_id=identity.user_id)
-    return chat
+    seen = await resolve_viewpoint(session, identity, chat, viewpoint)
+    group = await load_group(session, chat.id)
+    pieces = await load_pieces(session, identity.sealer, group) if group.is_group else None
+    return _Place(chat, viewpoint, seen, pieces)
+
+
+async def _find_current(
+    session: AsyncSession, identity: Identity, place: _Place
+) -> StoredSummary | None:
+    """Return the current summary of a viewpoint: in a group, its last piece."""
+    if place.pieces is None:
+        return await find_current_summary(
+            session, identity.sealer, place.chat, viewpoint=place.viewpoint
+        )
+    return await _open(session, identity, place, place.pieces.choose(place.viewpoint)[-1:])
+
+
+async def _find_piece_at(
+    session: AsyncSession, identity: Identity, place: _Place, message: Message
+) -> StoredSummary | None:
+    """Return the piece through a message, else the last piece of its stretch."""
+    assert place.pieces is not None  # noqa: S101  # callers check it
+    own = list_own_columns(place.viewpoint)
+    here = [
+        each
+        for each in place.pieces.list_readable(place.viewpoint)
+        if each.message_id == message.id and not place.pieces.is_combined(each)
+    ]
+    here.sort(key=lambda each: each.audience in own)
+    stretch = place.pieces.find_stretch(message.position)
+    chosen = here or place.pieces.choose_here(place.viewpoint, stretch)
+    return await _open(session, identity, place, chosen[-1:])
+
+
+async def _get_summary(
+    session: AsyncSession, identity: Identity, place: _Place, summary_id: UUID
+) -> StoredSummary:
+    found = await load_summaries(session, identity.sealer, place.chat.id, [summary_id])
+    if summary_id not in found:
+        raise SummaryNotFoundError
+    return found[summary_id]
+
+
+async def _open(
+    session: AsyncSession, identity: Identity, place: _Place, pieces: Sequence[Piece]
+) -> StoredSummary | None:
+    ids = [each.id for each in pieces]
+    found = await load_summaries(session, identity.sealer, place.chat.id, ids)
+    return next(iter(found.values()), None)
+
+
+async def _drop_combinations(
+    session: AsyncSession,
+    identity: Identity,
+    place: _Place,
+    position: int,
+    *,
+    besides: UUID | None = None,
+) -> None:
+    """Delete unedited combinations of a piece that changes, because they have its old text."""
+    if place.pieces is None:
+        return
+    ids = place.pieces.find_combinations(position)
+    if ids := [each for each in ids if each != besides]:
+        await session.execute(
+            delete(ChatSummary).where(
+                ChatSummary.id.in_(ids),
+                ChatSummary.user_id == identity.user_id,
+                ~ChatSummary.is_edited,
+            )
+        )
+
+
+def _take_page(pieces: Sequence[Piece], limit: int) -> Sequence[Piece]:
+    """Return the first pieces, and further ones through the same message as the last of them."""
+    last = pieces[min(limit, len(pieces)) - 1].position if pieces else 0
+    return [each for each in pieces if each.position >= last]
+
+
+def _build_view(place: _Place, summary: StoredSummary, *, is_used: bool) -> SummaryView:
+    audience = None
+    if place.pieces is not None:
+        audience = place.pieces.describe_hearers(summary)
+    return SummaryView.from_summary(summary, is_used=is_used, audience=audience)
+
+
+def _clean(text: str) -> str:
+    text = text.strip()
+    if not text:
+        raise ValidationError("text must not be empty.")
+    return text
 
 
 async def _get_last_message(
@@ -203,9 +427,4 @@ async def _get_last_message(
         raise ValidationError("through_message_id must be on the active path.")
     if message.status == "streaming":
         raise MessageBusyError("Wait for the end of the reply.")
-    if current is not None and message.position < current.position:
-        raise ValidationError(
-            "There is a summary that covers more. Change that one, or delete it first.",
-            extra={"through_message_id": str(current.message_id)},
-        )
     return message

@@ -6,13 +6,24 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, delete, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -29,6 +40,7 @@ from backend.chats.events import (
     WorldParted,
     translate_audiences,
 )
+from backend.chats.members import load_group
 from backend.chats.models import Chat, Message
 from backend.chats.repository import MAX_POSITION, find_first_after
 from backend.chats.schemas import SummarySettings
@@ -39,8 +51,10 @@ from backend.core.audience import (
     GM,
     PUBLIC,
     Viewpoint,
-    encode_viewpoint,
+    Witness,
+    encode_audience,
     list_entities,
+    list_viewers,
     may_all_know,
     may_know,
 )
@@ -53,15 +67,29 @@ from backend.vault.sealing import Sealer
 MAX_SUMMARY_CHARS = 20_000
 """Maximum characters of a summary, by a model or by hand."""
 
-_TELLS_ALL = Message.updated_at <= ChatSummary.updated_at
+_IS_WHOLE = Message.updated_at <= ChatSummary.updated_at
 """A reply may have been continued after it was summarised. No summary through it has the new part.
 """
 
-_FIRST = aliased(ChatSummary)
+_OWN = aliased(ChatSummary)
+
+
+class PathPlace(Protocol):
+    """A message of the path: its position, and the stored tokens from the root to its end."""
+
+    @property
+    def position(self) -> int:
+        """The position of the message."""
+        ...
+
+    @property
+    def path_tokens(self) -> int:
+        """The stored tokens from the root to the end of the message."""
+        ...
 
 
 class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary of the path down to a message; `id` is its row's.
+    """A summary of the path from position `begins_at` down to a message; `id` is its row's.
 
     `position` and `path_tokens` are those of the message now. `model` wrote it, if that is still
     known. `audience` is in the form of the database column.
@@ -71,6 +99,7 @@ class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
     message_id: UUID
     position: int
     path_tokens: int
+    begins_at: int
     text: str
     is_edited: bool
     revision: int
@@ -93,57 +122,87 @@ async def find_current_summary(
     It is the viewpoint's own or the public one. If the public one covers more, all later events are
     public, so that the text is a combination of both.
     """
-    column = encode_viewpoint(viewpoint)
+    columns = list_own_columns(viewpoint)
     found = await list_active_summaries(
-        session, sealer, chat, limit=1, up_to_position=up_to_position, audiences=(column, PUBLIC)
+        session, sealer, chat, limit=1, up_to_position=up_to_position, viewpoint=viewpoint
     )
     last = found[0] if found else None
-    if last is None or last.audience == column or chat.campaign_id is None:
+    if last is None or not columns or last.audience != PUBLIC or chat.campaign_id is None:
         return last
     own = await list_active_summaries(
-        session, sealer, chat, limit=1, up_to_position=last.position, audiences=(column,)
+        session,
+        sealer,
+        chat,
+        limit=1,
+        up_to_position=last.position,
+        viewpoint=viewpoint,
+        with_public=False,
     )
     if not own:
         return last
-    return msgspec.structs.replace(last, text=f"{own[0].text}\n{last.text}", audience=column)
+    text = f"{own[0].text}\n{last.text}"
+    return msgspec.structs.replace(last, text=text, audience=own[0].audience)
 
 
-# Built once, because every turn with a summary executes it.
-_ACTIVE = (
-    select(
-        ChatSummary.id,
-        ChatSummary.message_id,
-        ChatSummary.sealed_summary,
-        ChatSummary.is_edited,
-        ChatSummary.revision,
-        ChatSummary.audience,
-        ChatSummary.created_at,
-        ChatSummary.updated_at,
-        Message.position,
-        Message.path_tokens,
-        EnrichmentRun.model,
+def list_own_columns(viewpoint: Viewpoint) -> tuple[str, ...]:
+    """Return the audiences of summaries that were written for a viewpoint alone.
+
+    A character also has those of the entities that it plays, after its own.
+    """
+    if isinstance(viewpoint, str):
+        return (GM,) if viewpoint == GM else ()
+    others = (each for each in list_viewers(viewpoint) if each != get_viewer(viewpoint))
+    return tuple(encode_audience([each]) for each in (get_viewer(viewpoint), *others))
+
+
+def get_viewer(viewpoint: UUID | Witness) -> UUID:
+    """Return the character or the entity of a viewpoint."""
+    return viewpoint.character_id if isinstance(viewpoint, Witness) else viewpoint
+
+
+def select_active(*columns: Any) -> Select[Any]:
+    """Return the query for summaries along the path of `chat` for `owner`, the deepest first."""
+    return (
+        select(*columns)
+        .select_from(ChatSummary)
+        .join(Message, Message.id == ChatSummary.message_id)
+        .where(
+            ChatSummary.chat_id == bindparam("chat"),
+            ChatSummary.user_id == bindparam("owner"),
+            Message.is_active,
+            _IS_WHOLE,
+        )
+        .order_by(ChatSummary.position.desc())
     )
-    .join(Message, Message.id == ChatSummary.message_id)
-    .outerjoin(EnrichmentRun, EnrichmentRun.id == ChatSummary.run_id)
-    .where(
-        ChatSummary.chat_id == bindparam("chat"),
-        ChatSummary.user_id == bindparam("owner"),
-        ChatSummary.position <= bindparam("up_to"),
-        Message.is_active,
-        _TELLS_ALL,
-    )
-    .order_by(ChatSummary.position.desc())
-    .limit(bindparam("limit"))
-)
+
+
+# The statements are built once, because every turn with a summary executes one.
+_STORED = select_active(
+    ChatSummary.id,
+    ChatSummary.message_id,
+    ChatSummary.sealed_summary,
+    ChatSummary.is_edited,
+    ChatSummary.revision,
+    ChatSummary.begins_at,
+    ChatSummary.audience,
+    ChatSummary.created_at,
+    ChatSummary.updated_at,
+    Message.position,
+    Message.path_tokens,
+    EnrichmentRun.model,
+).outerjoin(EnrichmentRun, EnrichmentRun.id == ChatSummary.run_id)
+_ACTIVE = _STORED.where(ChatSummary.position <= bindparam("up_to")).limit(bindparam("limit"))
 _ACTIVE_FOR = _ACTIVE.where(
     ChatSummary.audience.in_(bindparam("audiences", expanding=True)),
     or_(
-        ChatSummary.audience == bindparam("first"),
+        ChatSummary.audience != PUBLIC,
         ~exists().where(
-            _FIRST.message_id == ChatSummary.message_id, _FIRST.audience == bindparam("first")
+            _OWN.message_id == ChatSummary.message_id,
+            _OWN.audience.in_(bindparam("own", expanding=True)),
         ),
     ),
 )
+_BY_ID = _STORED.where(ChatSummary.id.in_(bindparam("ids", expanding=True)))
 
 
 async def list_active_summaries(
@@ -153,27 +212,44 @@ async def list_active_summaries(
     *,
     limit: int,
     up_to_position: int | None = None,
-    audiences: Sequence[str] = (),
+    viewpoint: Viewpoint | None = None,
+    with_public: bool = True,
 ) -> list[StoredSummary]:
     """Return summaries along a chat's active path, the deepest first.
 
-    `audiences` limits them. If a message has several, the first audience of the list wins.
+    With a `viewpoint` they are its own and the public ones. If a message has both, its own wins.
     """
-    values = {
+    values: dict[str, Any] = {
         "chat": chat.id,
         "owner": sealer.user_id,
         "limit": limit,
         "up_to": MAX_POSITION if up_to_position is None else up_to_position,
     }
-    if audiences:
-        values |= {"audiences": audiences, "first": audiences[0]}
+    if viewpoint is None:
+        return _open_rows(sealer, await session.execute(_ACTIVE, values))
+    own = list_own_columns(viewpoint)
+    values |= {"own": own, "audiences": (*own, PUBLIC) if with_public else own}
+    return _open_rows(sealer, await session.execute(_ACTIVE_FOR, values))
+
+
+async def load_summaries(
+    session: AsyncSession, sealer: Sealer, chat_id: UUID, ids: Sequence[UUID]
+) -> dict[UUID, StoredSummary]:
+    """Return summaries of the active path by id."""
+    if not ids:
+        return {}
+    values = {"chat": chat_id, "owner": sealer.user_id, "ids": ids}
+    return {each.id: each for each in _open_rows(sealer, await session.execute(_BY_ID, values))}
+
+
+def _open_rows(sealer: Sealer, rows: Iterable[Any]) -> list[StoredSummary]:
     return [
         make_struct(
             StoredSummary,
             row,
             text=sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
         )
-        for row in await session.execute(_ACTIVE_FOR if audiences else _ACTIVE, values)
+        for row in rows
     ]
 
 
@@ -183,6 +259,7 @@ async def store_summary(
     message: Message,
     text: str,
     *,
+    begins_at: int = 0,
     audience: str | None = None,
     run_id: UUID | None = None,
     is_edited: bool = False,
@@ -194,7 +271,7 @@ async def store_summary(
     """
     at = now()
     if audience is None:
-        audience = await _find_audience(session, message)
+        audience = await _find_audience(session, message, begins_at)
     before = select(ChatSummary.id).where(
         ChatSummary.message_id == message.id, ChatSummary.audience == audience
     )
@@ -205,6 +282,7 @@ async def store_summary(
         "user_id": message.user_id,
         "chat_id": message.chat_id,
         "position": message.position,
+        "begins_at": begins_at,
         "run_id": run_id,
         "sealed_summary": sealer.seal(CHAT_SUMMARY, row_id, text),
         "is_edited": is_edited,
@@ -213,7 +291,7 @@ async def store_summary(
         "created_at": at,
         "updated_at": at,
     }
-    update: tuple[str, ...] = ("sealed_summary", "is_edited", "updated_at")
+    update: tuple[str, ...] = ("sealed_summary", "begins_at", "is_edited", "updated_at")
     if run_id:
         update = (*update, "run_id")
     await upsert(session, ChatSummary, row, key=("id",), update=update, count_up=("revision",))
@@ -225,7 +303,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten
     async def audience_changed(
         self, session: AsyncSession, identity: Identity, message: Message, *, before: str
     ) -> None:
-        """Update the audiences of summaries through a message and after it.
+        """Update the audiences of summaries that cover a message.
 
         A game master's summary becomes public if all its messages are. A summary is deleted if its
         audience may no longer know the message, or may now know it and does not read of it. If it
@@ -239,11 +317,11 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten
             .values(updated_at=message.updated_at)
         )
         chat = await session.get_one(Chat, message.chat_id)
-        is_only = not await hides_information(session, identity.sealer, chat)
-        below = select(make_subtree(message.id).c.id)
-        rows = await session.scalars(
-            select(ChatSummary).where(ChatSummary.message_id.in_(below), owned)
+        is_only = not (
+            await hides_information(session, identity.sealer, chat)
+            or (await load_group(session, chat.id)).is_group
         )
+        rows = await session.scalars(select(ChatSummary).where(*_cover(message), owned))
         found = {(row.message_id, row.audience): row for row in rows}
         for (message_id, column), row in list(found.items()):
             knew = may_all_know(column, before)
@@ -251,7 +329,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten
             wanted = column
             if column == GM and message.audience == PUBLIC:
                 through = await session.get_one(Message, message_id)
-                wanted = await _find_audience(session, through)
+                wanted = await _find_audience(session, through, row.begins_at)
             elif knew and not knows and (is_only or row.is_edited):
                 wanted = GM
             if wanted != column and (message_id, wanted) not in found:
@@ -274,7 +352,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten
                 .where(
                     ChatSummary.message_id.in_(ids),
                     ChatSummary.user_id == identity.user_id,
-                    exists().where(Message.id == ChatSummary.message_id, _TELLS_ALL),
+                    exists().where(Message.id == ChatSummary.message_id, _IS_WHOLE),
                 )
                 .values(updated_at=changed_at),
                 execution_options=UNSYNCHRONIZED,
@@ -283,15 +361,13 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten
     async def message_shown(
         self, session: AsyncSession, identity: Identity, message: Message
     ) -> None:
-        """Delete unedited summaries through the message and after it.
+        """Delete unedited summaries that would cover the message, because they lack it.
 
-        They do not contain the message. The job of the next reply writes new ones.
+        The job of the next reply writes new ones.
         """
         await session.execute(
             delete(ChatSummary).where(
-                ChatSummary.message_id.in_(select(make_subtree(message.id).c.id)),
-                ChatSummary.user_id == identity.user_id,
-                ~ChatSummary.is_edited,
+                *_cover(message), ChatSummary.user_id == identity.user_id, ~ChatSummary.is_edited
             )
         )
 
@@ -313,7 +389,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten
             select(ChatSummary)
             .join(Message, Message.id == ChatSummary.message_id)
             .where(
-                ChatSummary.chat_id == source_id, ChatSummary.user_id == sealer.user_id, _TELLS_ALL
+                ChatSummary.chat_id == source_id, ChatSummary.user_id == sealer.user_id, _IS_WHOLE
             )
         )
         ids = {row: new_id() for row in summaries if row.message_id in copied}
@@ -323,6 +399,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten
                 "id": copy_id,
                 "message_id": copied[row.message_id],
                 "position": row.position,
+                "begins_at": row.begins_at,
                 "is_edited": row.is_edited,
                 "audience": row.audience,
                 "sealed_summary": sealer.seal(
@@ -361,11 +438,18 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten
         await translate_audiences(session, ChatSummary.audience, translate, *mine)
 
 
-async def _find_audience(session: AsyncSession, message: Message) -> str:
-    """Return the audience that may know all messages from the root through this one."""
+def _cover(message: Message) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for summaries that cover a message, on all branches."""
+    below = select(make_subtree(message.id).c.id)
+    return ChatSummary.message_id.in_(below), ChatSummary.begins_at <= message.position
+
+
+async def _find_audience(session: AsyncSession, message: Message, begins_at: int) -> str:
+    """Return the audience that may know all messages from a position through this one."""
     path = make_ancestors(message.id)
     limited = select(Message.id).where(
-        Message.id.in_(select(path.c.id)), Message.audience != PUBLIC
+        Message.id.in_(select(path.c.id).where(path.c.position >= begins_at)),
+        Message.audience != PUBLIC,
     )
     return PUBLIC if await session.scalar(limited.limit(1)) is None else GM
 
@@ -386,7 +470,7 @@ _LAST_EXCHANGE = 2
 async def find_goal(
     session: AsyncSession,
     chat: Chat,
-    current: StoredSummary | None,
+    current: PathPlace | None,
     *,
     history_budget: int,
     interval: int,
@@ -429,7 +513,7 @@ async def find_goal(
 
 
 async def find_round_goal(
-    session: AsyncSession, chat: Chat, current: StoredSummary | None, *, interval: int
+    session: AsyncSession, chat: Chat, current: PathPlace | None, *, interval: int
 ) -> int | None:
     """Return the goal of a campaign's chat: every `interval` rounds, without the last ones."""
     query = (

@@ -40,6 +40,7 @@ from backend.campaigns.glossary.terms import (
 )
 from backend.campaigns.ledger.records import find_campaign, open_campaign
 from backend.campaigns.names.roster import NameIndex
+from backend.campaigns.state.witnesses import find_message_audience
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
@@ -222,6 +223,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             message,
             proposal.definitions,
             known_at=work.version,
+            audience=await find_message_audience(session, self.sealer, chat, message),
         )
         if proposal.tags:
             await self.runtime.outbox.compact(session, work.reader, chat)

@@ -63,9 +63,10 @@ async def find_replaced_events(session: AsyncSession, place: PathRange) -> list[
     """Return the events that a rebuild replaces: by the agent, from this chat alone, in the range.
 
     Events of other branches and of hidden lines are kept, because a rebuild reads nothing that
-    could replace them. Events that a user has changed or pinned are kept, too.
+    could replace them. So are events that were also told on another branch, and those that a user
+    has changed or pinned. An event that was told again belongs to the range of its last telling.
     """
-    source = aliased(EventSource)
+    source, told, message = aliased(EventSource), aliased(EventSource), aliased(Message)
     last = (
         select(func.max(source.position))
         .where(source.event_id == ChronicleEvent.id)
@@ -77,6 +78,10 @@ async def find_replaced_events(session: AsyncSession, place: PathRange) -> list[
     hidden = exists().where(
         source.event_id == ChronicleEvent.id, Message.id == source.message_id, Message.hidden
     )
+    on_branch = exists().where(
+        told.event_id == ChronicleEvent.id,
+        ~exists().where(message.id == told.message_id, message.is_active),
+    )
     query = select(ChronicleEvent.id).where(
         ChronicleEvent.chronicle_id == place.chronicle_id,
         ChronicleEvent.user_id == place.owner_id,
@@ -85,6 +90,7 @@ async def find_replaced_events(session: AsyncSession, place: PathRange) -> list[
         ~ChronicleEvent.is_pinned,
         ~elsewhere,
         ~hidden,
+        ~on_branch,
         last.between(place.from_position, place.to_position),
         counting(),
     )

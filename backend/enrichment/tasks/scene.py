@@ -26,6 +26,8 @@ from backend.campaigns.play.story_tools import FieldDelta
 from backend.campaigns.play.table import Table
 from backend.campaigns.scenes.chapters import DueChapter, find_due_chapter
 from backend.campaigns.scenes.scenes import find_span
+from backend.campaigns.state.knowledge import Scope, load_known_items
+from backend.campaigns.state.listeners import Listeners
 from backend.campaigns.state.situation_reader import CampaignReader
 from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot
 from backend.campaigns.state.viewpoints import read_marks
@@ -47,7 +49,7 @@ from backend.enrichment.pipeline import (
 )
 from backend.enrichment.reader import OUTPUT_TOKENS, open_budget
 from backend.enrichment.runs.store import RefusedCall, RunDetail
-from backend.enrichment.story import Version, is_path_unchanged, read_lines, render_line
+from backend.enrichment.story import Version, is_path_unchanged, render_line
 from backend.enrichment.tasks.scene_changes import (
     Quote,
     Seed,
@@ -58,6 +60,7 @@ from backend.enrichment.tasks.scene_changes import (
     find_later_changes,
     render_items,
 )
+from backend.enrichment.tasks.scene_lines import read_scene_lines
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ModelMalformedAnswerError,
@@ -103,8 +106,10 @@ SCHEMA = {**simplify_schema(SceneAnswer), "required": list(SceneAnswer.__struct_
 class SceneWork(RunWork):
     """Lines of a scene after position `after`, which the summary does not cover yet.
 
-    `audience` is the audience of all results, in the form of the database column. `names` belong to
-    the campaign's version that was read.
+    `told` are the messages of the `lines`, and `versions` those of all lines that were read.
+    `audience` is the audience of all results, in the form of the database column. `heard` is that
+    of facts in a group; None if they have the audience of their lines. `listeners` are the
+    viewpoints of those who heard the lines. `names` belong to the campaign's version that was read.
     """
 
     campaign_id: UUID
@@ -112,8 +117,11 @@ class SceneWork(RunWork):
     scene: Scene
     after: int
     versions: Sequence[Version]
+    told: Sequence[Version]
     lines: Sequence[str]
     audience: str
+    heard: str | None
+    listeners: Listeners
     threads: Sequence[str]
     items: Sequence[str]
     names: CampaignSnapshot
@@ -156,22 +164,29 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             return None
         campaign, scene = found
         reader = await self.load_reader(session, chat)
-        most = reader.stretch_tokens
-        rows = await read_lines(session, chat, after=span.after, through=span.last, most=most)
+        story = await read_scene_lines(
+            session, self.sealer, chat, span, scene, most=reader.stretch_tokens
+        )
         told_to = encode_audience(scene.audience)
-        is_open_to_all = all(may_all_know(told_to, row.audience) for row in rows)
-        if not rows or (scene.status == "open" and not is_open_to_all):
+        if story is None or (
+            scene.status == "open"
+            and not all(may_all_know(told_to, each) for each in story.audiences)
+        ):
             return None
-        audience = intersect_audiences([told_to, *(row.audience for row in rows)])
+        audience, rows = intersect_audiences([told_to, *story.audiences]), story.rows
         marks = await read_marks(session, self.sealer, campaign.id, audience)
-        lines = [render_line(reader, row, most * CHARACTERS_PER_TOKEN, marks) for row in rows]
+        most = reader.stretch_tokens * CHARACTERS_PER_TOKEN
+        lines = [render_line(reader, row, most, marks) for row in story.told]
         text = "\n".join(lines)
         names = await self.runtime.names.read(session, self.sealer, campaign)
+        known_items = await load_known_items(
+            session, self.sealer, story.listeners, Scope(campaign_id=campaign.id)
+        )
         table = await build_scene_table(
-            session, self.sealer, campaign, names, text, audience=audience
+            session, self.sealer, campaign, names, text, audience=audience, known=known_items
         )
         viewpoint = GM if audience == GM else PUBLIC
-        known = CampaignReader(session, self.sealer, campaign, viewpoint)
+        known = CampaignReader(session, self.sealer, campaign, viewpoint, known=known_items)
         threads = await known.load_items("thread", limit=MAX_BLOCK_ITEMS, newest=True)
         return SceneWork(
             reader=reader,
@@ -187,6 +202,9 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             versions=[(row.id, row.updated_at) for row in rows],
             lines=lines,
             audience=audience,
+            told=[(row.id, row.updated_at) for row in story.told],
+            heard=story.heard,
+            listeners=story.listeners,
             threads=[
                 marks.mark(f"{item.title}: {clip(item.summary, MAX_MOMENT)}", item.audience)
                 for _, item in threads
@@ -263,8 +281,11 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         )
         text, audience = "\n".join(work.lines), work.audience
         names = await self.runtime.names.read(session, self.sealer, campaign, known=work.names)
+        known = await load_known_items(
+            session, self.sealer, work.listeners, Scope(campaign_id=campaign.id)
+        )
         table = await build_scene_table(
-            session, self.sealer, campaign, names, text, audience=audience
+            session, self.sealer, campaign, names, text, audience=audience, known=known
         )
         facts, unquoted = await build_quoted_facts(
             session,
@@ -272,8 +293,9 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             campaign,
             proposal.quotes,
             lines=work.lines,
-            versions=work.versions,
+            versions=work.told,
             table=table,
+            audience=work.heard,
         )
         deltas, others = await self._find_changes(session, chat, table, work, proposal)
         changes = [Change("scene", work.scene_id, Operations(set=written)), *threads, *deltas]

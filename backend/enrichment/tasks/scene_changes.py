@@ -37,6 +37,7 @@ from backend.campaigns.proposals.authority import (
     judge_drafts,
 )
 from backend.campaigns.rules.protocol import ToolRefusedError
+from backend.campaigns.state.knowledge import KnownItems
 from backend.campaigns.state.situation_reader import SituationReader
 from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.chats.models import Message
@@ -135,13 +136,16 @@ async def build_scene_table(
     text: str,
     *,
     audience: str,
+    known: KnownItems,
 ) -> Table:
     """Return the table of items that a scene may have changed: present and named ones.
 
-    Items that not all of the audience may know are left out.
+    Items that not all of the audience may know are left out. `known` are those that they know in
+    another state.
     """
     viewpoint = GM if audience == GM else PUBLIC
-    reader = SituationReader(session, sealer, campaign, viewpoint)
+    reader = SituationReader(session, sealer, campaign, viewpoint, known=known)
+    names = names.with_known(known) if known else names
     situation = await reader.load_situation(names, line=text, recent=())
     fields = open_campaign(sealer, campaign)
     items = situation.in_play
@@ -291,6 +295,7 @@ async def build_quoted_facts(
     lines: Sequence[str],
     versions: Sequence[Version],
     table: Table,
+    audience: str | None = None,
 ) -> tuple[list[Draft], list[RefusedCall]]:
     """Return the facts of quotations, each as a draft of its line, and the refused quotations.
 
@@ -304,6 +309,8 @@ async def build_quoted_facts(
         lines: The rendered lines of the scene.
         versions: The messages of the lines.
         table: The items that a quotation may be about.
+        audience: The audience of the facts, in the form of the database column; by default, that of
+            their lines.
     """
     items = table.state.items.items()
     roster = Roster(build_member(one, held.state) for one, held in items if held.kind == "entity")
@@ -317,13 +324,14 @@ async def build_quoted_facts(
             continue
         message = await session.get_one(Message, versions[at][0])
         about = roster.resolve(each.about) if each.about else ()
+        told_to = audience or message.audience
         fact = Fact(
             text=to_one_line(each.quote),
             about_id=about[0] if len(about) == 1 else None,
-            audience=decode_audience(message.audience),
+            audience=decode_audience(told_to),
         )
         made = structs.replace(build_creation(fact), because=each.kind)
-        drafts.append(Draft("fact", new_id(), made, message, audience=message.audience))
+        drafts.append(Draft("fact", new_id(), made, message, audience=told_to))
     if not drafts:
         return [], refused
     since = min(draft.message.created_at for draft in drafts)

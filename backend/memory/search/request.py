@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
 from msgspec import structs
 
-from backend.core.audience import GM, Viewpoint
+from backend.core.audience import GM, Viewpoint, find_required_keywords
 from backend.core.logs import get_logger
 from backend.core.reasons import Match, MatchKind, Reason, ReasonKind
 from backend.errors import AppError
-from backend.memory.index.protocol import Floats, Kind, ScopePart, VectorIndex
+from backend.memory.index.protocol import Floats, Kind, Payload, ScopePart, VectorIndex
 from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import Candidate, Scores, SignalHits
 from backend.memory.search.query import Signal, Span
@@ -132,6 +132,7 @@ class SearchRequest:
         depth: Factor for the number of hits.
         activates_lore: True if found lore will be part of a prompt. It must then be relevant by its
             meaning, or by more than shared words.
+        limits: Viewpoints for the rows of some containers, in place of `viewpoint`.
     """
 
     text: str
@@ -148,6 +149,28 @@ class SearchRequest:
     depth: int = 1
     activates_lore: bool = False
     viewpoint: Viewpoint = GM
+    limits: Mapping[UUID, Viewpoint] = field(default_factory=dict[UUID, Viewpoint])
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """The keywords of which an index point needs one; empty without a limit."""
+        if self.viewpoint == GM:
+            return ()
+        views = [self.viewpoint, *self.limits.values()]
+        return tuple(dict.fromkeys(each for view in views for each in find_required_keywords(view)))
+
+    def split_by_viewpoint(
+        self, payloads: Iterable[Payload]
+    ) -> list[tuple[Viewpoint, Sequence[UUID]]]:
+        """Return the rows of points by the viewpoint that must know them."""
+        usual: list[UUID] = []
+        limited: dict[UUID, list[UUID]] = {}
+        for each in payloads:
+            is_limited = each.container_id in self.limits
+            ids = limited.setdefault(each.container_id, []) if is_limited else usual
+            ids.append(each.source_id)
+        found: list[tuple[Viewpoint, Sequence[UUID]]] = [(self.viewpoint, usual)] if usual else []
+        return [*found, *((self.limits[key], ids) for key, ids in limited.items())]
 
 
 class HitVectors:

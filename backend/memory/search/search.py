@@ -32,7 +32,7 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.core.audience import GM, Viewpoint, Witness, find_required_keywords
+from backend.core.audience import GM, Viewpoint, Witness
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason, ReasonKind
@@ -301,7 +301,7 @@ class MemorySearch:
             dense=None if vector is None else blinder.turn(vector),
             blinder=blinder,
             limits=_find_limits(request),
-            audience=find_required_keywords(request.viewpoint),
+            audience=request.keywords,
         )
         queries = await self._pool.run(user_id, plan, size=size)
         asked = deepen_queries(queries) if request.room else [query for _, query in queries]
@@ -467,7 +467,7 @@ async def _recall_candidates(
 ) -> tuple[dict[UUID, MemoryItem], int]:
     """Return active rows of the best candidates, and the number of candidates that were read."""
     found: dict[UUID, MemoryItem] = {}
-    looked_at, limit, viewpoint = 0, request.limit, request.viewpoint
+    looked_at, limit = 0, request.limit
     for part in split_chunks(candidates[: limit * CANDIDATE_LIMIT_FACTOR * request.depth], limit):
         if len(found) >= limit:
             break
@@ -476,9 +476,9 @@ async def _recall_candidates(
             payloads = [each.payload for each in part if each.payload.kind == source.kind]
             if source.kind in known:
                 found |= {each.source_id: MemoryItem.unread(each) for each in payloads}
-            elif payloads:
-                ids = [each.source_id for each in payloads]
-                found |= await source.recall(session, sealer, ids, viewpoint=viewpoint)
+            else:
+                for viewpoint, ids in request.split_by_viewpoint(payloads):
+                    found |= await source.recall(session, sealer, ids, viewpoint=viewpoint)
     return found, looked_at
 
 

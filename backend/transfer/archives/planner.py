@@ -26,7 +26,12 @@ from backend.llm.providers.schemas import NewProvider
 from backend.llm.providers.service import SlugTakenError
 from backend.lorebooks.models import Lorebook
 from backend.presets.models import Preset
-from backend.transfer.archives.ids import ArchiveIds, NewMessage, read_file
+from backend.transfer.archives.ids import (
+    ArchiveIds,
+    NewMessage,
+    read_file,
+    translate_audience,
+)
 from backend.transfer.archives.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -325,7 +330,11 @@ class ArchiveImport:
 
         log = await self._run(step.context, read)
         return await self._services.chat_trees.store(
-            step.context.identity, log, report=step.context.report, record=step.record
+            step.context.identity,
+            log,
+            listeners=people,
+            report=step.context.report,
+            record=step.record,
         )
 
     async def _import_campaign(self, step: _Step) -> UUID | None:
@@ -351,7 +360,11 @@ class ArchiveImport:
 
         data = await self._run(step.context, translate)
         made = await self._services.chronicles.import_new(
-            step.context.identity, data, step.name, keeps_sources=True, record=step.record
+            step.context.identity,
+            data,
+            step.name,
+            translate=partial(translate_audience, items=self._ids.list_people()),
+            record=step.record,
         )
         if made.skipped:
             step.warnings.append(

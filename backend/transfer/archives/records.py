@@ -78,10 +78,11 @@ class LoreStateRecord(Record, kw_only=True):
 
 
 class SummaryRecord(Record, kw_only=True):
-    """A rolling summary of the path down to a message."""
+    """A rolling summary of the path from position `begins_at` down to a message."""
 
     message_id: UUID
     text: Annotated[str, msgspec.Meta(max_length=20_000)]
+    begins_at: Annotated[int, msgspec.Meta(ge=0)] = 0
     audience: Audience = "public"
     is_edited: bool = False
     created_at: Moment

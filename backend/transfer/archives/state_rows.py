@@ -45,10 +45,11 @@ from backend.chats.models import (
     encode_notices,
 )
 from backend.chats.repository import get_chat
-from backend.chats.schemas import ChatSettings
+from backend.chats.schemas import ChatSettings, GroupSettings
 from backend.chats.transfer import LogOrigin
 from backend.chronicles.models import CHRONICLE
 from backend.chronicles.repository import get_chronicle
+from backend.core.audience import list_entities
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
 from backend.database.base import new_id, split_chunks
 from backend.database.engine import Database
@@ -106,11 +107,26 @@ def translate_settings(
         seen_by = UUID(settings.viewpoint)
         found = items.get(seen_by) or ids.find("character", seen_by)
         changes["viewpoint"] = str(found) if found is not None else None
+    if settings.group != GroupSettings():
+        changes["group"] = _translate_group(settings.group, ids)
     if settings.chronicle_id is not None:
         changes["chronicle_id"] = ids.find("chronicle", settings.chronicle_id)
         if changes["chronicle_id"] is None:
             warnings.append("Its chronicle was not imported.")
     return changes, warnings
+
+
+def _translate_group(group: GroupSettings, ids: FindItem) -> GroupSettings:
+    """Return the settings of a group with new ids, without characters that were not imported."""
+    named = {*group.narrators, *group.talkativeness}
+    found = {each: new for each in named if (new := ids.find("character", each)) is not None}
+    return msgspec.structs.replace(
+        group,
+        narrators=[found[each] for each in group.narrators if each in found],
+        talkativeness={
+            found[each]: share for each, share in group.talkativeness.items() if each in found
+        },
+    )
 
 
 class StateWriter:
@@ -212,13 +228,14 @@ class StateWriter:
             message = messages.get(record.message_id)
             if message is None:
                 continue
-            row_id, audience = new_id(), translate_audience(record.audience, self._items)
+            row_id, audience = new_id(), self._translate_readers(record.audience)
             rows[message.id, audience] = {
                 "id": row_id,
                 "message_id": message.id,
                 "user_id": self._sealer.user_id,
                 "chat_id": chat.id,
                 "position": message.position,
+                "begins_at": min(record.begins_at, message.position),
                 "is_edited": record.is_edited,
                 "sealed_summary": self._sealer.seal(CHAT_SUMMARY, row_id, record.text),
                 "audience": audience,
@@ -226,6 +243,14 @@ class StateWriter:
                 "updated_at": record.updated_at,
             }
         await self._insert(ChatSummary, list(rows.values()))
+
+    def _translate_readers(self, column: str) -> str:
+        """Return an audience of entities and characters with their new ids."""
+        new = {
+            each: self._items.get(each) or self._ids.find("character", each)
+            for each in list_entities(column)
+        }
+        return translate_audience(column, {old: each for old, each in new.items() if each})
 
     async def _store_marks(
         self, state: ChatState, chat: Chat, messages: Messages, campaign_id: UUID | None
@@ -352,7 +377,7 @@ class StateWriter:
             "kind": record.kind,
             "reason": record.reason,
             "state": record.state,
-            "audience": translate_audience(record.audience, self._items),
+            "audience": self._translate_readers(record.audience),
             "sealed_proposal": self._sealer.seal_bytes(
                 PROPOSAL, proposal_id, msgspec.json.encode(content)
             ),

@@ -24,7 +24,7 @@ from backend.chats.files import (
     seal_file,
     seal_reference,
 )
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Presence
 from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import YEARS
@@ -74,6 +74,7 @@ class TreePlace:
     scene_id: UUID | None
     scene_place: int
     created_at: datetime
+    presence: Presence | None = None
 
 
 @dataclass(slots=True)

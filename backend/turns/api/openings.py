@@ -41,7 +41,8 @@ from backend.http.schemas import (
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.regex.service import load_active_scripts, prepare_scripts
 from backend.turns.errors import OpeningTooLongError
-from backend.turns.prompt.macros import estimate_expansion, make_card_macros
+from backend.turns.prompt.context import CastMember
+from backend.turns.prompt.macros import estimate_expansion, make_card_macros, with_group
 
 FALLBACK_TITLE = "New chat"
 
@@ -78,6 +79,8 @@ class OpeningService:
         self, identity: Identity, new: NewChat, *, record: RecordCreated = record_nothing
     ) -> ChatView:
         """Create a chat. The greetings of the first character become its first message and swipes.
+
+        With several characters, its greetings for groups come first. Others greet no one.
 
         If a greeting is too long or its macros do too much, the chat is not created. No greeting is
         dropped or cut.
@@ -116,15 +119,18 @@ class OpeningService:
         greetings: list[MessageDraft] = []
         if first is not None:
             is_group = len(new.character_ids) > 1
+            members = [
+                CastMember(each, name, "present")
+                for each, name in zip(new.character_ids, names, strict=True)
+            ]
             greetings = await self._pool.run(
                 identity.user_id,
                 partial(
                     _draft_greetings,
                     first,
-                    new.character_ids[0],
+                    members,
                     user=user,
                     persona=persona.description if persona else "",
-                    is_group=is_group,
                     longest=self._longest_message,
                     scripts=partial(prepare_scripts, self._scripts, identity.user_id, scripts),
                 ),
@@ -253,28 +259,30 @@ def _make_title(names: Sequence[str]) -> str:
 
 def _draft_greetings(
     card: Card,
-    character_id: UUID,
+    members: Sequence[CastMember],
     *,
     user: str,
     persona: str,
-    is_group: bool,
     longest: int,
     scripts: Callable[[MacroContext], Scripts],
 ) -> list[MessageDraft]:
     """Return a card's greetings as messages, with their macros expanded.
 
-    Regex scripts are applied as to replies. A greeting that they would empty is not changed.
+    `members` are the characters of the chat. The card is that of the first one. Regex scripts are
+    applied as to replies. A greeting that they would empty is not changed.
     """
     seed = uuid4().int >> 64
     author = card.nickname or card.name
     context = make_card_macros(
         card, char=author, user=user, persona=persona, chat_seed=seed, message_seed=seed
     )
+    character_id = members[0].id
+    context = with_group(context, members, character_id)
     ready = scripts(context)
     macro_budget = MacroBudget()
     drafts: list[MessageDraft] = []
     together = 0
-    for number, greeting in enumerate(list_greetings(card, is_group=is_group)):
+    for number, greeting in enumerate(list_greetings(card, is_group=len(members) > 1)):
         expansion = expand(
             greeting, context, Variables(), place=f"greeting:{number}", budget=macro_budget
         )

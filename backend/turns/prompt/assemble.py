@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -16,6 +16,7 @@ from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
+from backend.characters.public_cards import PublicCards, SealedCard
 from backend.context.assembly import Counter, History, LeftOut, PromptItem, assemble
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroBudget
@@ -28,11 +29,13 @@ from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.built_prompt import BuiltPrompt, misses_rounds
 from backend.turns.prompt.context import RetrievedPrompt
 from backend.turns.prompt.history import fit_history
+from backend.turns.prompt.joined_sections import JoinedSections
 from backend.turns.prompt.lore import (
     LoreExpander,
     LoreReader,
     Outlets,
     PlacedLore,
+    find_shared_entries,
     list_triggers,
     list_unknown_state,
     make_turn_scan,
@@ -60,6 +63,9 @@ MIN_CACHED_CHARACTERS = 200
 """For shorter texts, counting is as fast as the cache."""
 
 LOST_ROUNDS = "The prompt has no room for all rounds that the campaign's summary does not cover."
+
+_SPEAKER_TOKENS = 200
+"""Tokens of the speaker's part of a joined prompt in addition to the card's texts."""
 
 _CACHED_COUNT_FACTOR = 8
 """Most turns only expand fields, because their token counts are cached."""
@@ -109,8 +115,14 @@ class PromptAssembler:
     """Assembles prompts from retrieved data. Uses neither the database nor the index."""
 
     def __init__(
-        self, prompts: PromptLibrary, counts: CountCache, lore: LoreReader, pool: CpuPool
+        self,
+        prompts: PromptLibrary,
+        counts: CountCache,
+        lore: LoreReader,
+        cards: PublicCards,
+        pool: CpuPool,
     ) -> None:
+        self._cards = cards
         self._pool = pool
         self._prompts = prompts
         self._counts = counts
@@ -148,7 +160,12 @@ class PromptAssembler:
         if loaded.lore.books:
             placed = self._scan(prompt, request, order, expander, count)
         outlets = Outlets(placed.slots.get("outlet", ()))
-        sections = SectionBuilder(
+        make_sections: Callable[..., SectionBuilder] = SectionBuilder
+        opened = self._cards.open(identity.sealer, loaded.cast.public_cards)
+        if opened:
+            cards = {character_id: each.card for character_id, each in opened.items()}
+            make_sections = partial(JoinedSections, cards=cards)
+        sections = make_sections(
             self._prompts,
             identity,
             prompt,
@@ -176,6 +193,8 @@ class PromptAssembler:
             reserved = self._count_reserved(
                 prompt, [item for item in found if not item.rank], count
             )
+            largest = PublicCards.count_largest(opened.values(), count)
+            reserved += _count_speaker_room(items, loaded.cast.speaker.id, largest, count)
             fixed, history, unsaid = fit_history(prompt, items, count=count, reserved=reserved)
             first = _find_first(prompt, history)
             retrieved, repeated = split_by_history(
@@ -257,6 +276,7 @@ class PromptAssembler:
             loaded.note.fields,
             note_is_due=loaded.note.is_due,
             as_written=order.lore_as_written,
+            shared=find_shared_entries(loaded.lore) if loaded.cast.public_cards else None,
         )
         if not loaded.group.is_group:
             return placed
@@ -291,6 +311,25 @@ def render_memory(prompts: PromptLibrary, items: Sequence[PromptItem]) -> str:
     return prompts["sections/memory"].render(**group_memory_texts(items))
 
 
+def _count_speaker_room(
+    items: Sequence[PromptItem], speaker_id: UUID | None, largest: int, count: Counter
+) -> int:
+    """Return the tokens that the history leaves, so that it begins at the same message for all.
+
+    Without them, speakers with a longer card would have less history in a full window, and the
+    cache of the model's server would be lost with each change of the speaker. `largest` is the
+    number of tokens of the largest card, or 0 if cards are not joined.
+    """
+    if not largest:
+        return 0
+    own = sum(
+        count(item.text)
+        for item in items
+        if item.source_id == speaker_id and item.kind != "public_part"
+    )
+    return max(0, largest + _SPEAKER_TOKENS - own)
+
+
 def _find_first(prompt: RetrievedPrompt, history: History) -> int | None:
     """Return the position of the first message in the prompt."""
     if prompt.loaded.client is not None:
@@ -307,6 +346,8 @@ def _estimate_size(prompt: RetrievedPrompt) -> int | None:
     found = sum(len(memory.recalled.text) for memory in prompt.memories)
     lines = _LINE_CHARACTERS * len(prompt.lines.ids)
     lines += loaded.client.characters if loaded.client else 0
+    cards = loaded.cast.public_cards.values()
+    lines += sum(len(card.sealed) for card in cards if isinstance(card, SealedCard))
     return lines + (estimate_expansion(texts) + found) // _CACHED_COUNT_FACTOR
 
 

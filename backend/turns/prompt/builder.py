@@ -23,6 +23,7 @@ from backend.campaigns.scenes.scenes import find_consequences
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.story_clock import StoryClock
+from backend.characters.public_cards import PublicCards
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
@@ -67,11 +68,8 @@ from backend.turns.prompt.load import ChatLoader, find_history_begin
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import expand_line, load_scripts, rewrite_line
 from backend.turns.prompt.retrieve import Rephraser, make_request
-from backend.turns.prompt.speaker_choice import (
-    SpeakerModel,
-    SpeakerQuestionError,
-    TurnSpeaker,
-)
+from backend.turns.prompt.speaker_choice import SpeakerQuestionError, TurnSpeaker
+from backend.turns.prompt.speaker_model import SpeakerModel
 
 FIXED_RESERVE_TOKENS = 16_384
 """Reserve for the fixed sections: 16,384 tokens, or half of a smaller window."""
@@ -97,6 +95,7 @@ class PromptBuilder:
         scripts: ScriptEngine,
         pool: CpuPool,
         *,
+        cards: PublicCards,
         slots: ModelSlots,
         rephraser: Rephraser,
         speakers: SpeakerModel,
@@ -115,6 +114,7 @@ class PromptBuilder:
         self._pool = pool
         self._scripts = scripts
         self._lore = lore
+        self._cards = cards
         self._histories = histories
         self._situations = situations
         self._clock = clock
@@ -125,7 +125,7 @@ class PromptBuilder:
         self._database = database
         self._settings = settings
         self._ratios = RatioCache()
-        self._assembler = PromptAssembler(prompts, counts, lore, pool)
+        self._assembler = PromptAssembler(prompts, counts, lore, cards, pool)
 
     async def build(  # noqa: PLR0913  # the parts of turns, previews and suggestions
         self,
@@ -283,6 +283,7 @@ class PromptBuilder:
                 identity,
                 user_name=self._accounts.name_of(identity),
                 lore=self._lore,
+                cards=self._cards,
                 situations=self._situations,
                 is_preview=tried is not None,
                 tried=tried.preset if tried else None,

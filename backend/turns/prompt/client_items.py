@@ -16,7 +16,9 @@ from backend.turns.prompt.client import ClientParts
 CLIENT_SYSTEM: Final = "client_system"
 CLIENT_INSTRUCTION: Final = "client_instruction"
 
-STABLE_KINDS: Final = frozenset({"system_prompt", "block", "persona", "character", "examples"})
+STABLE_KINDS: Final = frozenset(
+    {"system_prompt", "block", "persona", "character", "examples", "public_part", "scenario"}
+)
 """Kinds of sections with texts that stay the same from turn to turn."""
 
 

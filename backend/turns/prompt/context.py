@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -23,8 +23,9 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import find_rules, is_unsettled
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
-from backend.chats.members import Group, NamedMembers, list_heard
-from backend.chats.models import Chat, Message
+from backend.characters.public_cards import KeptCard, SealedCard
+from backend.chats.members import END, Group, NamedMembers, list_heard
+from backend.chats.models import Chat, Message, Presence
 from backend.chats.repository import HistoryColumns, UnknownMessage
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
@@ -35,7 +36,8 @@ from backend.context.budget import Budget
 from backend.context.macros import Variables
 from backend.core.audience import GM, PUBLIC, AudienceMarks, Viewpoint, Witness
 from backend.core.reasons import Reason, ReasonKind
-from backend.enrichment.summaries.store import HOT_ROUNDS, StoredSummary
+from backend.enrichment.summaries.pieces import PathSummary
+from backend.enrichment.summaries.store import HOT_ROUNDS
 from backend.generation.model import ChatModel, ModelSpec, Role
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling, SamplingField
@@ -49,6 +51,7 @@ from backend.memory.search.search import NearMiss
 from backend.regex.scripts import Scripts
 from backend.turns.models import TurnKind
 from backend.turns.prompt.client import ClientParts
+from backend.turns.prompt.remembered import RememberedChats
 
 LineKind = Literal["user_line", "continue", "impersonate", "opening", "next"]
 
@@ -203,13 +206,39 @@ class Speaker:
     preset_id: UUID | None = None
 
 
+class CastMember(NamedTuple):
+    """A character that is or was there on the active path."""
+
+    id: UUID
+    name: str
+    presence: Presence
+
+
+def list_cast(group: Group, names: Mapping[UUID, str], position: int = END) -> list[CastMember]:
+    """Return the members of a chat that are or were there before a position of its path, in order.
+
+    A character that joins on another branch only is left out.
+    """
+    came = {change.character_id for change in group.changes if change.position < position}
+    return [
+        CastMember(each, names[each], presence)
+        for each, presence in group.find_presences(position).items()
+        if each in names and (group.members[each] or each in came)
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
     """The characters of a chat and its user.
 
-    `others` are the names of the characters that do not speak in this turn. `persona` is the
-    description of the user's persona. `reasons` are why the speaker was chosen, in a group, and
-    `waiting` are other characters that the last lines have named.
+    Attributes:
+        others: The names of all characters that do not speak in this turn, also of those that
+            never came.
+        members: The characters that are or were there, with the speaker.
+        public_cards: The members' cards with their public parts. Empty if cards are not joined.
+        persona: The description of the user's persona.
+        reasons: Why the speaker was chosen, in a group.
+        waiting: Other characters that the last lines have named.
     """
 
     speaker: Speaker
@@ -220,6 +249,23 @@ class Cast:
     persona_id: UUID | None
     reasons: Sequence[Reason] = ()
     waiting: Sequence[UUID] = ()
+    members: Sequence[CastMember] = ()
+    public_cards: Mapping[UUID, KeptCard | SealedCard] = field(
+        default_factory=dict[UUID, KeptCard | SealedCard]
+    )
+
+    @property
+    def here(self) -> list[str]:
+        """The names of the characters that are there with the speaker."""
+        return [each.name for each in self._others if each.presence != "absent"]
+
+    @property
+    def away(self) -> list[str]:
+        return [each.name for each in self._others if each.presence == "absent"]
+
+    @property
+    def _others(self) -> list[CastMember]:
+        return [each for each in self.members if each.id != self.speaker.id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +342,7 @@ class LoadedChat:
         unknown: The messages of the path that the viewpoint does not know.
         known_path: The path as the viewpoint knows it. `summary` and `story` count tokens of
             known messages.
+        remembered: Other chats of the speaker, if it keeps its memories.
         viewpoint: The prompt contains only the knowledge of this viewpoint.
         audience: The audience of the messages that the turn stores, in the form of the column.
         variables: The variables of macros: `stored_variables`, changed by the line's macros.
@@ -318,7 +365,8 @@ class LoadedChat:
     note: Note
     recent: Sequence[RecentLine] = ()
     pinned: Sequence[StoryEvent] = ()
-    summary: StoredSummary | None = None
+    remembered: RememberedChats | None = None
+    summary: PathSummary | None = None
     story: Story = field(default_factory=Story)
     line: str | None = None
     said: str | None = None
@@ -374,8 +422,10 @@ class LoadedChat:
         if fields is None or not self.sums_rounds:
             return False
         settings = fields.settings
-        # If the viewpoint may not know the summary, the loaded rounds do not show its end.
-        if self.viewpoint != GM and not settings.hidden_information:
+        # If the viewpoint may not know the summary, the loaded rounds do not show its end. In a
+        # group they do.
+        is_shown = self.viewpoint == GM or isinstance(self.viewpoint, Witness)
+        if not is_shown and not settings.hidden_information:
             return False
         return self.story.untold_rounds >= HOT_ROUNDS + settings.memory_interval - 1
 

@@ -29,6 +29,8 @@ from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
+from backend.characters.public_cards import KeptCard, PublicCards, SealedCard
+from backend.characters.repository import NamedCharacter
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.members import (
@@ -49,7 +51,8 @@ from backend.core.audience import (
     Viewpoint,
     may_know,
 )
-from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
+from backend.enrichment.summaries.pieces import load_path_summary
+from backend.enrichment.summaries.store import HOT_ROUNDS
 from backend.lorebooks.links import books_for_chat
 from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
@@ -68,9 +71,11 @@ from backend.turns.prompt.context import (
     Story,
     TurnTarget,
     choose_authors_note,
+    list_cast,
 )
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
+from backend.turns.prompt.remembered import load_remembered
 from backend.turns.prompt.retrieve import EXCHANGE_LINES
 from backend.turns.prompt.speaker_choice import (
     ChainEndedError,
@@ -116,10 +121,11 @@ _PRESET = select(Preset.sealed_preset, Preset.revision).where(
 class ChatLoader:
     """Loads the data of a turn for one user, through the caller's session.
 
-    A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
-    is left out. `with_campaign` loads its state later, while memory is searched. With the prompt of
-    a `client`, its own messages are the history, and it may exclude everything that is added.
-    `speaker` is what is known of the choice of the speaker; without it, a draw depends on the path.
+    A preview may have no line to answer, and may try a preset. Without `cards`, those of a group
+    are not joined. Without `situations`, the campaign is left out. `with_campaign` loads its state
+    later, while memory is searched. With the prompt of a `client`, its own messages are the
+    history, and it may exclude everything that is added. `speaker` is what is known of the choice
+    of the speaker; without it, a draw depends on the path.
     """
 
     def __init__(  # noqa: PLR0913  # one reader of everything that a turn needs
@@ -129,6 +135,7 @@ class ChatLoader:
         *,
         user_name: str,
         lore: LoreReader,
+        cards: PublicCards | None = None,
         situations: SituationService | None = None,
         is_preview: bool = False,
         tried: PresetFields | None = None,
@@ -139,6 +146,7 @@ class ChatLoader:
         self._speaker = speaker
         self._remembers = client is None or client.uses_memory
         self._lore = lore
+        self._cards = cards
         self._situations = situations if self._remembers else None
         self._session = session
         self._identity = identity
@@ -178,7 +186,8 @@ class ChatLoader:
             may_follow=group.is_group and settings.group.next_speaker != "by_hand",
         )
         audience = await find_audience(session, sealer, chat, request, target)
-        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        found = await characters.find_named(session, member_ids, owner_id=owner_id, sealer=sealer)
+        names = {each: named.name for each, named in found.items()}
         finder = SpeakerFinder(
             session,
             identity,
@@ -192,7 +201,9 @@ class ChatLoader:
         )
         pick = await finder.find(request, target, audience)
         played = await self._find_played()
-        cast, viewpoint = await self._load_cast(chat, settings, request, group, names, pick, played)
+        cast, viewpoint = await self._load_cast(
+            chat, settings, request, group, target, found, pick, played
+        )
         target = await follow_briefing(session, target, viewpoint)
         if request.audience is None:
             audience = target.audience
@@ -215,10 +226,22 @@ class ChatLoader:
                 pinned=True,
                 viewpoint=viewpoint,
             )
+        remembered, speaker = None, cast.speaker
+        keeps_memories = speaker.card.remembers_chats and not request.impersonate
+        if speaker.id is not None and keeps_memories and self._remembers:
+            remembered = await load_remembered(
+                session, sealer, chat, group, speaker.id, speaker.name, viewpoint
+            )
         summary = None
         if self._remembers and target.leaf and (settings.summary.enabled or chat.campaign_id):
-            summary = await find_current_summary(
-                session, sealer, chat, up_to_position=target.leaf.position, viewpoint=viewpoint
+            summary = await load_path_summary(
+                session,
+                sealer,
+                chat,
+                group,
+                viewpoint=viewpoint,
+                up_to_position=target.leaf.position,
+                words=settings.summary.words,
             )
         if self._tried:
             preset: LoadedPreset | None = LoadedPreset(None, 0, "preview", self._tried)
@@ -240,6 +263,7 @@ class ChatLoader:
             lore=lore,
             note=Note(fields=fields, reason=reason, is_due=is_due),
             pinned=pinned,
+            remembered=remembered,
             summary=summary,
             line=request.text,
             said=self._read_line(target, request),
@@ -301,13 +325,15 @@ class ChatLoader:
         settings: ChatSettings,
         request: TurnRequest,
         group: Group,
-        names: Mapping[UUID, str],
+        target: TurnTarget,
+        found: Mapping[UUID, NamedCharacter],
         pick: SpeakerPick,
         played: PlayedEntities | None,
     ) -> tuple[Cast, Viewpoint]:
         """Return the cast and the viewpoint. They depend on each other through the user's name."""
         session, identity = self._session, self._identity
         owner_id, sealer = identity.user_id, identity.sealer
+        names = {each: named.name for each, named in found.items()}
         speaker = await load_speaker(session, identity, names, pick.character_id)
         persona_id = chat.persona_id or identity.settings.persona_id
         persona = player = None
@@ -329,6 +355,13 @@ class ChatLoader:
             )
         if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
+        last = target.line or target.leaf
+        members = list_cast(group, names, last.position + 1 if last else 0)
+        public_cards: Mapping[UUID, KeptCard | SealedCard] = {}
+        is_joined = settings.group.cards == "joined" and len(members) > 1
+        if self._cards is not None and is_joined:
+            revisions = {each.id: found[each.id].revision for each in members}
+            public_cards = await self._cards.load(session, revisions, owner_id=owner_id)
         cast = Cast(
             speaker=replace(speaker, card=replace_scenario(speaker.card, settings)),
             others=[name for key, name in names.items() if key != speaker.id],
@@ -338,6 +371,8 @@ class ChatLoader:
             persona_id=persona.id if persona else None,
             reasons=pick.reasons,
             waiting=pick.waiting,
+            members=members,
+            public_cards=public_cards,
         )
         return cast, viewpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
@@ -18,10 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
 from backend.accounts.profile.settings import LoreOverrides, find_first_set
+from backend.characters import repository as characters
 from backend.chats import repository as chats
+from backend.chats.members import load_group
 from backend.chats.models import Chat, Message
 from backend.chats.schemas import AuthorsNote
-from backend.context.assembly import LeftOut, PromptItem
+from backend.context.assembly import LeftOut, Place, PromptItem
 from backend.context.macros import (
     MAX_CHARACTERS,
     MAX_MACROS,
@@ -36,7 +38,7 @@ from backend.core.plain_cache import PlainCache
 from backend.core.reasons import FoundIn, Reason
 from backend.database.base import upsert
 from backend.errors import ConflictError
-from backend.lorebooks.activation.compiled import CompiledBook
+from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
 from backend.lorebooks.activation.outcome import (
     ActiveEntry,
     Scan,
@@ -48,7 +50,7 @@ from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from backend.lorebooks.authoring import inactive_entries
-from backend.lorebooks.entries import LoreSettings, Position, Trigger
+from backend.lorebooks.entries import CharacterFilter, LoreSettings, Position, Trigger
 from backend.lorebooks.links import ChatBook, SealedBook, load_book, open_sealed
 from backend.lorebooks.models import LORE_STATE, LoreState
 from backend.regex.process import RegexProcess
@@ -112,7 +114,7 @@ class LoreReader(UserSignedOut):
             inactive = await inactive_entries(session, written, owner_id=identity.user_id)
             lore = replace(lore, inactive=inactive)
         if chat and any(book.asks_greeting for book in books):
-            lore = replace(lore, greeting=await chats.find_greeting_number(session, chat.id))
+            lore = replace(lore, greeting=await _find_greeting(session, identity, chat))
         if leaf and any(book.is_timed for book in books):
             stored = await _load_timed_state(session, identity, leaf)
             timed = await _keep_heard(session, stored, leaf, viewpoint)
@@ -207,6 +209,25 @@ class LoreReader(UserSignedOut):
             task = self._compiling[key] = asyncio.create_task(compile_book())
             task.add_done_callback(lambda _: self._compiling.pop(key, None))
         return await asyncio.shield(task)
+
+
+async def _find_greeting(session: AsyncSession, identity: Identity, chat: Chat) -> int | None:
+    """Return the number of the chat's greeting on the card: 0 is the first message.
+
+    A group begins with the greetings for groups, which have the numbers after the others.
+    """
+    number = await chats.find_greeting_number(session, chat.id)
+    members = (await load_group(session, chat.id)).members
+    starters = [each for each, is_there in members.items() if is_there]
+    if number is None or len(starters) <= 1:
+        return number
+    card = await characters.get_card(
+        session, starters[0], owner_id=identity.user_id, sealer=identity.sealer
+    )
+    for_groups = sum(bool(each.strip()) for each in card.group_only_greetings)
+    if number >= for_groups:
+        return number - for_groups
+    return 1 + len(card.alternate_greetings) + number
 
 
 class _NotCompiledError(Exception):
@@ -446,12 +467,18 @@ class PlacedLore:
 
 
 def place_lore(
-    outcome: ScanOutcome, note: AuthorsNote, *, note_is_due: bool, as_written: bool
+    outcome: ScanOutcome,
+    note: AuthorsNote,
+    *,
+    note_is_due: bool,
+    as_written: bool,
+    shared: Collection[UUID] | None = None,
 ) -> PlacedLore:
     """Give each activated entry its place in the prompt.
 
     With `as_written`, entries around the character and the examples always keep that place.
-    Otherwise those that are not constant go to the memory section.
+    Otherwise those that are not constant go to the memory section. If cards are joined, `shared`
+    are the entries that may precede the history; the others follow it.
     """
     slots: defaultdict[Position, list[PromptItem]] = defaultdict(list)
     ranked: list[tuple[int, PromptItem]] = []
@@ -483,7 +510,9 @@ def place_lore(
             # Only outlets are in descending order, as in World Info.
             slots["outlet"].insert(0, structs.replace(item, place="outlet", outlet=entry.outlet))
         elif entry.is_constant or as_written:
-            slots[entry.position].append(structs.replace(item, place="head"))
+            is_shared = shared is None or entry.entry_id in shared
+            place: Place = "head" if is_shared else "added"
+            slots[entry.position].append(structs.replace(item, place=place))
         else:
             is_found = all(reason.kind in {"semantic", "words"} for reason in entry.reasons)
             rank = entry.rank or 0 if is_found else 0
@@ -504,6 +533,34 @@ def place_lore(
         left_out=left_out,
         timed=outcome.timed,
         notes=outcome.notes,
+    )
+
+
+def find_shared_entries(lore: LoadedLore) -> frozenset[UUID]:
+    """Return the constant entries that are in the prompts of all speakers of a group, unchanged.
+
+    Whatever depends on the speaker, the messages or a draw is excluded. Such an entry would change
+    the beginning of the prompt whenever the speaker changes.
+    """
+    return frozenset(
+        entry.entry_id
+        for book in lore.books
+        if lore.sources.get(book.book_id) != "character"
+        for entry in book.always
+        if _is_shared(entry)
+    )
+
+
+def _is_shared(compiled: CompiledEntry) -> bool:
+    entry, says = compiled.entry, compiled.says
+    is_certain = entry.probability >= 100 or not entry.use_probability  # noqa: PLR2004  # per cent
+    return (
+        entry.constant
+        and is_certain
+        and not (compiled.has_macros or compiled.is_timed or compiled.groups or entry.delay)
+        and not (entry.delay_until_recursion or compiled.additional or compiled.excluded)
+        and not (says.counts_replies or says.is_greeting is not None)
+        and entry.character_filter == CharacterFilter()
     )
 
 

@@ -21,6 +21,7 @@ from backend.accounts.service import AccountService
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats import repository as chats
+from backend.chats.members import load_group
 from backend.chats.models import CHAT_VARIABLES, Chat
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
@@ -37,7 +38,13 @@ from backend.generation.model import Role
 from backend.lorebooks.activation.outcome import ActiveEntry, ScanOutcome
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.regex.service import KINDS, load_active_scripts, prepare_scripts
-from backend.turns.prompt.context import NARRATOR, LoadedChat, PromptWindow
+from backend.turns.prompt.context import (
+    NARRATOR,
+    CastMember,
+    LoadedChat,
+    PromptWindow,
+    list_cast,
+)
 from backend.vault.sealing import Sealer
 
 MAX_VARIABLE_BYTES: Final = 200_000
@@ -79,6 +86,53 @@ def make_card_macros(
     )
 
 
+def with_group(
+    context: MacroContext, members: Sequence[CastMember], speaker_id: UUID | None
+) -> MacroContext:
+    """Return macro values with the names of a group. As in SillyTavern, muted ones may be left out.
+
+    `speaker_id` is None if the values must not depend on the speaker.
+    """
+    if len(members) <= 1:
+        return context
+    heard = [each for each in members if each.presence == "present"]
+    others = [each.name for each in heard if each.id != speaker_id] if speaker_id else []
+    return replace(
+        context,
+        group=_join_names(members),
+        group_not_muted=_join_names(heard),
+        not_char=", ".join((*others, context.user)),
+    )
+
+
+def make_joint_macros(context: MacroContext, loaded: LoadedChat, scenario: str) -> MacroContext:
+    """Return the values for texts that all speakers of a group share.
+
+    `{{char}}` is the names of all. Nothing comes from the card of the speaker. `scenario` is the
+    one that they share.
+    """
+    joint = replace(
+        context,
+        char=_join_names(loaded.cast.members),
+        description="",
+        personality="",
+        scenario=scenario,
+        mes_examples="",
+        char_prompt="",
+        char_instruction="",
+        char_depth_prompt="",
+        creator_notes="",
+        greetings=(),
+        char_version="",
+        authors_note="" if loaded.note.reason == "card" else context.authors_note,
+    )
+    return with_group(joint, loaded.cast.members, None)
+
+
+def _join_names(members: Iterable[CastMember]) -> str:
+    return ", ".join(each.name for each in members)
+
+
 def replace_scenario(card: Card, settings: ChatSettings) -> Card:
     """Return a card as a chat with its own scenario uses it."""
     if not settings.scenario:
@@ -98,14 +152,10 @@ def make_macros(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
     )
     said = [line.created_at for line in loaded.recent if line.role == "user"]
     return replace(
-        context,
+        with_group(context, loaded.cast.members, loaded.cast.speaker.id),
         model=window.spec.id,
         max_prompt=window.to_model_tokens(window.budget.prompt),
         max_response=window.limits.reply_reserve,
-        group=", ".join((loaded.cast.speaker.name, *loaded.cast.others))
-        if loaded.cast.others
-        else "",
-        not_char=", ".join((*loaded.cast.others, loaded.cast.user_name)),
         last_message_id=str(loaded.recent[-1].position) if loaded.recent else "",
         authors_note=loaded.note.fields.text,
         last_message=_find_last(loaded, None),
@@ -241,8 +291,10 @@ class LineMacroService:
         settings = read_settings(sealer, chat)
         if not find_first_set((settings, identity.settings), "expand_macros", default=True):
             return None
-        member_ids = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
-        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        group = await load_group(session, chat.id)
+        names = await characters.find_names(
+            session, list(group.members), owner_id=owner_id, sealer=sealer
+        )
         first_id = next(iter(names), None)
         card = (
             await characters.get_card(session, first_id, owner_id=owner_id, sealer=sealer)
@@ -262,18 +314,11 @@ class LineMacroService:
             chat_seed=make_seed(chat.id),
             message_seed=make_seed(chat.id, parent_id),
         )
-        everyone = list(names.values())
         sealed_globals = await session.scalar(
             select(User.sealed_variables).where(User.id == owner_id)
         )
-        return (
-            replace(
-                context,
-                group=", ".join(everyone) if len(everyone) > 1 else "",
-                not_char=", ".join((*everyone[1:], user)),
-            ),
-            read_variables(sealer, chat, sealed_globals),
-        )
+        context = with_group(context, list_cast(group, names), first_id)
+        return context, read_variables(sealer, chat, sealed_globals)
 
 
 async def load_scripts(

@@ -58,7 +58,7 @@ from backend.turns.prompt.built_prompt import make_record
 from backend.turns.prompt.history import SUMMARY_KIND, prefix_thoughts
 from backend.vault.sealing import Sealer
 
-REPEATED_KINDS = frozenset({"lore", "event", "memory", "campaign", "entity"})
+REPEATED_KINDS = frozenset({"lore", "event", "memory", "campaign", "entity", "public_part"})
 """Kinds that a prompt may contain several times."""
 
 COLD_KINDS = frozenset({"chapters", "summary", "scenes"})

@@ -51,6 +51,7 @@ from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.turns.prompt.context import LoadedChat, PromptWindow, RetrievedPrompt
+from backend.turns.prompt.remembered import RememberedChats
 
 MAX_ITEMS = 40
 """Default maximum of memories in a prompt."""
@@ -114,8 +115,11 @@ def make_request(
     if books and weights.lore:
         parts.append(ScopePart(containers=books, kinds=("lore",)))
         kinds.append("lore")
-    if loaded.chat.chronicle_id is not None and weights.event:
-        parts.append(ScopePart(containers=[loaded.chat.chronicle_id], kinds=("event",)))
+    chronicles = [loaded.chat.chronicle_id] if loaded.chat.chronicle_id is not None else []
+    if loaded.remembered is not None:
+        chronicles += loaded.remembered.chronicle_ids
+    if chronicles and weights.event:
+        parts.append(ScopePart(containers=chronicles, kinds=("event",)))
         kinds.append("event")
     if loaded.chat.campaign_id is not None and weights.campaign:
         parts.append(ScopePart(containers=[loaded.chat.campaign_id], kinds=("campaign",)))
@@ -141,6 +145,7 @@ def make_request(
         now=now(),
         activates_lore=True,
         viewpoint=loaded.viewpoint,
+        limits=loaded.remembered.limits if loaded.remembered else {},
     )
 
 
@@ -204,6 +209,7 @@ def collect_items(
         told=told,
         marks=loaded.marks,
         days=prompt.days if loaded.story.campaign else None,
+        remembered=loaded.remembered,
     )
     named = make_named_items(loaded, count=count)
     followed = make_consequence_items(prompt, count=count)
@@ -219,11 +225,13 @@ def make_memory_items(
     told: Collection[UUID] = (),
     marks: AudienceMarks = NAMELESS_MARKS,
     days: Mapping[UUID, str] | None = None,
+    remembered: RememberedChats | None = None,
 ) -> list[PromptItem]:
     """Return the prompt items of pinned events, then of search results by rank, without lore.
 
     `told` are ids of rows that another section contains. `marks` describe limited audiences. `days`
-    are days of a campaign's story; without them, memories carry their real date.
+    are days of a campaign's story; without them, memories carry their real date. Memories from
+    `remembered` chats name the chat.
     """
     items: list[PromptItem] = []
     times: list[_Time] = []
@@ -237,6 +245,8 @@ def make_memory_items(
         source = memory.recalled
         if source.kind != "lore" and source.source_id not in elsewhere:
             item = _make_item(source, memory.reason, memory.rank, marks, days)
+            if remembered is not None and (title := remembered.find_title(source)):
+                item = _name_chat(item, title)
             items.append(count_item(item, count))
             times.append((source.said_at or _UNDATED, source.position, source.source_id))
     order = {time: number for number, time in enumerate(sorted(times))}
@@ -393,6 +403,16 @@ def _make_item(
         reasons=[reason],
         source_id=source.source_id,
         rank=rank,
+    )
+
+
+def _name_chat(item: PromptItem, title: str) -> PromptItem:
+    """Return the item of a memory from another chat, with the chat's title."""
+    name = " ".join(title.split())
+    return structs.replace(
+        item,
+        text=f"(from the chat '{name}') {item.text}",
+        reasons=[*item.reasons, Reason("other_chat", name=name)],
     )
 
 

@@ -24,7 +24,10 @@ from backend.context.blocks import (
     Marker,
 )
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
+from backend.core.audience import Witness
 from backend.core.reasons import Reason, ReasonKind
+from backend.enrichment.summaries.pieces import LostPart
+from backend.llm.answers import CHARACTERS_PER_TOKEN
 from backend.lorebooks.entries import Position, Trigger
 from backend.prompts import PromptLibrary, UsedPrompts
 from backend.turns.prompt.client_items import make_end, place_sections
@@ -33,8 +36,14 @@ from backend.turns.prompt.load import read_author
 from backend.turns.prompt.lore import PlacedLore, get_note_place, split_examples
 from backend.turns.speakers import PASS_MARK
 
+Sections = Mapping[Marker | None, Callable[[Block], Sequence[PromptItem]]]
+"""The functions that build the items of a block, by its marker."""
+
 ORIGINAL_MACRO = "{{original}}"
 """The content of a block that sends the default system prompt."""
+
+SYSTEM_PROMPT_TITLE = "System prompt"
+POST_HISTORY_TITLE = "Post-history instructions"
 
 LORE_BLOCKS: dict[Position, Marker] = {
     "before_character": "lore_before",
@@ -70,6 +79,18 @@ class PromptOrder:
     @cached_property
     def markers(self) -> frozenset[Marker | None]:
         return frozenset(block.marker for block in self.blocks)
+
+    @property
+    def around_history(self) -> tuple[Sequence[Block], Sequence[Block]]:
+        """The blocks before and after the history, without memory and blocks with a depth."""
+        place = self._place("history") or 0
+        blocks = [
+            (number, block)
+            for number, block in enumerate(self.sent)
+            if block.marker not in {"history", "memory"} and block.depth is None
+        ]
+        head = [block for number, block in blocks if number < place]
+        return head, [block for number, block in blocks if number > place]
 
     @property
     def places_note(self) -> bool:
@@ -121,6 +142,20 @@ def make_section(
     return PromptItem(
         kind=kind, title=title, text=text, place="head", reasons=[reason], source_id=source_id
     )
+
+
+def _lose_parts(parts: Sequence[LostPart], kind: ReasonKind, name: str = "") -> list[LeftOut]:
+    """Return parts of the summary that are not in the prompt. Their tokens are estimates."""
+    return [
+        LeftOut(
+            kind="summary",
+            title="Previously",
+            tokens=each.size // CHARACTERS_PER_TOKEN + 1,
+            reasons=[Reason(kind, count=each.position + 1, name=name)],
+            source_id=each.message_id,
+        )
+        for each in parts
+    ]
 
 
 class CampaignSections:
@@ -241,7 +276,7 @@ class SectionBuilder:
         client's messages replace. `count` counts the tokens of a text. Raises `MacroLimitError`.
         """
         campaign, order = self._campaign, self._order
-        sections: dict[Marker | None, Callable[[Block], Sequence[PromptItem]]] = {
+        sections: Sections = {
             None: self._own_text,
             "system_prompt": self._system_prompt,
             "persona": self._persona,
@@ -259,21 +294,33 @@ class SectionBuilder:
             "authors_note": lambda _: self._note(),
             "post_history": self._post_history,
         }
-        around = self._note() if self._loses_note else ()
+        around = self._head_note() if self._loses_note else ()
         items = [structs.replace(item, role="system") for item in around]
-        place: Place = "head"
-        for block in order.sent:
-            if block.marker == "history":
-                items += self._build_middle(sections, suggestions)
-                place = "tail"
-            elif block.marker != "memory" and block.depth is None:
-                items += self._place_items(block, sections[block.marker](block), place)
+        head, tail = order.around_history
+        for block in head:
+            items += self._place_items(block, self._build_head(block, sections), "head")
+        items += self._build_added(head)
+        items += self._build_middle(sections, suggestions)
+        for block in tail:
+            items += self._place_items(block, sections[block.marker](block), "tail")
         self._leave_out_unplaced()
         items += self._slot("outlet")
         if self._client is not None:
             items = place_sections(self._client, items)
         # A client's message may consist of images.
         return [item for item in items if item.text.strip() or item.message]
+
+    def _build_head(self, block: Block, sections: Sections) -> Sequence[PromptItem]:
+        """Return the items of a block before the history."""
+        return sections[block.marker](block)
+
+    def _build_added(self, _: Sequence[Block]) -> Sequence[PromptItem]:
+        """Return the items that follow the history instead of their block in the head."""
+        return ()
+
+    def _head_note(self) -> Sequence[PromptItem]:
+        """Return the author's note if it belongs next to the system prompt."""
+        return self._note()
 
     def _replaces(self, kind: str, title: str, *texts: str) -> bool:
         """True if a client's messages replace a section. It is left out if it has a text."""
@@ -306,7 +353,7 @@ class SectionBuilder:
 
     def _build_middle(
         self,
-        sections: Mapping[Marker | None, Callable[[Block], Sequence[PromptItem]]],
+        sections: Sections,
         suggestions: int,
     ) -> list[PromptItem]:
         """Return the items among the messages, and the user's line.
@@ -358,23 +405,36 @@ class SectionBuilder:
         return all(block.marker != "system_prompt" for block in self._order.sent)
 
     def _prompt(self, block: Block) -> list[PromptItem]:
-        loaded, card = self._loaded, self._loaded.cast.speaker.card
-        title = "System prompt"
+        loaded, title = self._loaded, SYSTEM_PROMPT_TITLE
         if self._replaces("system_prompt", title, block.content, loaded.system_prompt):
             return []
         names = {"char": loaded.cast.speaker.name, "user": loaded.cast.user_name}
         default = ""
         if loaded.cast.others and block.content:
-            default = self.used.render("reply/group", **names, others=", ".join(loaded.cast.others))
+            default = self.used.render("reply/group", **names, others=", ".join(loaded.cast.here))
         elif block.content:
             default = self.used.render("reply/system", **names)
         text, reason = self._choose_text(
             default,
-            (block.content if block.content != ORIGINAL_MACRO else "", "systemPrompt", "preset"),
-            (loaded.system_prompt, "systemPrompt", "settings"),
-            ("" if block.forbid_overrides else card.system_prompt, "charPrompt", "card"),
+            *self._list_prompts(block),
+            (self._card_prompt(block), "charPrompt", "card"),
         )
         return [make_section("system_prompt", title, text, Reason(reason))]
+
+    def _card_prompt(self, block: Block) -> str:
+        return "" if block.forbid_overrides else self._loaded.cast.speaker.card.system_prompt
+
+    def _card_instructions(self, block: Block) -> str:
+        card = self._loaded.cast.speaker.card
+        return "" if block.forbid_overrides else card.post_history_instructions
+
+    def _list_prompts(self, block: Block) -> Sequence[tuple[str, str, ReasonKind]]:
+        """Return the system prompts that replace the default, except for the card's."""
+        own = block.content if block.content != ORIGINAL_MACRO else ""
+        return [
+            (own, "systemPrompt", "preset"),
+            (self._loaded.system_prompt, "systemPrompt", "settings"),
+        ]
 
     def _own_text(self, block: Block) -> list[PromptItem]:
         if self._replaces("block", block.title, block.content):
@@ -434,13 +494,28 @@ class SectionBuilder:
             item.left_out(Reason("block_off")) for each in lost for item in self._slot(each)
         ]
 
+    @property
+    def _viewer(self) -> str:
+        """The name of the character whose viewpoint the prompt has, for the user."""
+        speaker, viewpoint = self._loaded.cast.speaker, self._loaded.viewpoint
+        is_speaker = isinstance(viewpoint, Witness) and viewpoint.character_id == speaker.id
+        return speaker.name if is_speaker else "this viewpoint"
+
     def _summary(self) -> list[PromptItem]:
         """Return the summary. Its macros are not expanded, because a model wrote it."""
         summary = self._loaded.summary
-        if summary is None or not summary.text:
+        if summary is None:
             return []
-        audience = self._loaded.marks.words(summary.audience)
-        text = self.used.render("sections/summary", summary=summary.text, audience=audience)
+        self.off += [
+            *_lose_parts(summary.left_out, "summary_older"),
+            *_lose_parts(summary.unknown, "summary_unknown", self._viewer),
+        ]
+        if not summary.text:
+            return []
+        marks = self._loaded.marks
+        parts = "\n".join(marks.mark(each.text, each.audience) for each in summary.parts)
+        audience = marks.words(summary.audience)
+        text = self.used.render("sections/summary", summary=parts, audience=audience)
         reason = Reason("summary", count=summary.position + 1)
         return [make_section("summary", "Previously", text, reason, summary.message_id)]
 
@@ -463,9 +538,14 @@ class SectionBuilder:
 
     def _note(self) -> list[PromptItem]:
         """Return the author's note and the lore around it, as one message."""
+        around = [*self._slot("note_top"), self._own_note(), *self._slot("note_bottom")]
+        items = [item for item in around if item.text.strip()]
+        return [structs.replace(item, joins=number > 0) for number, item in enumerate(items)]
+
+    def _own_note(self) -> PromptItem:
         loaded, note, title = self._loaded, self._loaded.note.fields, "Author's note"
         is_sent = loaded.note.is_due and not self._replaces("authors_note", title, note.text)
-        own = PromptItem(
+        return PromptItem(
             kind="authors_note",
             title=title,
             text=self._expand(note.text, "authorsNote") if is_sent else "",
@@ -474,9 +554,6 @@ class SectionBuilder:
             role=note.role,
             reasons=[Reason(loaded.note.reason)],
         )
-        around = [*self._slot("note_top"), own, *self._slot("note_bottom")]
-        items = [item for item in around if item.text.strip()]
-        return [structs.replace(item, joins=number > 0) for number, item in enumerate(items)]
 
     def _end(self, suggestions: int) -> Sequence[PromptItem]:
         """Return the user's line or its replacement, and the instructions of a client after it."""
@@ -489,7 +566,7 @@ class SectionBuilder:
     def _line(self, suggestions: int) -> PromptItem:
         """Return the user's line or its replacement. Quoted macros are not expanded."""
         loaded, target = self._loaded, self._loaded.target
-        names = {"user": loaded.cast.user_name, "char": loaded.cast.speaker.name}
+        names = {"user": loaded.cast.user_name, "char": self._listener}
         reason: ReasonKind = "turn"
         if suggestions:
             prompt = self._prompts["assist/suggestions"]
@@ -516,20 +593,27 @@ class SectionBuilder:
             source_id=target.line.id if target.line else None,
         )
 
+    @property
+    def _listener(self) -> str:
+        """The name of the character that the user's next line is for, or that speaks next."""
+        return self._loaded.cast.speaker.name
+
     def _post_history(self, block: Block) -> list[PromptItem]:
-        loaded, speaker = self._loaded, self._loaded.cast.speaker
-        card = "" if block.forbid_overrides else speaker.card.post_history_instructions
-        title = "Post-history instructions"
+        loaded, card, title = self._loaded, self._card_instructions(block), POST_HISTORY_TITLE
         if self._replaces("post_history", title, block.content, loaded.post_history, card):
             return []
         text, reason = self._choose_text(
-            "",
-            (block.content, "postHistory", "preset"),
-            (loaded.post_history, "postHistory", "settings"),
-            (card, "charInstruction", "card"),
+            "", *self._list_instructions(block), (card, "charInstruction", "card")
         )
-        source_id = speaker.id if reason == "card" else None
+        source_id = loaded.cast.speaker.id if reason == "card" else None
         return [make_section("post_history", title, text, Reason(reason), source_id)]
+
+    def _list_instructions(self, block: Block) -> Sequence[tuple[str, str, ReasonKind]]:
+        """Return the instructions after the history, except for the card's."""
+        return [
+            (block.content, "postHistory", "preset"),
+            (self._loaded.post_history, "postHistory", "settings"),
+        ]
 
     def _choose_text(
         self, text: str, *fields: tuple[str, str, ReasonKind]

@@ -100,7 +100,7 @@ async def test_a_group_has_greetings_that_a_pair_has_not(ada: Account) -> None:
     group = (await ada.new_chat(character_ids=members))["id"]
     pair = (await ada.new_chat(character_ids=members[:1]))["id"]
     first = f"Mara nods to {ada.name}."
-    assert await list_greetings(ada, group) == [first, "Mara sees them all at once."]
+    assert await list_greetings(ada, group) == ["Mara sees them all at once.", first]
     assert await list_greetings(ada, pair) == [first]
 
 
@@ -114,11 +114,12 @@ async def test_in_a_group_each_line_begins_with_its_author_and_the_others_are_na
     reply = (await ada.messages(chat["id"]))[-1]
     assert (reply["author"], reply["character_id"]) == ("Bobo", members[1])
     url = f"/api/v1/messages/{events[0].data['reply_id']}/context"
-    head, greeting, line = ok(await ada.client.get(url))["prompt"]
-    assert head["text"].startswith("You are Bobo")
-    assert "Also present: Mara, Cy." in head["text"]
-    assert "A smith." in head["text"]
-    assert greeting["text"] == f"Mara: Mara nods to {ada.name}."
+    head, greeting, own, line = ok(await ada.client.get(url))["prompt"]
+    assert "The characters are Mara, Bobo, Cy." in head["text"]
+    assert own["text"].startswith("You are Bobo.")
+    assert "Also present: Mara, Cy." in own["text"]
+    assert "A smith." in own["text"]
+    assert greeting["text"] == "Mara: Mara sees them all at once."
     assert line["text"] == f"{ada.name}: Who speaks?"
 
 
@@ -156,7 +157,7 @@ async def test_a_member_may_speak_unasked_and_a_stranger_may_not(ada: Account) -
 async def test_names_can_be_switched_off_in_a_group_and_on_in_a_pair(ada: Account) -> None:
     members = await make_trio(ada)
     for count, names, greeting in (
-        (3, False, f"Mara nods to {ada.name}."),
+        (3, False, "Mara sees them all at once."),
         (1, True, f"Mara: Mara nods to {ada.name}."),
     ):
         chat = (await ada.new_chat(character_ids=members[:count]))["id"]

@@ -11,6 +11,7 @@ import pytest
 
 from backend.campaigns.ledger.records import get_campaign
 from backend.campaigns.state.snapshot import SnapshotCache
+from backend.core.audience import PUBLIC
 from backend.enrichment.compaction import reader as module
 from backend.enrichment.compaction.reader import KnownWorld, read_world, refresh_world
 from backend.enrichment.outbox import TURN
@@ -216,8 +217,8 @@ async def read_known(
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
         place = session, identity.sealer, campaign
         if since is not None:
-            return await refresh_world(*place, since, audience="public")
-        return await read_world(*place, SnapshotCache(), lines, audience="public")
+            return await refresh_world(*place, since, listeners=(PUBLIC,))
+        return await read_world(*place, SnapshotCache(), lines, listeners=(PUBLIC,))
 
 
 @pytest.mark.every_database

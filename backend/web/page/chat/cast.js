@@ -97,11 +97,12 @@ export function cast(room) {
     const focused = [...row.children].indexOf(document.activeElement);
     const rest = members.length - SHOWN;
     const label = m("all", { count: members.length });
-    Object.assign(all, { ariaLabel: label, title: label });
+    all.title = label;
     fill(all,
       h("span.faces-of", {}, members.slice(0, FACES).map((each) => likeness(each))),
       icon("people"),
-      members.length > 1 && h("span.figure", {}, members.length));
+      members.length > 1 && h("span.figure", { "aria-hidden": "true" }, members.length),
+      h("span.unseen", {}, label));
     fill(row, members.slice(0, rest > 1 ? SHOWN : SHOWN + 1).map(one), all);
     row.children[focused]?.focus();
   };

@@ -82,6 +82,7 @@ export function composer(room) {
     } catch (error) {
       if (error.body) notice(explained(error), { link: remedy(error) });
       else complain(error);
+      if (error.slug === "speaker-needed") group.focus();
     }
     area.readOnly = false;
   }
@@ -115,6 +116,10 @@ export function composer(room) {
     element: h("form.composer", { onsubmit }, said, writing),
     notice,
     focus: () => area.focus(),
+    /** The member that was chosen to speak next, or null. */
+    get speaker() {
+      return group.speaker;
+    },
     get text() {
       return area.value;
     },

@@ -29,7 +29,7 @@ export function ensemble(room) {
   });
   const talk = act("chat", m("talk"), alone(room, ask));
   const whom = h("div.chips", { role: "group", "aria-label": m("whisper_to") });
-  const row = h("div.row.composing", { role: "group", "aria-label": m("group") }, next, whisper, talk);
+  const row = h("div.row.composing.ensemble", { role: "group", "aria-label": m("group") }, next, whisper, talk);
   const element = h("div", {}, whom, row);
   const suggestions = h("div.chips", { role: "group", "aria-label": m("completions") });
 
@@ -37,6 +37,7 @@ export function ensemble(room) {
     const pick = (id) => () => {
       speaker = id;
       draw();
+      events.dispatchEvent(new Event("speaker"));
     };
     const entry = (id, label) => ({ label, icon: speaker === id ? "check" : "", act: pick(id) });
     const here = room.members.filter(({ presence }) => presence !== "absent");
@@ -67,7 +68,7 @@ export function ensemble(room) {
     if (!ids.has(speaker) || room.members.find(({ id }) => id === speaker).presence === "absent") speaker = null;
     for (const id of listeners) if (!ids.has(id)) listeners.delete(id);
     const way = room.settings?.group?.next_speaker ?? "mention";
-    fill(next, speaker ? m("next", { name: nameOf(speaker) }) : m(`next_ways.${way}`), icon("down"));
+    fill(next, h("span.clip", {}, speaker ? m("next", { name: nameOf(speaker) }) : m(`next_ways.${way}`)), icon("down"));
     set(whisper, { "aria-pressed": String(whispering) });
     const chip = ({ id, name }) => {
       const onclick = ({ currentTarget }) => {
@@ -102,6 +103,10 @@ export function ensemble(room) {
     element,
     suggestions,
     complete,
+    focus: () => next.focus(),
+    get speaker() {
+      return speaker;
+    },
     /** The first completion of the line, if any. */
     get first() {
       return offered[0]?.[1];

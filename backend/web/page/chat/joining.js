@@ -22,14 +22,15 @@ export function joining(room, { id, name }, isNew = false) {
       const stop = h("button.quiet", { type: "button", onclick: () => drafting.abort() }, m("draft_stop"));
       fill(state, h("progress", { "aria-label": m("drafting") }), m("drafting"), stop);
       const before = area.read();
-      const again = h("button", { type: "button", onclick: draft }, m("draft_again"));
+      const button = (label) => h("button", { type: "button", onclick: draft }, label);
       try {
         const { text } = await api.post(`/chats/${room.chat.id}/members/${id}/briefing`, undefined, { signal });
         // What the user has typed in the meantime is kept.
         if (area.read() === before) area.write(text);
-        fill(state, again);
+        fill(state, button(m("draft_again")));
       } catch (error) {
-        fill(state, error.name !== "AbortError" && h("span.grow", { role: "alert" }, m("draft_failed", { why: explain(error) })), again);
+        const failed = error.name !== "AbortError" && h("span.grow", { role: "alert" }, m("draft_failed"), h("small.help", {}, explain(error)));
+        fill(state, failed, button(t("common.retry")));
       }
       drafting = null;
     };

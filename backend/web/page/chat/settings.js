@@ -1,7 +1,7 @@
 /** The settings of a chat. Unset values come from the account. */
 import { api } from "../core/api.js";
-import { menu, sure } from "../core/dialogs.js";
-import { act, fill, h, refill } from "../core/dom.js";
+import { menu } from "../core/dialogs.js";
+import { act, h, refill } from "../core/dom.js";
 import { autoform, control } from "../core/form.js";
 import { campaigns, chats, chronicles, lorebooks } from "../core/store.js";
 import { t } from "../core/words.js";
@@ -13,6 +13,7 @@ import { exports } from "./exports.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 import { groupFields } from "./group.js";
 import { joining } from "./joining.js";
+import { summaries } from "./summaries.js";
 
 /** A select of objects, with an option for none of them. */
 const one = (name, items, more, none = null) => {
@@ -120,22 +121,7 @@ export default async function (room, { signal }) {
   };
 
   const summary = h("div.stack");
-  const drawSummary = async () => {
-    let [found] = (await api.get(`${path}/summaries`, { query: { limit: 1 }, signal })).items;
-    if (!found) return fill(summary);
-    const label = word("summary_now", { n: found.through_position + 1 });
-    const groups = [{ fields: [{ name: "text", kind: "area", count: true, label }] }];
-    const store = async (what) => {
-      found = await api.put(`${path}/summary`, what, { ifMatch: found.revision });
-    };
-    const drop = async () => {
-      if (!(await sure(word("drop"), label, word("drop")))) return;
-      await api.delete(`${path}/summary`);
-      await drawSummary();
-    };
-    fill(summary, autoform({ signal, value: found, groups, save: store }).element,
-      h("div", {}, h("button", { onclick: drop }, word("drop"))));
-  };
+  const drawSummary = () => summaries(room, summary, { signal });
 
   /** A list with a select below it that adds the chosen item. */
   const listed = (where, rows, label, items, add) =>

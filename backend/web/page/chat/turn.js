@@ -45,9 +45,9 @@ export function turns(room) {
     const link = new AbortController();
     const alive = settled(() => link.abort(), SILENCE);
     try {
-      const { id, begun, heard, body, quit } = turn;
+      const { id, stream, begun, heard, body, quit } = turn;
       const [address, request] = begun
-        ? [`/turns/${id}/events`, { headers: { "Last-Event-ID": heard } }]
+        ? [`/turns/${stream}/events`, { headers: { "Last-Event-ID": heard } }]
         : [`/chats/${room.chat.id}/turns`, { method: "POST", json: { ...body, turn_id: id } }];
       const answer = await send(address, { ...request, signal: AbortSignal.any([link.signal, quit.signal]) });
       if (!answer.ok) throw await problemOf(answer);
@@ -82,8 +82,24 @@ export function turns(room) {
     if (!error.isOffline && !(error.status >= 500 && isOnTheWay)) throw error;
   }
 
+  /** Replies that follow each other by themselves are turns in one stream: begin with the next. */
+  function begin(turn, { turn_id: id, number: at, left }) {
+    if (id !== turn.id) Object.assign(turn, { id, kind: null, reply: null, text: "", thinking: "", over: false, taken: false });
+    turn.follows = left > 0;
+    room.chain = at + left > 1 ? { at, of: at + left } : null;
+    tell("chain");
+  }
+
+  /** Show the stored reply of a turn whose stream goes on with the next one. */
+  async function finish({ reply }) {
+    if (!reply) return;
+    path.put(await api.get(`/messages/${reply.id}`, { signal }));
+    room.announce(t("members.spoke", { name: reply.author }));
+  }
+
   async function hear(turn, { event, data }) {
-    if (event === "turn.started") {
+    if (event === "speaker.started") begin(turn, data);
+    else if (event === "turn.started") {
       turn.begun = true;
       untaken = {};
       turn.ontaken?.();
@@ -104,7 +120,10 @@ export function turns(room) {
     } else if (event === "model.busy") {
       queue(turn, data.work);
       return;
-    } else turn.over ||= /completed|failed/.test(event);
+    } else if (/completed|failed/.test(event)) {
+      turn.over = true;
+      if (turn.follows && data.state === "completed") await finish(turn);
+    }
     // Any later event means that the question was answered.
     turn.asks = event === "turn.awaiting_choice" ? data : null;
     if (!event.endsWith(".delta")) {
@@ -156,7 +175,7 @@ export function turns(room) {
   async function run(turn) {
     const quit = new AbortController();
     const before = room.composer.text && `${room.composer.text}\n`;
-    Object.assign(turn, { heard: 0, text: "", thinking: "", wait: 0, before, quit });
+    Object.assign(turn, { stream: turn.id, heard: 0, text: "", thinking: "", wait: 0, before, quit });
     wait(null);
     signal.addEventListener("abort", () => quit.abort());
     occupy(turn);
@@ -176,8 +195,11 @@ export function turns(room) {
     } finally {
       calm(turn);
       queue(turn, null);
+      room.chain = null;
       occupy(null);
     }
+    // The connection may have been lost between two turns.
+    if (turn.follows && view.state === "completed") takeUp(await latest());
     ended(view, turn.body);
     tell("turn");
     return view;
@@ -216,6 +238,9 @@ export function turns(room) {
       throw error;
     }
   }
+
+  const latest = async () =>
+    (await api.get(`/chats/${room.chat.id}/turns`, { query: { limit: 1 }, signal })).items[0];
 
   /** Follow a turn that began in another window, or before the page was loaded. */
   function takeUp(view) {

@@ -8,7 +8,7 @@ import { chronicleWatch } from "../memory/watch.js";
 import { follow } from "../play/changes.js";
 import { stage } from "../play/stage.js";
 import { keys } from "./actions.js";
-import { cast, membersOf } from "./cast.js";
+import { cast, membersOf, seating } from "./cast.js";
 import { composer } from "./composer.js";
 import { costing } from "./cost.js";
 import { asked } from "./model.js";

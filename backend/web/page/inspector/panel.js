@@ -1,16 +1,18 @@
 /** The context inspector: the items of a prompt, the reasons for them, and the items left out. */
 import { api } from "../core/api.js";
 import { copy } from "../chat/actions.js";
+import { isGroup } from "../chat/cast.js";
 import { costs } from "../chat/cost.js";
 import { explain } from "../core/dialogs.js";
 import { act, fill, h, set, settled } from "../core/dom.js";
+import { control } from "../core/form.js";
 import { money, number, t } from "../core/words.js";
 import { windowLink, windowOf } from "../models/picker.js";
 import { budgets } from "./budgets.js";
 import { names } from "../models/sampling.js";
 import { layers } from "./layers.js";
 import { grouped, GROUPS, piece, unfolding } from "./pieces.js";
-import { upper } from "./why.js";
+import { upper, why } from "./why.js";
 
 const SIGNS = { added: "+", removed: "−", changed: "≠" };
 const HEAVIEST = 6;
@@ -30,13 +32,24 @@ function size({ window: recorded, model }) {
   return h("li", {}, t("context.model_window", { window }), figures_from === "default" && [" ", windowLink(model)]);
 }
 
+/** A select of the member for whom the next prompt is shown: who speaks next, or the narrator. */
+function viewer(room, chosen, onchange) {
+  const options = [[null, t("context.view_next")], ...room.members.map(({ id, name }) => [id, name]), ["gm", t("context.view_all")]];
+  const made = control({ kind: "select", name: "viewpoint", label: t("context.view"), options });
+  made.write(options.some(([id]) => id === chosen) ? chosen : null);
+  made.input.onchange = onchange;
+  return made;
+}
+
 /** The panel for a reply (`options.message`), or for the next turn. */
-export default async function panel(room, { options: { message }, signal }) {
+export default async function panel(room, { options: { message, viewpoint }, signal }) {
   const chat = `/chats/${room.chat.id}`;
   const next = () => h("a", { href: `#${chat}?panel=context` }, t("context.see_next"));
   const campaign = room.chat.campaign_id && `#/campaigns/${room.chat.campaign_id}`;
   const known = { chat: `#${chat}`, campaign, containers: {}, opened: new Set() };
   const which = h("small.soft", {}, !message && t("context.next"));
+  const seen = !message && isGroup(room) ? viewer(room, viewpoint, () => soon()) : null;
+  const speaks = h("p.soft.speaks", { hidden: true });
   const sum = h("p.sum");
   const bar = h("div.window", { role: "group", "aria-label": t("context.window") });
   const reuse = h("small.soft");
@@ -53,7 +66,7 @@ export default async function panel(room, { options: { message }, signal }) {
   const element = h(
     "div.inspector",
     { "aria-busy": "true" },
-    h("div.top", {}, which, sum, bar, reuse, " ", price),
+    h("div.top", {}, which, seen?.element, speaks, sum, bar, reuse, " ", price),
     trouble,
     groups.map((each) => each.element),
     world.element,
@@ -65,6 +78,13 @@ export default async function panel(room, { options: { message }, signal }) {
     const { totals, difference, usage } = view;
     const { shared_prefix: count, shared_tokens: shared = 0 } = difference ?? {};
     known.containers = view.containers;
+    const { speaker, viewpoint: from } = view;
+    const said = [
+      speaker && t("context.speaker", { name: speaker.name, why: why(speaker.reasons ?? []) }),
+      from && from.id !== "public" && t("context.limited", { name: from.name }),
+    ];
+    speaks.textContent = said.filter(Boolean).join(" ");
+    speaks.hidden = !speaks.textContent;
     if (message) fill(which, t("context.sent", { model: view.model }), " ", next());
     fill(sum, h("strong", {}, number(totals.prompt)), ` ${t("context.of", { total: totals.total })}`);
     const found = grouped(view);
@@ -161,7 +181,9 @@ export default async function panel(room, { options: { message }, signal }) {
 
   const ask = () => {
     if (message) return api.get(`/messages/${message}/context`, { query: { diff: "previous" }, signal });
-    const wish = { text: room.composer.text, budgets: sliders.tried, diff: "previous" };
+    const from = seen?.read() ?? room.composer.speaker;
+    const whose = from === "gm" ? { viewpoint: from } : from ? { speaker: from, viewpoint: from } : {};
+    const wish = { text: room.composer.text, budgets: sliders.tried, diff: "previous", ...whose };
     return api.post(`${chat}/context`, { ...wish, prompt: exact.element.open }, { signal });
   };
   // Requests run one after the other, and only the latest input is sent next.
@@ -183,7 +205,7 @@ export default async function panel(room, { options: { message }, signal }) {
   signal.addEventListener("abort", soon.drop);
   if (!message) {
     document.addEventListener("input", soon, { signal });
-    for (const name of ["turn", "model"]) room.events.addEventListener(name, soon, { signal });
+    for (const name of ["turn", "model", "speaker"]) room.events.addEventListener(name, soon, { signal });
     room.path.addEventListener("change", () => room.busy || soon(), { signal });
   }
   refresh();

@@ -9,7 +9,7 @@ export const GROUPS = {
     ...["system_prompt", "authors_note", "post_history", "instruction", "joints"],
     ...["client_system", "client_note", "client_instruction"],
   ],
-  who: ["persona", "character", "examples", "depth_prompt"],
+  who: ["persona", "public_part", "scenario", "speaker", "character", "examples", "depth_prompt"],
   world: ["campaign", "glossary", "chapters", "scenes", "entity", "state"],
   history: ["history", "user_line"],
   memory: [],
@@ -54,7 +54,7 @@ function source({ kind, title, reasons = [], source_id: id }, { chat, campaign }
   if (holder && kind === "lore") return `#/lorebooks/${holder}?entry=${id}`;
   if (holder) return `#/chronicles/${holder}?event=${id}`;
   if (kind === "persona") return "#/personas";
-  if (reason === "card" && id) return `#/characters/${id}`;
+  if (/^(card|public_part)$/.test(reason) && id) return `#/characters/${id}`;
   return reason?.includes("settings") && `${chat}?panel=settings`;
 }
 

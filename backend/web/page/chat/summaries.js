@@ -1,0 +1,40 @@
+/** The summaries of a chat. In a group they are pieces that begin where presence changed. */
+import { api } from "../core/api.js";
+import { sure } from "../core/dialogs.js";
+import { act, fill, h } from "../core/dom.js";
+import { autoform } from "../core/form.js";
+import { list } from "../core/words.js";
+import { isGroup, m } from "./cast.js";
+import { word } from "./fields.js";
+
+/**
+ * Show the current summaries in a box, the oldest first: all, or those that a viewpoint knows.
+ * Returns their number.
+ */
+export async function summaries(room, box, { viewpoint, signal }) {
+  const path = `/chats/${room.chat.id}`;
+  const draw = () => summaries(room, box, { viewpoint, signal });
+  // Without a group, the older ones are earlier versions.
+  const limit = isGroup(room) ? 100 : 1;
+  const { items } = await api.get(`${path}/summaries`, { query: { viewpoint, limit }, signal });
+  const names = ({ audience }) => Array.isArray(audience) &&
+    h("small.soft", {}, m("known", { names: list(room.members.filter(({ id }) => audience.includes(id)).map(({ name }) => name)) }));
+  const piece = (it) => {
+    const own = `${path}/summaries/${it.id}`;
+    const label = word("summary_part", { from: it.from_position + 1, n: it.through_position + 1 });
+    const groups = [{ fields: [{ name: "text", kind: "area", count: true, label }] }];
+    const save = async (what) => {
+      it = await api.put(own, what, { ifMatch: it.revision });
+    };
+    const drop = async () => {
+      if (!(await sure(word("drop"), label, word("drop")))) return;
+      await api.delete(own);
+      await draw();
+    };
+    return h("div.stack.piece-of", {},
+      autoform({ signal, value: it, groups, save }).element, names(it),
+      h("div", {}, act("delete", word("drop"), drop)));
+  };
+  fill(box, items.toReversed().map(piece));
+  return items.length;
+}
