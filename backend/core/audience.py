@@ -99,8 +99,8 @@ def encode_audience(audience: Audience) -> str:
 
 
 _ID_LIST = re.compile(r"(?: [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})+ ")
-_ID_SHAPE = " aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"
-"""An id of a list with the blank before it, after all of its digits were replaced."""
+_ID_CHARACTERS = 37
+"""The characters of an id of a list with the blank before it, four of which are hyphens."""
 
 
 class _IsIdList(FunctionElement[bool]):
@@ -112,11 +112,22 @@ class _IsIdList(FunctionElement[bool]):
 
 @compiles(_IsIdList)
 def _compile_is_id_list(element: _IsIdList, compiler: SQLCompiler, **options: Any) -> str:
-    # Both databases have this function. SQLite has no regular expressions of its own.
+    # SQLite has no regular expressions of its own, and its parser allows little depth.
     text = compiler.process(element.clauses, **options)
-    for digit in "0123456789bcdef":
-        text = f"replace({text}, '{digit}', 'a')"
-    return f"(replace({text}, '{_ID_SHAPE}', '') = ' ')"
+    ids = f"(length({text}) / {_ID_CHARACTERS})"
+    return (
+        f"({text} NOT GLOB '*[^ 0-9a-f-]*' AND length({text}) % {_ID_CHARACTERS} = 1"
+        f" AND length(replace({text}, ' ', '')) = 36 * {ids}"
+        f" AND length(replace({text}, '-', '')) = 33 * {ids} + 1)"
+    )
+
+
+@compiles(_IsIdList, "postgresql")
+def _compile_is_id_list_for_postgresql(
+    element: _IsIdList, compiler: SQLCompiler, **options: Any
+) -> str:
+    pattern = _ID_LIST.pattern.replace("(?:", "(")
+    return f"({compiler.process(element.clauses, **options)} ~ '^{pattern}$')"
 
 
 def decode_audience(column: str) -> Audience:
