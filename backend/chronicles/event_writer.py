@@ -179,11 +179,13 @@ async def add_telling(
     return telling
 
 
-async def remove_telling(session: AsyncSession, row: ChronicleEvent, telling: int) -> bool:
+async def remove_telling(
+    session: AsyncSession, row: ChronicleEvent, telling: int, *, before: str | None = None
+) -> bool:
     """Remove one telling of an event. Return False if no other one remains.
 
-    Only those who know another telling know the event afterwards. A telling that was already
-    removed changes nothing.
+    Only those who know another telling know the event afterwards: `before` is their audience, if it
+    is known. A telling that was already removed changes nothing.
     """
     sources = (await load_sources(session, [row.id]))[row.id]
     left = [each for each in sources if each.telling != telling]
@@ -195,7 +197,8 @@ async def remove_telling(session: AsyncSession, row: ChronicleEvent, telling: in
         delete(EventSource).where(EventSource.event_id == row.id, EventSource.telling == telling),
         execution_options=UNSYNCHRONIZED,
     )
-    row.audience = limit_audience(row.audience, await find_told_audience(session, left))
+    others = before or await find_told_audience(session, left)
+    row.audience = limit_audience(row.audience, others)
     touch(row)
     await session.flush()
     return True

@@ -222,7 +222,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             DuplicateFinder(self.sealer, embedder, agent.pool),
             work.chronicle_id,
             work.message_ids,
-            audience=work.window.heard,
+            listeners=work.window.listeners,
             marks=work.known.marks,
         )
 

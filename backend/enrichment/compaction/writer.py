@@ -21,6 +21,7 @@ from backend.campaigns.ledger.records import get_item_name, list_references, loa
 from backend.campaigns.models import Campaign
 from backend.campaigns.proposals.authority import Draft, judge_drafts
 from backend.campaigns.proposals.store import store_proposals
+from backend.campaigns.state.listeners import Listeners
 from backend.campaigns.state.story_clock import StoryClock, StoryTime
 from backend.chats.models import Chat, Message
 from backend.chronicles import event_writer as writing
@@ -35,7 +36,7 @@ from backend.chronicles.repository import (
     read_message_events,
     seal_event,
 )
-from backend.core.audience import GM, PUBLIC, AudienceMarks
+from backend.core.audience import AudienceMarks
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import MAX_QUESTIONS, DuplicateFinder, is_any_known
 from backend.enrichment.agent.lookup import MAX_LATEST_EVENTS
@@ -55,7 +56,7 @@ class KnownEvents:
     """The latest events of a chronicle, and the recorded events of the unread messages.
 
     Args:
-        audience: The audience of the messages, in the form of the database column.
+        listeners: The viewpoints of all who heard the messages.
         marks: Labels for the audience of an event.
     """
 
@@ -67,7 +68,7 @@ class KnownEvents:
         chronicle_id: UUID,
         message_ids: Collection[UUID],
         *,
-        audience: str,
+        listeners: Listeners,
         marks: AudienceMarks,
     ) -> None:
         self.seen: set[UUID] = set()
@@ -76,7 +77,7 @@ class KnownEvents:
         self._finder = finder
         self._chronicle_id = chronicle_id
         self._message_ids = message_ids
-        self._audience = audience
+        self._listeners = listeners
         self._who_knows = marks
         self._marks: Marks[StoryEvent | DraftEvent] = Marks("H")
 
@@ -127,14 +128,14 @@ class KnownEvents:
                 self._sealer,
                 self._chronicle_id,
                 limit=MAX_LATEST_EVENTS,
-                viewpoint=GM if self._audience == GM else PUBLIC,
+                viewpoint=self._listeners,
             )
             own = await read_message_events(
                 session,
                 self._sealer,
                 self._chronicle_id,
                 self._message_ids,
-                audience=self._audience,
+                viewpoint=self._listeners,
             )
         found = {event.id: event for event in [*latest, *own]}
         return sorted(found.values(), key=lambda each: (each.happened_at, each.place, each.id))

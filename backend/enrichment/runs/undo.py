@@ -240,7 +240,9 @@ class _Undoer:
             return "edited" if row.is_edited or row.is_pinned else "changed"
         if telling is None and effect.what == "event_changed":
             return await self._put_back_event(effect)
-        if telling is None or not await writing.remove_telling(session, row, telling):
+        if telling is None or not await writing.remove_telling(
+            session, row, telling, before=_find_earlier_audience(effect, now)
+        ):
             await writing.remove_events(session, [row.id], owner_id=self.sealer.user_id)
             self.removed.add(row.id)
         self._note_event(effect, now)
@@ -351,6 +353,16 @@ class _Undoer:
             found["revision"] == effect.revision and _read_content(found) == _read_content(now)
             for found in self.found.get(effect.id, ())
         )
+
+
+def _find_earlier_audience(effect: RunEffect, now: dict[str, Any]) -> str | None:
+    """Return the audience before a telling, if the event was not told again since."""
+    if effect.before is None or effect.telling is None:
+        return None
+    tellings = {each.get("telling", 0) for each in now["sources"]} - {effect.telling}
+    earlier = {each.get("telling", 0) for each in effect.before["sources"]}
+    audience: str = effect.before["audience"]
+    return audience if tellings == earlier else None
 
 
 def _read_content(snapshot: dict[str, Any], *, besides: Collection[str] = ()) -> dict[str, Any]:
