@@ -136,7 +136,7 @@ from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import LineMacroService
 from backend.turns.prompt.preview import ContextService
 from backend.turns.prompt.retrieve import Rephraser
-from backend.turns.prompt.speaker_choice import SpeakerModel
+from backend.turns.prompt.speaker_model import SpeakerModel
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService

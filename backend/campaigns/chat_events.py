@@ -40,6 +40,7 @@ from backend.campaigns.models import (
     ProposalSource,
 )
 from backend.campaigns.scenes.chapters import narrow_chapters
+from backend.campaigns.state.witnesses import find_message_audience
 from backend.characters.models import Character
 from backend.chats import tree
 from backend.chats.events import (
@@ -170,13 +171,14 @@ class ItemAudiences(AudienceChanged):
     ) -> None:
         """Restrict the items of the message, of its scenes and of their threads to its audience.
 
-        With hidden information, undo its changes of items that others know. A larger audience
-        reveals nothing.
+        With hidden information or in a group, undo its changes of items that others know. A larger
+        audience reveals nothing.
         """
         chat = await session.get_one(Chat, message.chat_id)
         if message.audience == PUBLIC or not message.is_active or chat.campaign_id is None:
             return
         campaign = await get_campaign(session, identity, chat.campaign_id, lock=True)
+        told_to = await find_message_audience(session, identity.sealer, chat, message)
         wanted = await _find_affected(session, message, campaign.id)
         caused = _select_caused_changes(message, campaign.id)
         earlier = aliased(CampaignChange)
@@ -194,7 +196,7 @@ class ItemAudiences(AudienceChanged):
         changes: list[Change] = []
         scenes: dict[UUID, str] = {}
         for item in await session.execute(query):
-            column = intersect_audiences([item.audience, message.audience])
+            column = intersect_audiences([item.audience, told_to])
             if column != item.audience:
                 audience = {"audience": msgspec.to_builtins(decode_audience(column))}
                 changes.append(Change(item.kind, item.id, Operations(set=audience)))
@@ -206,9 +208,10 @@ class ItemAudiences(AudienceChanged):
             await ledger_store.append_changes(
                 session, identity.sealer, campaign, changes, actor="user", message=message
             )
-        if open_campaign(identity.sealer, campaign).settings.hidden_information:
+        hides = open_campaign(identity.sealer, campaign).settings.hidden_information
+        if hides or (await load_group(session, chat.id)).is_group:
             for change in (await session.execute(caused)).all():
-                if not may_all_know(change.audience, message.audience):
+                if not may_all_know(change.audience, told_to):
                     await ledger_paths.undo_change(session, identity.sealer, campaign, change.id)
 
 

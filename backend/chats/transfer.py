@@ -27,11 +27,12 @@ from backend.chats.models import (
     MESSAGE_THINKING,
     MESSAGE_TYPED,
     Chat,
+    Presence,
 )
-from backend.chats.schemas import ChatSettings, Title
+from backend.chats.schemas import MAX_MEMBERS, ChatSettings, Title
 from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
-from backend.core.audience import GM, Viewpoint
+from backend.core.audience import GM, Viewpoint, list_entities
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
@@ -65,7 +66,8 @@ class LogOrigin(msgspec.Struct, kw_only=True, omit_defaults=True):
 class LogHead(msgspec.Struct, kw_only=True):
     """The first line of a file. Characters and personas are those of the exporting account.
 
-    `settings`, `variables` and `origins` are in the export of a single chat.
+    `joined_later` are the characters that are not there from the start. `settings`, `variables` and
+    `origins` are in the export of a single chat.
     """
 
     format: Literal["talekeeper-chat"] = "talekeeper-chat"
@@ -73,7 +75,8 @@ class LogHead(msgspec.Struct, kw_only=True):
     id: UUID
     title: Title = ""
     leaf_id: UUID | None = None
-    character_ids: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
+    character_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_MEMBERS)] = []
+    joined_later: Annotated[list[UUID], msgspec.Meta(max_length=MAX_MEMBERS)] = []
     persona_id: UUID | None = None
     settings: ChatSettings | None = None
     variables: dict[str, str] = {}
@@ -97,6 +100,8 @@ class LogFile(msgspec.Struct, kw_only=True, omit_defaults=True):
 class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A message. `selected` marks the sibling on the active path, or on it most recently.
 
+    With a `presence`, `character_id` joins, leaves or is muted, and the message is hidden.
+
     `source` is the JSON of members of the file that it was imported from, exactly as written.
     """
 
@@ -113,6 +118,7 @@ class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     audience: Audience = "public"
     character_id: UUID | None = None
     persona_id: UUID | None = None
+    presence: Presence | None = None
     scene_id: UUID | None = None
     scene_place: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     source: Annotated[str, msgspec.Meta(max_length=9_000_000)] | None = None
@@ -133,10 +139,32 @@ class ChatLog:
     head: LogHead
     lines: Sequence[LogLine]
 
+    @property
+    def members(self) -> dict[UUID, bool]:
+        """The members in order, with True for those that are there from the start."""
+        later = frozenset(self.head.joined_later)
+        return {each: each not in later for each in self.head.character_ids}
+
+    def list_people(self) -> set[UUID]:
+        """Return the characters and personas, without those that only audiences name."""
+        head = self.head
+        found = [*head.character_ids, head.persona_id]
+        found += [each for line in self.lines for each in (line.character_id, line.persona_id)]
+        return {each for each in found if each is not None}
+
+    def list_listeners(self) -> set[UUID]:
+        """Return the ids in audiences: characters, and entities of the chat's campaign."""
+        columns = {line.audience for line in self.lines}
+        return {each for column in columns for each in list_entities(column)}
+
     def rename_people(self, ids: Mapping[UUID, UUID]) -> None:
-        """Replace the ids of characters and personas. Those without a new id are removed."""
+        """Replace the ids of characters and personas. Those without a new id are removed.
+
+        `build_message_rows` translates audiences, which may name entities of a campaign as well.
+        """
         head = self.head
         head.character_ids = [ids[each] for each in head.character_ids if each in ids]
+        head.joined_later = [ids[each] for each in head.joined_later if each in ids]
         head.persona_id = ids.get(head.persona_id) if head.persona_id else None
         for line in self.lines:
             line.character_id = ids.get(line.character_id) if line.character_id else None
@@ -155,7 +183,7 @@ class ChatLog:
 def write_log(
     open_text: OpenText,
     chat: Chat,
-    character_ids: Sequence[UUID],
+    members: Mapping[UUID, bool],
     rows: Sequence[Any],
     viewpoint: Viewpoint = GM,
 ) -> bytes:
@@ -163,7 +191,7 @@ def write_log(
 
     For a player's viewpoint, it contains only texts that a prompt can contain: the messages of the
     active path that are not hidden and that the viewpoint may know. Titles, lines before macro
-    expansion, and thoughts are in no prompt.
+    expansion, thoughts, and changes of presence are in no prompt.
     """
     is_whole = viewpoint == GM
     known: list[Any] = []
@@ -182,19 +210,21 @@ def write_log(
         line.parent_id = above[line.parent_id]
         if not is_whole:
             line.typed = line.thinking = line.source = None
-    head = make_head(open_text, chat, character_ids)
+    head = make_head(open_text, chat, members)
     head.leaf_id = above[chat.leaf_id]
     if not is_whole:
-        head.title = ""
+        head.title, head.joined_later = "", []
     return msgspec.json.Encoder().encode_lines([head, *lines])
 
 
-def make_head(open_text: OpenText, chat: Chat, character_ids: Sequence[UUID]) -> LogHead:
+def make_head(open_text: OpenText, chat: Chat, members: Mapping[UUID, bool]) -> LogHead:
+    """Return the head of a file. `members` is true for those that are there from the start."""
     return LogHead(
         id=chat.id,
         title=open_text(CHAT_TITLE, chat.id, chat.sealed_title) or "",
         leaf_id=chat.leaf_id,
-        character_ids=list(character_ids),
+        character_ids=list(members),
+        joined_later=[each for each, is_there in members.items() if not is_there],
         persona_id=chat.persona_id,
         created_at=chat.created_at,
     )
@@ -220,6 +250,7 @@ def make_line(open_text: OpenText, row: Any) -> LogLine:
         audience=row.audience,
         character_id=row.character_id,
         persona_id=row.persona_id,
+        presence=row.presence,
         scene_id=row.scene_id,
         scene_place=row.scene_place,
         source=open_text(MESSAGE_SOURCE, row.id, source) if source else None,
@@ -291,7 +322,8 @@ def build_message_rows(
         message_id = ids[line.id]
         above, tokens_above = at[line.parent_id] if line.parent_id else (-1, 0)
         tokens = unit.count(line.author, line.text)
-        path_tokens = tokens_above + (0 if line.hidden else tokens)
+        hidden = line.hidden or line.presence is not None
+        path_tokens = tokens_above + (0 if hidden else tokens)
         at[line.id] = above + 1, path_tokens
         scene_id = ids.get(line.scene_id) if line.scene_id else None
         rows.append(
@@ -301,11 +333,12 @@ def build_message_rows(
                 "chat_id": chat_id,
                 "parent_id": ids[line.parent_id] if line.parent_id else None,
                 "position": above + 1,
-                "role": line.role,
+                "role": "system" if line.presence else line.role,
+                "presence": line.presence,
                 "character_id": line.character_id if line.character_id in people else None,
                 "persona_id": line.persona_id if line.persona_id in people else None,
                 "status": line.status,
-                "hidden": line.hidden,
+                "hidden": hidden,
                 "is_active": line.id in active,
                 "is_selected": line.id in selected,
                 "tokens": tokens,

@@ -51,14 +51,15 @@ from backend.campaigns.models import (
     ChangeSource,
 )
 from backend.campaigns.rules.protocol import find_rules
+from backend.campaigns.state.knowledge import Scope, load_known_items, take_known_states
 from backend.campaigns.state.viewpoints import filter_known_items, resolve_campaign_viewpoint
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.charx import is_archive, pack, unpack
 from backend.characters.cards.model import check_file_size
 from backend.characters.errors import CardError, CardLimitError
 from backend.characters.models import Character, Persona
+from backend.chats.members import load_group
 from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
-from backend.chats.repository import list_character_ids
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import ChatLog, build_message_rows, write_log
@@ -95,10 +96,10 @@ MAX_FOLDERS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRows:
-    """The rows of a chat with its characters and messages."""
+    """The rows of a chat with its messages. `members` are true if they are there from the start."""
 
     chat: dict[str, Any]
-    character_ids: Sequence[UUID]
+    members: Mapping[UUID, bool]
     messages: Sequence[dict[str, Any]]
 
 
@@ -142,8 +143,8 @@ def make_chat_rows(
         "created_at": head.created_at.astimezone(UTC),
         "updated_at": head.created_at.astimezone(UTC),
     }
-    members = [each for each in dict.fromkeys(head.character_ids) if each in people]
-    return ChatRows(chat=chat, character_ids=members, messages=rows)
+    members = {each: is_there for each, is_there in log.members.items() if each in people}
+    return ChatRows(chat=chat, members=members, messages=rows)
 
 
 def make_campaign_rows(
@@ -383,10 +384,13 @@ class CampaignTransfer:
             viewpoint = await resolve_campaign_viewpoint(session, identity, campaign_id, viewpoint)
             fields = open_campaign(sealer, campaign)
             rows = await _load_items(session, campaign, viewpoint)
+            known = await load_known_items(
+                session, sealer, [viewpoint], Scope(campaign_id=campaign_id)
+            )
             events: Sequence[StoryEvent] = ()
             changes: Sequence[Any] = ()
             sources: Mapping[UUID, list[SourceRecord]] = {}
-            chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
+            chats: Sequence[tuple[Chat, Mapping[UUID, bool], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
                 events = await load_all_events(
                     session, sealer, campaign.chronicle_id, viewpoint=viewpoint
@@ -407,7 +411,9 @@ class CampaignTransfer:
                 counters.edits = campaign.edits
                 counters.compactions = campaign.compactions
             else:
-                items = filter_existing_items(filter_known_items(items, find_rules(fields.rules)))
+                items = take_known_states(items, known)
+                items = filter_known_items(items, find_rules(fields.rules), viewpoint)
+                items = filter_existing_items(items)
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
@@ -503,8 +509,13 @@ class CampaignTransfer:
         for chat in chats:
             await _insert(session, Chat, [{**chat.chat, "chronicle_id": chronicle.id}])
             members = [
-                {"chat_id": chat.chat["id"], "character_id": each, "place": place}
-                for place, each in enumerate(chat.character_ids)
+                {
+                    "chat_id": chat.chat["id"],
+                    "character_id": each,
+                    "place": place,
+                    "is_from_start": is_there,
+                }
+                for place, (each, is_there) in enumerate(chat.members.items())
             ]
             await _insert(session, ChatCharacter, members)
             await _insert(session, Message, chat.messages)
@@ -573,17 +584,16 @@ async def _load_changes(
 
 async def _load_chats(
     session: AsyncSession, campaign: Campaign
-) -> list[tuple[Chat, list[UUID], Sequence[Any]]]:
-    """Return the chats, oldest first: (chat, characters, messages)."""
+) -> list[tuple[Chat, Mapping[UUID, bool], Sequence[Any]]]:
+    """Return the chats, oldest first: (chat, members, messages)."""
     query = select(Chat).where(Chat.campaign_id == campaign.id, Chat.user_id == campaign.user_id)
     chats = (await session.scalars(query.order_by(Chat.id))).all()
-    members = await list_character_ids(session, [chat.id for chat in chats])
-    found: list[tuple[Chat, list[UUID], Sequence[Any]]] = []
+    found: list[tuple[Chat, Mapping[UUID, bool], Sequence[Any]]] = []
     for chat in chats:
         messages = select(Message.__table__).where(Message.chat_id == chat.id)
         messages = messages.order_by(Message.position, Message.id)
         rows = [row async for row in stream_rows(session, messages)]
-        found.append((chat, members.get(chat.id, []), rows))
+        found.append((chat, (await load_group(session, chat.id)).members, rows))
     return found
 
 

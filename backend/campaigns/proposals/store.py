@@ -55,7 +55,9 @@ from backend.campaigns.models import (
     ProposalState,
 )
 from backend.campaigns.proposals.authority import Proposal, ProposalContent, keep_filled_fields
+from backend.campaigns.state.knowledge import Scope, load_known_items
 from backend.campaigns.state.viewpoints import resolve_campaign_viewpoint
+from backend.chats.members import has_heard
 from backend.chats.models import Chat, Message
 from backend.core.audience import Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import iterate_in_slices
@@ -198,6 +200,7 @@ class ProposalLine(NamedTuple):
     message_id: UUID
     chat_id: UUID
     is_told: bool
+    position: int
     audience: str
 
 
@@ -247,9 +250,10 @@ class StoredProposal:
         return exists(state) and not state.get("superseded_by")
 
     def is_known_to(self, viewpoint: Viewpoint) -> bool:
-        audiences = [self.row.audience, self.lines[0].audience]
-        audiences += [each.audience for each in self.items.values()]
-        return all(may_know(viewpoint, each) for each in audiences)
+        audiences = [self.row.audience, *(each.audience for each in self.items.values())]
+        line = self.lines[0]
+        is_heard = has_heard(viewpoint, line.chat_id, line.position, line.audience)
+        return is_heard and all(may_know(viewpoint, each) for each in audiences)
 
     def change(self, chosen: UUID | None) -> Change:
         """Return the change of accepting it. `chosen` is one of the candidates if it is ambiguous.
@@ -328,7 +332,13 @@ async def load_proposals(
     for part in split_chunks(list(texts), BATCH_ROWS):
         for found in await session.execute(_LINES.where(ProposalSource.proposal_id.in_(part))):
             is_on_path = bool(found.is_active) and found.campaign_id == campaign.id
-            line = ProposalLine(found.message_id, found.chat_id, is_on_path, found.audience or "gm")
+            line = ProposalLine(
+                found.message_id,
+                found.chat_id,
+                is_on_path,
+                found.position or 0,
+                found.audience or "gm",
+            )
             lines.setdefault(found.proposal_id, []).append(line)
     concerned = {row.id: _list_items(row, texts[row.id]) for row in rows}
     items: dict[UUID, ItemVersion] = {}
@@ -367,6 +377,7 @@ _LINES = (
         ProposalSource.message_id,
         ProposalSource.chat_id,
         Message.is_active,
+        Message.position,
         Message.audience,
         Chat.campaign_id,
     )
@@ -412,10 +423,15 @@ class ProposalService:
             query = query.where(filter_known_to(viewpoint, CampaignProposal.audience))
             rows, following = make_page((await session.scalars(query)).all(), limit)
             found = await load_proposals(session, identity.sealer, campaign, rows)
+            concerned = Scope(item_ids=list({one for each in found for one in each.items}))
+            # Their views have the present state.
+            hidden = await load_known_items(session, identity.sealer, [viewpoint], concerned)
             items = [
                 each.view()
                 for each in found
-                if each.is_known_to(viewpoint) and (state != "open" or each.is_to_decide)
+                if each.is_known_to(viewpoint)
+                and hidden.keys().isdisjoint(each.items)
+                and (state != "open" or each.is_to_decide)
             ]
         return Page(items=items, next=following)
 

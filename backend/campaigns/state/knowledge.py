@@ -8,7 +8,7 @@ audience of an item is limited, the audience alone decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
@@ -18,7 +18,14 @@ from msgspec import structs
 from sqlalchemy import ColumnElement, Select, and_, exists, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import EXISTS, State, build_item, compare_states, fold
+from backend.campaigns.ledger.changes import (
+    EXISTS,
+    State,
+    build_item,
+    build_state,
+    compare_states,
+    fold,
+)
 from backend.campaigns.ledger.items import Chapter, Entity, Fact, Item, Kind, Scene, Thread
 from backend.campaigns.ledger.store import get_audience, read_operations, read_state
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
@@ -84,6 +91,20 @@ def is_recalled(item: Item) -> bool:
 def has_absences(viewpoint: Viewpoint) -> bool:
     """True if a viewpoint may know less of public items than their rows say."""
     return isinstance(viewpoint, Witness) and any(viewpoint.absences.values())
+
+
+def take_known_states(
+    items: Iterable[tuple[UUID, Kind, State]], known: KnownItems
+) -> list[tuple[UUID, Kind, State]]:
+    """Return the states of items without unheard changes. Unknown items are left out."""
+    found: list[tuple[UUID, Kind, State]] = []
+    for item_id, kind, state in items:
+        each = known.get(item_id)
+        if each is not None:
+            found.append((item_id, kind, build_state(each.item)))
+        elif item_id not in known:
+            found.append((item_id, kind, state))
+    return found
 
 
 async def load_known_items(

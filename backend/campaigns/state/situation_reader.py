@@ -50,6 +50,7 @@ from backend.campaigns.state.party import find_story_place, has_name, is_scene_h
 from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot
 from backend.campaigns.state.state_block import (
     MAX_DETAILED,
+    Feeling,
     Form,
     MentionedEntity,
     Situation,
@@ -57,7 +58,14 @@ from backend.campaigns.state.state_block import (
     rank_people,
 )
 from backend.chats.members import NamedMembers
-from backend.core.audience import GM, AudienceMarks, Viewpoint, filter_known_to, may_know
+from backend.core.audience import (
+    GM,
+    AudienceMarks,
+    Viewpoint,
+    Witness,
+    filter_known_to,
+    may_know,
+)
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import get_table
 from backend.vault.sealing import Sealer
@@ -262,7 +270,10 @@ class SituationReader(CampaignReader):
             names, place, scene.present if scene else (), asked
         )
         known = {each.id: each for each in (*players, *people, *others)}
-        relations = await self._load_relations(names, [each.id for each in (*players, *people)])
+        own = self._list_own(names)
+        relations = await self._load_relations(
+            names, [*(each.id for each in (*players, *people)), *own]
+        )
         present = rank_people(people, named=named, spoke=spoke, relations=relations)
         marks = self._make_marks(names, [each.id for each in (*players, *people)])
         places = self._find_place_names(
@@ -310,8 +321,37 @@ class SituationReader(CampaignReader):
                 for player in players[:2]
             ],
             in_play=in_play | unresolved,
+            feelings=self._find_feelings(
+                names, relations, own, [each.id for each in (*players, *present)]
+            ),
             places={player.id: places.get(player.id, "") for player in players},
         )
+
+    def _list_own(self, names: CampaignSnapshot) -> list[UUID]:
+        """Return the entities that the viewpoint plays, if it is a character."""
+        if not isinstance(self.viewpoint, Witness):
+            return []
+        return sorted(each for each in self.viewpoint.ids if each in names.by_id)
+
+    def _find_feelings(
+        self,
+        names: CampaignSnapshot,
+        relations: Sequence[Relation],
+        own: Sequence[UUID],
+        here: Sequence[UUID],
+    ) -> list[Feeling]:
+        """Return the speaker's own relations to those who are there, in their order."""
+        members = sorted({each for ids in self.members.present for each in ids})
+        others = {each: place for place, each in enumerate(dict.fromkeys([*here, *members]))}
+        found = [each for each in relations if each.from_id in own and each.to_id in others]
+        found.sort(key=lambda each: (own.index(each.from_id), others[each.to_id]))
+        return [
+            Feeling(name, other, each.score, each.note, each.audience)
+            for each in found
+            if each.to_id not in own
+            and (name := names.find_name(each.from_id, self.viewpoint))
+            and (other := names.find_name(each.to_id, self.viewpoint))
+        ]
 
     def _make_marks(self, names: CampaignSnapshot, here: Sequence[UUID]) -> AudienceMarks:
         """Return the marks for the prompt. Someone in the scene needs none for what all know."""

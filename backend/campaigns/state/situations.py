@@ -26,6 +26,7 @@ from backend.campaigns.ledger.records import (
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.scenes.chapters import count_fitting_chapters
+from backend.campaigns.state.knowledge import Scope, load_known_items
 from backend.campaigns.state.situation_reader import CampaignReader, SituationReader
 from backend.campaigns.state.snapshot import (
     MAX_BLOCK_ITEMS,
@@ -53,7 +54,7 @@ from backend.chats import tree
 from backend.chats.members import NamedMembers
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_CONTEXT, Chat, Message
 from backend.chronicles.repository import current_events
-from backend.core.audience import GM, AudienceMarks, Viewpoint
+from backend.core.audience import GM, AudienceMarks, Viewpoint, Witness
 from backend.database.engine import Database
 from backend.generation.tokens import get_tokenizer
 from backend.vault.sealing import Sealer
@@ -64,6 +65,9 @@ RECENT_LINES = 4
 
 LOOK_BACK_MESSAGES = 200
 """Number of messages before a turn among which the last block is searched."""
+
+MAX_SPEAKERS = 24
+"""Number of last blocks among which that of the speaker is searched."""
 
 
 class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +100,9 @@ class SituationService:
         """Raise `CampaignNotFoundError` or `ValidationError`."""
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             viewpoint = await resolve_campaign_viewpoint(session, identity, campaign_id, viewpoint)
-            reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
+            sealer, scope = identity.sealer, Scope(campaign_id=campaign_id)
+            known = await load_known_items(session, sealer, [viewpoint], scope)
+            reader = CampaignReader(session, sealer, campaign, viewpoint, known=known)
             worlds = await load_known_rows(reader, await reader.load_items("world"))
             scene = await reader.find_open_scene()
             entities = await reader.load_nearest(scene[1] if scene else None)
@@ -286,10 +292,13 @@ async def _find_moment(
     is_preview: bool = False,
 ) -> tuple[StateBlock, Situation]:
     session, sealer, campaign = reader.session, reader.sealer, reader.campaign
-    last = await _load_last_injected(session, sealer, leaf) if leaf else None
+    viewpoint = reader.viewpoint
+    speaker = str(viewpoint.character_id) if isinstance(viewpoint, Witness) else ""
+    last = await _load_last_injected(session, sealer, leaf, speaker) if leaf else None
     is_first = last is None and not (leaf and await chats.has_message(session, leaf, "user"))
     now = await reader.load_situation(names, line=line, recent=recent[-RECENT_LINES:])
-    shown, last_shown = _build_summary(campaign, now), last.shown if last else None
+    shown = _build_summary(campaign, now, speaker)
+    last_shown = last.shown if last else None
     form, why = choose_form(line, last_shown, shown, first=is_first)
     told = "full" if is_preview else form
     now = await reader.add_facts(names, now, form=told)
@@ -304,7 +313,7 @@ async def _find_moment(
     return build_state_block(now, shown, last_shown, form=form, why=why), now
 
 
-def _build_summary(campaign: Campaign, now: Situation) -> BlockSummary:
+def _build_summary(campaign: Campaign, now: Situation, speaker: str) -> BlockSummary:
     return BlockSummary(
         scene_id=now.scene_id,
         location_id=now.location.id if now.location else None,
@@ -312,6 +321,7 @@ def _build_summary(campaign: Campaign, now: Situation) -> BlockSummary:
         present=sorted(person.id for person in now.present),
         edits=campaign.edits,
         compactions=campaign.compactions,
+        speaker=speaker,
     )
 
 
@@ -325,25 +335,31 @@ _LAST_INJECTED = (
         Message.sealed_injected_context.is_not(None),
     )
     .order_by(Message.position.desc())
-    .limit(1)
+    .limit(MAX_SPEAKERS)
 )
 
 
 async def _load_last_injected(
-    session: AsyncSession, sealer: Sealer, leaf: Message
+    session: AsyncSession, sealer: Sealer, leaf: Message, speaker: str
 ) -> InjectedContext | None:
-    """Return the block in the prompt of the last reply up to `leaf`; usually that is `leaf`."""
+    """Return the block in the prompt of a speaker's last reply up to `leaf`; usually `leaf`.
+
+    The blocks of others say nothing about what this speaker was shown.
+    """
     if leaf.is_active and leaf.sealed_injected_context is not None:
-        return _read_injected(sealer, leaf.id, leaf.sealed_injected_context)
+        injected = _read_injected(sealer, leaf.id, leaf.sealed_injected_context)
+        if injected.shown.speaker == speaker:
+            return injected
     asked = {
         "chat": leaf.chat_id,
         "leaf": leaf.position,
         "from": leaf.position - LOOK_BACK_MESSAGES,
     }
-    row = (await session.execute(_LAST_INJECTED, asked)).one_or_none()
-    if row is None or row.sealed_injected_context is None:
-        return None
-    return _read_injected(sealer, row.id, row.sealed_injected_context)
+    for row in (await session.execute(_LAST_INJECTED, asked)).all():
+        injected = _read_injected(sealer, row.id, row.sealed_injected_context or b"")
+        if injected.shown.speaker == speaker:
+            return injected
+    return None
 
 
 def _read_injected(sealer: Sealer, message_id: UUID, sealed: bytes) -> InjectedContext:

@@ -15,7 +15,7 @@ import msgspec
 from backend.campaigns.ledger.changes import MAX_SUFFIX
 from backend.campaigns.ledger.items import Clock, Entity, Item, Relation, Thread, label_relation
 from backend.campaigns.names.roster import make_slug
-from backend.core.audience import GM, NAMELESS_MARKS, AudienceMarks
+from backend.core.audience import GM, NAMELESS_MARKS, Audience, AudienceMarks
 
 _HEADS = ("name", "title", "text")
 """Members of an object that name it."""
@@ -130,6 +130,17 @@ class MentionedEntity:
         return f"{entity.name} ({head}): {' '.join(filter(None, about))}".removesuffix(": ")
 
 
+@dataclass(frozen=True, slots=True)
+class Feeling:
+    """What a character thinks of another one who is there. `audience` may know it."""
+
+    name: str
+    other: str
+    score: int
+    note: str
+    audience: Audience
+
+
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """The current situation of the story, as a viewpoint may know it.
@@ -138,6 +149,7 @@ class Situation:
     at the place. `named` are the entities that the last messages name. `told` are the ids of all
     entities that a full block describes. `player_lines` are the rules' lines about the first two
     players for the light form, `standing` those about all. `in_play` are all loaded items.
+    `feelings` are those of the character that speaks.
     """
 
     name: str
@@ -164,6 +176,7 @@ class Situation:
     places: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
     player_lines: Sequence[str] = ()
     in_play: Mapping[UUID, Item] = field(default_factory=dict[UUID, Item])
+    feelings: Sequence[Feeling] = ()
     marks: AudienceMarks = field(default=NAMELESS_MARKS, compare=False)
 
     @property
@@ -172,7 +185,10 @@ class Situation:
 
 
 class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of the situation that decide if a full block is out of date."""
+    """The parts of the situation that decide if a full block is out of date.
+
+    `speaker` is the character of a group whose prompt has the block; empty for other viewpoints.
+    """
 
     scene_id: UUID | None
     location_id: UUID | None
@@ -180,6 +196,7 @@ class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
     present: list[UUID]
     edits: int
     compactions: int
+    speaker: str = ""
 
 
 class InjectedContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,7 +242,8 @@ def choose_form(
     if first:
         return "full", "first message of the chat"
     if last is None:
-        return "full", "no full block in this chat yet"
+        where = "for this character" if now.speaker else "in this chat"
+        return "full", f"no full block {where} yet"
     if is_resume_command(text):
         return "full", "resume command"
     changed = [
@@ -263,6 +281,7 @@ def render_full_block(now: Situation, *, is_played: bool = False) -> str:
             _render_players(now),
         ),
         *_render_surroundings(now),
+        *render_feelings(now),
         _render_section(
             "Active threads",
             _render_bullets(_render_thread(now, each) for each in _sort_by_tension(now.threads)),
@@ -286,8 +305,21 @@ def _render_surroundings(now: Situation) -> list[str]:
     ]
 
 
+def render_feelings(now: Situation) -> list[str]:
+    """Return a section with what the character that speaks thinks of the others."""
+    by_name: dict[str, list[str]] = {}
+    for each in now.feelings:
+        said = f"- **{each.other}**: {label_relation(each.score)}"
+        said += f". {each.note}" if each.note else ""
+        by_name.setdefault(each.name, []).append(now.marks.mark(said, each.audience))
+    return [
+        _render_section(f"What {name} thinks of the others", lines)
+        for name, lines in by_name.items()
+    ]
+
+
 def render_light_block(now: Situation) -> str:
-    """Return the situation in one line of about 70 characters."""
+    """Return the situation in one line of about 70 characters, and the speaker's feelings."""
     parts = [f"Day {now.day}"]
     parts += now.player_lines or [render_player_line(player.entity) for player in now.players[:2]]
     if now.location:
@@ -296,7 +328,7 @@ def render_light_block(now: Situation) -> str:
         names = [_render_name(now, person) for person in now.present]
         more = f" +{len(names) - MAX_IN_LIGHT}" if len(names) > MAX_IN_LIGHT else ""
         parts.append(f"with {', '.join(names[:MAX_IN_LIGHT])}{more}")
-    return f"[{' | '.join(parts)}]"
+    return "\n\n".join([f"[{' | '.join(parts)}]", *render_feelings(now)])
 
 
 def render_player_line(player: Entity) -> str:

@@ -143,20 +143,33 @@ MIN_GROUP = 2
 Items = Iterable[tuple[UUID, Kind, State]]
 
 
-def filter_known_items(items: Items, rules: RuleSystem[Any]) -> list[tuple[UUID, Kind, State]]:
+def filter_known_items(
+    items: Items, rules: RuleSystem[Any], viewpoint: Viewpoint
+) -> list[tuple[UUID, Kind, State]]:
     """Return items of a viewpoint with the fields that a player knows.
 
-    Prompts render how people feel about players' characters, and no other relation.
+    Prompts render how people feel about players' characters, and what the character of the
+    viewpoint thinks of others, and no other relation.
     """
-    known: list[tuple[UUID, Kind, State]] = [
-        (item_id, kind, found)
-        for item_id, kind, state in items
-        if (found := filter_known_state(kind, state, rules)) is not None
-    ]
+    own = {str(each) for each in viewpoint.ids} if isinstance(viewpoint, Witness) else set[str]()
+    known: list[tuple[UUID, Kind, State]] = []
+    notes: set[str] = set()
+    for item_id, kind, state in items:
+        found = filter_known_state(kind, state, rules)
+        if found is None:
+            continue
+        if kind == "relation" and state["from_id"] in own:
+            found["note"] = state.get("note", "")
+            notes.add(str(item_id))
+        known.append((item_id, kind, found))
     players = {
         str(item_id) for item_id, kind, state in known if kind == "entity" and state["kind"] == "pc"
     }
-    return [each for each in known if each[1] != "relation" or each[2]["to_id"] in players]
+    return [
+        each
+        for each in known
+        if each[1] != "relation" or str(each[0]) in notes or each[2]["to_id"] in players
+    ]
 
 
 def filter_known_state(kind: Kind, state: State, rules: RuleSystem[Any]) -> State | None:

@@ -1,4 +1,4 @@
-"""The public part of a card: what the other characters of a chat know of its character.
+"""The public part of a card, which the other characters of a chat know.
 
 It is the appearance, which cards describe in many forms, and the text that the user marks as
 public. Everything else is known to the character alone.
@@ -32,7 +32,7 @@ _NOUNS: Final = frozenset(
         *("외모", "외형"),
     }
 )
-"""Labels of what everyone can see, in lower case."""
+"""Labels of an appearance, in lower case."""
 
 _QUALIFIERS: Final = ("physical ", "outer ", "outward ", "general ", "overall ", "usual ", "main ")
 
@@ -48,7 +48,7 @@ _PRIVATE_WORDS: Final = frozenset(
         *("тайна", "секрет", "личность", "характер", "秘密", "性格"),
     }
 )
-"""Words in labels of what a section about the appearance does not include."""
+"""Words in labels of texts that a section about the appearance never includes."""
 
 _OWNERS: Final = frozenset({"char", "her", "his", "their", "its", "my"})
 
@@ -128,7 +128,7 @@ def find_appearance(card: Card) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Recognises labels. `owners` may stand before them: the character's names and pronouns."""
+    """Recognises labels. `owners` may precede them: the character's names and pronouns."""
 
     owners: frozenset[str]
 
@@ -222,7 +222,7 @@ class _Sections:
             self._section = None
 
     def read(self, line: _Line) -> list[str]:
-        """Return what a line says about the appearance."""
+        """Return the texts of a line about the appearance."""
         found = [part._replace(label=self._labels.find(part.label)) for part in line.parts]
         labelled = [part for part in found if part.label]
         is_inside = bool(labelled) and not found[0].label

@@ -16,7 +16,6 @@ from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import ChatLog, build_message_rows, create_message_ids
-from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import RecordCreated, get_table, new_id, now, split_chunks
 from backend.database.engine import Database
@@ -24,7 +23,7 @@ from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
-from backend.transfer.archives.ids import NewMessage
+from backend.transfer.archives.ids import NewMessage, translate_audience
 from backend.transfer.chats.storing import touch_unfinished
 from backend.transfer.contracts import ReportMessages
 
@@ -62,11 +61,14 @@ class ChatTreeImporter:
         identity: Identity,
         log: ChatLog,
         *,
+        listeners: Mapping[UUID, UUID],
         report: ReportMessages,
         record: RecordCreated,
         store_parts: StoreParts | None = None,
     ) -> UUID:
         """Store a chat and return its id. Its characters and personas belong to the user.
+
+        `listeners` are the user's characters by their ids in audiences.
 
         `store_parts` is called between the messages and the transaction that completes the chat.
 
@@ -77,9 +79,6 @@ class ChatTreeImporter:
         tokenizer = choose_tokenizer(choose_counting_model(models, identity).tokenizer)
         unit = CountUnit(tokenizer, names=len(log.head.character_ids) > 1)
         chat_id, ids = new_id(), create_message_ids(log)
-        people = {*log.head.character_ids, *filter(None, (log.head.persona_id,))}
-        for line in log.lines:
-            people.update(filter(None, (line.character_id, line.persona_id)))
         rows = await self._run(
             identity,
             partial(
@@ -89,8 +88,8 @@ class ChatTreeImporter:
                 chat_id=chat_id,
                 unit=unit,
                 ids=ids,
-                audience=_keep_audience,
-                people=people,
+                audience=partial(translate_audience, items=listeners),
+                people=log.list_people(),
             ),
         )
         await self._insert_head(identity, log, chat_id, unit)
@@ -140,8 +139,8 @@ class ChatTreeImporter:
             "updated_at": now(),
         }
         members = [
-            {"chat_id": chat_id, "character_id": each, "place": place}
-            for place, each in enumerate(dict.fromkeys(log.head.character_ids))
+            {"chat_id": chat_id, "character_id": each, "place": place, "is_from_start": is_there}
+            for place, (each, is_there) in enumerate(log.members.items())
         ]
         async with self._database.write() as session:
             await session.execute(insert(Chat), [chat])
@@ -158,8 +157,3 @@ class ChatTreeImporter:
         self, identity: Identity, work: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         return await self._pool.run(identity.user_id, work, is_job=True)
-
-
-def _keep_audience(column: str) -> str:
-    """Return an audience of a chat outside campaigns, which has no entities."""
-    return PUBLIC if column == PUBLIC else GM

@@ -39,6 +39,7 @@ from backend.characters.models import (
 )
 from backend.characters.service import CharacterService
 from backend.chats.files import FileName, open_description, open_name
+from backend.chats.members import load_group
 from backend.chats.models import (
     CHAT_TITLE,
     FILE_DATA,
@@ -49,7 +50,6 @@ from backend.chats.models import (
     StoredFile,
     decode_notices,
 )
-from backend.chats.repository import list_character_ids
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
 from backend.chats.transfer import LogOrigin, write_log
@@ -344,14 +344,14 @@ class AccountReader:
             chat = await session.get(Chat, chat_id)
             if chat is None:
                 return None
-            members = await list_character_ids(session, [chat_id])
+            group = await load_group(session, chat_id)
             query = select(Message.__table__).where(Message.chat_id == chat_id)
             query = query.order_by(Message.position, Message.id)
             rows = [row async for row in stream_rows(session, query)]
 
         def write() -> tuple[str, bytes]:
             title = salvage.open_text(CHAT_TITLE, chat.id, chat.sealed_title) or ""
-            return title, write_log(salvage.open_text, chat, members.get(chat_id, []), rows)
+            return title, write_log(salvage.open_text, chat, group.members, rows)
 
         return await self._pool.run(salvage.sealer.user_id, write, is_job=True)
 

@@ -330,7 +330,11 @@ class ArchiveImport:
 
         log = await self._run(step.context, read)
         return await self._services.chat_trees.store(
-            step.context.identity, log, report=step.context.report, record=step.record
+            step.context.identity,
+            log,
+            listeners=people,
+            report=step.context.report,
+            record=step.record,
         )
 
     async def _import_campaign(self, step: _Step) -> UUID | None:

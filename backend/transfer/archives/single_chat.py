@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -63,12 +63,12 @@ class ChatArchivePlanner:
 
 @dataclass(slots=True)
 class _KnownItems:
-    """Items of the account that a chat refers to. They keep their ids."""
+    """Items of the account that a chat refers to, by their ids in its file."""
 
-    ids: set[UUID] = field(default_factory=set[UUID])
+    ids: dict[UUID, UUID]
 
     def find(self, kind: ItemKind, old: UUID | None) -> UUID | None:  # noqa: ARG002  # ids suffice
-        return old if old in self.ids else None
+        return self.ids.get(old) if old else None
 
 
 class _ChatArchiveImport:
@@ -87,9 +87,9 @@ class _ChatArchiveImport:
         log = await self._run(identity, lambda: read_log(data))
         if not context.options.copy and (found := await self._find(identity, log, digest)):
             return StepResult(outcome="already_there", kind="chat", item_id=found)
-        warnings = await self._choose_people(context, log)
+        people, warnings = await self._choose_people(context, log)
         state = await self._run(identity, lambda: _make_state(log, warnings))
-        items = await self._find_items(identity, state.settings)
+        items = await self._find_items(identity, state.settings, people)
         batch = FileBatch(frozenset(context.tree.list_paths()), context.tree)
         record = make_recorder(identity.sealer, "chat", digest)
         stored: dict[UUID, NewMessage] = {}
@@ -114,7 +114,12 @@ class _ChatArchiveImport:
             await record(session, chat_id)
 
         chat_id = await self._services.chat_trees.store(
-            identity, log, report=context.report, record=complete, store_parts=store_parts
+            identity,
+            log,
+            listeners=people,
+            report=context.report,
+            record=complete,
+            store_parts=store_parts,
         )
         return StepResult(outcome="imported", kind="chat", item_id=chat_id, warnings=warnings)
 
@@ -127,16 +132,18 @@ class _ChatArchiveImport:
             found = await find_imported(session, identity.user_id, digest)
             return found.item_id if found else await session.scalar(own)
 
-    async def _choose_people(self, context: ImportContext, log: ChatLog) -> list[str]:
-        """Replace characters and personas by those of the account. Return warnings.
+    async def _choose_people(
+        self, context: ImportContext, log: ChatLog
+    ) -> tuple[dict[UUID, UUID], list[str]]:
+        """Replace characters and personas by those of the account.
+
+        Return these by their ids in the file, and warnings.
 
         Characters of another account are found by their names.
         """
         identity, head = context.identity, log.head
         authors = {line.character_id: line.author for line in log.lines if line.character_id}
-        named = {*head.character_ids, *authors}
-        named |= {line.persona_id for line in log.lines if line.persona_id}
-        named |= {head.persona_id} if head.persona_id else set()
+        named = log.list_people() | log.list_listeners()
         async with self._services.database.read() as session:
             people = {
                 each: each
@@ -151,12 +158,13 @@ class _ChatArchiveImport:
                 new = await self._find_by_name(identity, name)
                 people |= {old: new} if new else {}
         log.rename_people(people)
+        head.character_ids = head.character_ids or list(context.options.character_ids)
         if head.character_ids:
-            return []
-        head.character_ids = list(context.options.character_ids)
-        if head.character_ids:
-            return []
-        return ["None of the chat's characters is here, so the chat has none. Add one in the chat."]
+            return people, []
+        warning = (
+            "None of the chat's characters is here, so the chat has none. Add one in the chat."
+        )
+        return people, [warning]
 
     async def _find_by_name(self, identity: Identity, name: str) -> UUID | None:
         page = await self._services.characters.list_page(
@@ -164,13 +172,15 @@ class _ChatArchiveImport:
         )
         return next((each.id for each in page.items if each.name == name), None)
 
-    async def _find_items(self, identity: Identity, settings: ChatSettings) -> _KnownItems:
-        if settings.preset_id is None:
-            return _KnownItems()
-        async with self._services.database.read() as session:
-            return _KnownItems(
-                set(await _find_own(session, Preset, identity, {settings.preset_id}))
-            )
+    async def _find_items(
+        self, identity: Identity, settings: ChatSettings, people: Mapping[UUID, UUID]
+    ) -> _KnownItems:
+        known = _KnownItems(dict(people))
+        if settings.preset_id is not None:
+            async with self._services.database.read() as session:
+                presets = await _find_own(session, Preset, identity, {settings.preset_id})
+                known.ids |= {each: each for each in presets}
+        return known
 
     async def _run(self, identity: Identity, work: Callable[[], T]) -> T:
         return await self._services.pool.run(identity.user_id, work, is_job=True)

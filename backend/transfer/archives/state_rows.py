@@ -45,7 +45,7 @@ from backend.chats.models import (
     encode_notices,
 )
 from backend.chats.repository import get_chat
-from backend.chats.schemas import ChatSettings
+from backend.chats.schemas import ChatSettings, GroupSettings
 from backend.chats.transfer import LogOrigin
 from backend.chronicles.models import CHRONICLE
 from backend.chronicles.repository import get_chronicle
@@ -107,11 +107,26 @@ def translate_settings(
         seen_by = UUID(settings.viewpoint)
         found = items.get(seen_by) or ids.find("character", seen_by)
         changes["viewpoint"] = str(found) if found is not None else None
+    if settings.group != GroupSettings():
+        changes["group"] = _translate_group(settings.group, ids)
     if settings.chronicle_id is not None:
         changes["chronicle_id"] = ids.find("chronicle", settings.chronicle_id)
         if changes["chronicle_id"] is None:
             warnings.append("Its chronicle was not imported.")
     return changes, warnings
+
+
+def _translate_group(group: GroupSettings, ids: FindItem) -> GroupSettings:
+    """Return the settings of a group with new ids, without characters that were not imported."""
+    named = {*group.narrators, *group.talkativeness}
+    found = {each: new for each in named if (new := ids.find("character", each)) is not None}
+    return msgspec.structs.replace(
+        group,
+        narrators=[found[each] for each in group.narrators if each in found],
+        talkativeness={
+            found[each]: share for each, share in group.talkativeness.items() if each in found
+        },
+    )
 
 
 class StateWriter:
@@ -362,7 +377,7 @@ class StateWriter:
             "kind": record.kind,
             "reason": record.reason,
             "state": record.state,
-            "audience": translate_audience(record.audience, self._items),
+            "audience": self._translate_readers(record.audience),
             "sealed_proposal": self._sealer.seal_bytes(
                 PROPOSAL, proposal_id, msgspec.json.encode(content)
             ),

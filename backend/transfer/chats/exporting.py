@@ -258,7 +258,7 @@ class _Export:
 
     def _make_log_head(self) -> LogHead:
         stored = self._stored
-        head = make_head(self._sealer.open, stored.chat, stored.member_ids)
+        head = make_head(self._sealer.open, stored.chat, stored.group.members)
         head.settings = stored.settings
         head.variables = stored.variables
         head.origins = [each.origin.to_log(each.message_id) for each in stored.origins]

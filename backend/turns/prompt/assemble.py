@@ -64,6 +64,9 @@ MIN_CACHED_CHARACTERS = 200
 
 LOST_ROUNDS = "The prompt has no room for all rounds that the campaign's summary does not cover."
 
+_SPEAKER_TOKENS = 200
+"""Tokens of the speaker's part of a joined prompt in addition to the card's texts."""
+
 _CACHED_COUNT_FACTOR = 8
 """Most turns only expand fields, because their token counts are cached."""
 
@@ -158,7 +161,9 @@ class PromptAssembler:
             placed = self._scan(prompt, request, order, expander, count)
         outlets = Outlets(placed.slots.get("outlet", ()))
         make_sections: Callable[..., SectionBuilder] = SectionBuilder
-        if cards := self._cards.open(identity.sealer, loaded.cast.public_cards):
+        opened = self._cards.open(identity.sealer, loaded.cast.public_cards)
+        if opened:
+            cards = {character_id: each.card for character_id, each in opened.items()}
             make_sections = partial(JoinedSections, cards=cards)
         sections = make_sections(
             self._prompts,
@@ -188,6 +193,8 @@ class PromptAssembler:
             reserved = self._count_reserved(
                 prompt, [item for item in found if not item.rank], count
             )
+            largest = PublicCards.count_largest(opened.values(), count)
+            reserved += _count_speaker_room(items, loaded.cast.speaker.id, largest, count)
             fixed, history, unsaid = fit_history(prompt, items, count=count, reserved=reserved)
             first = _find_first(prompt, history)
             retrieved, repeated = split_by_history(
@@ -302,6 +309,25 @@ def render_omitted(prompts: PromptLibrary, count: int) -> str:
 
 def render_memory(prompts: PromptLibrary, items: Sequence[PromptItem]) -> str:
     return prompts["sections/memory"].render(**group_memory_texts(items))
+
+
+def _count_speaker_room(
+    items: Sequence[PromptItem], speaker_id: UUID | None, largest: int, count: Counter
+) -> int:
+    """Return the tokens that the history leaves, so that it begins at the same message for all.
+
+    Without them, speakers with a longer card would have less history in a full window, and the
+    cache of the model's server would be lost with each change of the speaker. `largest` is the
+    number of tokens of the largest card, or 0 if cards are not joined.
+    """
+    if not largest:
+        return 0
+    own = sum(
+        count(item.text)
+        for item in items
+        if item.source_id == speaker_id and item.kind != "public_part"
+    )
+    return max(0, largest + _SPEAKER_TOKENS - own)
 
 
 def _find_first(prompt: RetrievedPrompt, history: History) -> int | None:

@@ -68,11 +68,8 @@ from backend.turns.prompt.load import ChatLoader, find_history_begin
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import expand_line, load_scripts, rewrite_line
 from backend.turns.prompt.retrieve import Rephraser, make_request
-from backend.turns.prompt.speaker_choice import (
-    SpeakerModel,
-    SpeakerQuestionError,
-    TurnSpeaker,
-)
+from backend.turns.prompt.speaker_choice import SpeakerQuestionError, TurnSpeaker
+from backend.turns.prompt.speaker_model import SpeakerModel
 
 FIXED_RESERVE_TOKENS = 16_384
 """Reserve for the fixed sections: 16,384 tokens, or half of a smaller window."""

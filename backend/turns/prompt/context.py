@@ -23,8 +23,7 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import find_rules, is_unsettled
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
-from backend.characters.cards.public import PublicCard
-from backend.characters.public_cards import SealedCard
+from backend.characters.public_cards import KeptCard, SealedCard
 from backend.chats.members import END, Group, NamedMembers, list_heard
 from backend.chats.models import Chat, Message, Presence
 from backend.chats.repository import HistoryColumns, UnknownMessage
@@ -236,8 +235,7 @@ class Cast:
         others: The names of all characters that do not speak in this turn, also of those that
             never came.
         members: The characters that are or were there, with the speaker.
-        public_cards: The public part of each member's card, or the card that has it. Empty if the
-            cards are not joined.
+        public_cards: The members' cards with their public parts. Empty if cards are not joined.
         persona: The description of the user's persona.
         reasons: Why the speaker was chosen, in a group.
         waiting: Other characters that the last lines have named.
@@ -252,8 +250,8 @@ class Cast:
     reasons: Sequence[Reason] = ()
     waiting: Sequence[UUID] = ()
     members: Sequence[CastMember] = ()
-    public_cards: Mapping[UUID, PublicCard | SealedCard] = field(
-        default_factory=dict[UUID, PublicCard | SealedCard]
+    public_cards: Mapping[UUID, KeptCard | SealedCard] = field(
+        default_factory=dict[UUID, KeptCard | SealedCard]
     )
 
     @property

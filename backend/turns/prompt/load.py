@@ -27,10 +27,9 @@ from backend.campaigns.state.viewpoints import (
 )
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
-from backend.characters.cards.public import PublicCard
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.models import Character, open_card
-from backend.characters.public_cards import PublicCards, SealedCard
+from backend.characters.public_cards import KeptCard, PublicCards, SealedCard
 from backend.characters.repository import NamedCharacter
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
@@ -358,7 +357,7 @@ class ChatLoader:
             user_name = self._user_name
         last = target.line or target.leaf
         members = list_cast(group, names, last.position + 1 if last else 0)
-        public_cards: Mapping[UUID, PublicCard | SealedCard] = {}
+        public_cards: Mapping[UUID, KeptCard | SealedCard] = {}
         is_joined = settings.group.cards == "joined" and len(members) > 1
         if self._cards is not None and is_joined:
             revisions = {each.id: found[each.id].revision for each in members}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 from uuid import UUID
@@ -10,9 +11,10 @@ import pytest
 from sqlalchemy import select, update
 
 from backend.chats.drafts import MAX_SCENE_MESSAGES, MAX_SCENE_PAUSE, opens_scene
+from backend.chats.index_source import MessageSource
 from backend.chats.models import Message
 from tests.fakes.openai_server import OpenAIServer, reply
-from tests.integration.turns.seeding import stored_lines
+from tests.integration.turns.seeding import identity_of, stored_lines
 from tests.support.memory import API, points_of, remembering, settled, take_turn, tell, texts_found
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok
@@ -143,6 +145,66 @@ async def test_a_fork_keeps_its_scenes_and_an_edit_begins_none(
     assert find_scenes(await stored_lines(server, chat)) == [0, 0, 2, 3]
     await settled(server)
     assert "---\nThree, elsewhere." in await texts_found(ada, "elsewhere", chat_id=chat)
+
+
+async def read_documents(server: Running, ada: Account, chat: str) -> dict[str, set[str]]:
+    """Return the markers in the documents of the index of each line, on all branches."""
+    identity = await identity_of(server, ada)
+    async with server.parts.database.read() as session:
+        query = select(Message.id).where(Message.chat_id == UUID(chat))
+        ids = list(await session.scalars(query))
+        source = MessageSource()
+        rows = await source.rows(session, identity.sealer, UUID(chat), ids, neighbours=False)
+    found: dict[str, set[str]] = {}
+    for document in (each for row in rows for each in row.documents()):
+        texts = (document.text, document.dense_window or "", document.sparse_window or "")
+        own = document.text if document.kind == "message" else "scene"
+        words = set(re.findall(r"[a-z]+q[0-9]", " ".join(texts)))
+        name = next(iter(re.findall(r"[a-z]+q[0-9]", own)), own)
+        found[name] = found.get(name, set()) | words
+        assert "leaves" not in " ".join(texts)
+    return found
+
+
+async def test_windows_and_scenes_end_where_someone_leaves_or_returns(
+    ada: Account, server: Running
+) -> None:
+    alda, bor = [
+        (await ada.new_character(name=name, first_mes=""))["id"] for name in ("Alda", "Bor")
+    ]
+    chat = str((await ada.new_chat(character_ids=[alda, bor]))["id"])
+
+    async def set_presence(presence: str) -> None:
+        ok(await ada.client.patch(f"{API}/chats/{chat}/members/{bor}", json={"presence": presence}))
+
+    await tell(server, ada, chat, ["allq0", "allq1"])
+    before = await read_documents(server, ada, chat)
+    await set_presence("absent")
+    away = await tell(server, ada, chat, ["awayq0", "whisperq0", "awayq1"])
+    ok(await ada.client.patch(f"{API}/messages/{away[1].id}", json={"audience": [bor]}))
+    await set_presence("present")
+    await tell(server, ada, chat, ["laterq0", "laterq1"])
+    await settled(server)
+    found = await read_documents(server, ada, chat)
+    assert {name: found[name] for name in ("allq0", "allq1")} == {
+        name: before[name] for name in ("allq0", "allq1")
+    }
+    assert before["allq0"] == {"allq0", "allq1"}
+    assert found["awayq0"] == found["awayq1"] == {"awayq0", "awayq1"}
+    # He was told alone, and did not hear the lines around it.
+    assert found["whisperq0"] == {"whisperq0"}
+    assert found["laterq0"] == {"laterq0", "laterq1"}
+    rows = await stored_lines(server, chat)
+    assert find_scenes(rows) == [0, 0, 2, 3, 3, 3, 6, 7, 7]
+    points = await points_of(server.parts.memory.collections.current, UUID(ada.user["id"]))
+    assert {row.id for row in rows if row.presence}.isdisjoint(each.source_id for each in points)
+    # On a branch without his leaving, it is the same for the lines of the other branch.
+    ok(await ada.client.patch(f"{API}/messages/{rows[1].id}", json={"text": "allq2"}))
+    await tell(server, ada, chat, ["branchq0"])
+    branched = await read_documents(server, ada, chat)
+    assert branched["whisperq0"] == {"whisperq0"}
+    assert branched["laterq0"] == {"laterq0", "laterq1"}
+    assert branched["branchq0"] == {"allq0", "allq2", "branchq0"}
 
 
 async def list_lines(server: Running, chat_id: str) -> list[Message]:

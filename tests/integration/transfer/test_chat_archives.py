@@ -229,9 +229,9 @@ async def test_an_unfinished_chat_is_not_swept_while_it_grows(
 
     store = parts.import_services.chat_trees.store
     with pytest.raises(ConflictError):
-        await store(identity, log, report=wait_too_long, record=record_nothing)
+        await store(identity, log, listeners={}, report=wait_too_long, record=record_nothing)
     assert (await ada.get("/chats"))["items"] == []
-    chat_id = await store(identity, log, report=sweep, record=record_nothing)
+    chat_id = await store(identity, log, listeners={}, report=sweep, record=record_nothing)
     assert [each["text"] for each in await ada.messages(str(chat_id))] == ["Rain."]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tests.fakes.openai_server import OpenAIServer, reply
+from tests.integration.turns.seeding import seed
 from tests.support.memory import API, context_of, link, new_book, preview, set_chat, take_turn
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok, problem, running
@@ -24,7 +26,9 @@ Cast = dict[str, str]
 ALDA: dict[str, Any] = {
     "name": "Alda",
     "first_mes": "Alda waits.",
-    "description": "{{char}} keeps the light.\nAppearance: tall, grey eyes\nSecret: {{char}} is ALDA1.",
+    "description": (
+        "{{char}} keeps the light.\nAppearance: tall, grey eyes\nSecret: {{char}} is ALDA1."
+    ),
     "personality": "dry, and ALDA2",
     "scenario": "{{char}} hides ALDA3.",
     "mes_example": "<START>\n{{user}}: Well?\n{{char}}: ALDA4.",
@@ -126,13 +130,15 @@ async def test_joined_cards_in_full(ada: Account, group: str, cast: Cast) -> Non
         ("assistant", "Alda: Alda waits."),
         (
             "system",
-            "You are Alda. Write Alda's next reply, and Alda's alone. Also present: Bor.\n\n"
-            "ALDA5. \n\n"
-            "ALDA10.\n\n"
-            '<character name="Alda">\nAlda keeps the light.\nAppearance: tall, grey eyes\n'
-            "Secret: Alda is ALDA1.\n\nPersonality: dry, and ALDA2\n</character>\n\n"
-            "<example_dialogue>\nHow Alda talks. These exchanges show style only and are not part "
-            "of the story.\n\nEve: Well?\nAlda: ALDA4.\n</example_dialogue>",
+            (
+                "You are Alda. Write Alda's next reply, and Alda's alone. Also present: Bor.\n\n"
+                "ALDA5. \n\n"
+                "ALDA10.\n\n"
+                '<character name="Alda">\nAlda keeps the light.\nAppearance: tall, grey eyes\n'
+                "Secret: Alda is ALDA1.\n\nPersonality: dry, and ALDA2\n</character>\n\n"
+                "<example_dialogue>\nHow Alda talks. These exchanges show style only and are not "
+                "part of the story.\n\nEve: Well?\nAlda: ALDA4.\n</example_dialogue>"
+            ),
         ),
         ("user", "Eve: Well?"),
         ("system", "ALDA9."),
@@ -167,8 +173,10 @@ async def test_swapped_cards_in_full(ada: Account, group: str, cast: Cast) -> No
     assert read_messages(context) == [
         (
             "system",
-            'BOR5\n\n<character name="Bor">\nHair("red" + "long") Secret("BOR1")\n\n'
-            "Personality: BOR2\n\nScenario: BOR3\n</character>",
+            (
+                'BOR5\n\n<character name="Bor">\nHair("red" + "long") Secret("BOR1")\n\n'
+                "Personality: BOR2\n\nScenario: BOR3\n</character>"
+            ),
         ),
         ("assistant", "Alda: Alda waits."),
         ("user", f"{ada.name}: Well?"),
@@ -207,19 +215,16 @@ async def test_the_user_s_line_is_written_from_what_is_public(
 
 async def converse(ada: Account, chat: str, cast: Cast) -> list[dict[str, Any]]:
     """Let three lines be answered by one after the other, and return the contexts."""
-    contexts = [await speak(ada, chat, cast["Alda"], text="The lamp is out.")]
-    for name in ("Bor", "Alda", "Bor"):
-        contexts.append(await speak(ada, chat, cast[name]))
-    return contexts
+    first = await speak(ada, chat, cast["Alda"], text="The lamp is out.")
+    return [first, *[await speak(ada, chat, cast[name]) for name in ("Bor", "Alda", "Bor")]]
 
 
 def check_shared_prefix(contexts: list[dict[str, Any]]) -> None:
     """Check that each prompt begins with the head and the history of the one before it."""
-    for before, after in zip(contexts, contexts[1:], strict=False):
+    for before, after in pairwise(contexts):
         shared = after["difference"]["shared_prefix"]
         assert shared == 1 + before["history"]["count"]
-        heads = [[m for m in each["prompt"]][:shared] for each in (before, after)]
-        assert heads[0] == heads[1]
+        assert before["prompt"][:shared] == after["prompt"][:shared]
 
 
 @pytest.fixture
@@ -290,9 +295,36 @@ async def test_lore_and_notes_keep_the_shared_prefix(
     assert "Wind." in join_texts(contexts[0])
 
 
-async def test_summaries_persona_and_campaign_keep_the_shared_prefix(
-    ada: Account, quiet: str, cast: Cast
+async def test_a_full_window_begins_with_the_same_message_for_long_and_short_cards(
+    server: Running, ada: Account, quiet: str, cast: Cast
 ) -> None:
+    await ada.patch(f"/characters/{cast['Bor']}", {"personality": "He counts waves. " * 250})
+    await seed(server, ada, quiet, [f"Wave {n} is wet and cold. " * 8 for n in range(120)])
+    budgets = {"total": 4_000, "reply_reserve": 500, "history": 3_400, "retrieval": 100}
+    await set_chat(ada, quiet, budgets=budgets)
+    contexts = await converse(ada, quiet, cast)
+    firsts = {context["history"]["first"] for context in contexts}
+    assert len(firsts) == 1
+    assert firsts.pop() > 10
+    check_shared_prefix(contexts)
+
+
+@pytest.mark.parametrize("viewpoint", [None, "gm"])
+async def test_thoughts_and_marks_keep_the_shared_prefix(
+    ada: Account, model: OpenAIServer, quiet: str, cast: Cast, viewpoint: str | None
+) -> None:
+    await set_presence(ada, quiet, cast["Cyn"], "present")
+    await set_chat(ada, quiet, reasoning_sent=5, viewpoint=viewpoint)
+    model.script(reply("<think>Alda thinks.</think>", "Aye."))
+    known = [cast["Alda"], cast["Bor"]]
+    await ada.turn(quiet, text="Psst.", speaker=cast["Alda"], audience=known)
+    contexts = await converse(ada, quiet, cast)
+    check_shared_prefix(contexts)
+    assert f"(known to Alda and Bor only) {ada.name}: Psst." in join_texts(contexts[1])
+    assert ("Alda thinks." in join_texts(contexts[1])) == (viewpoint == "gm")
+
+
+async def test_a_campaign_keeps_the_shared_prefix(ada: Account, quiet: str, cast: Cast) -> None:
     campaign = await ada.post("/campaigns", {"name": "The coast"}, 201)
     await ada.patch(f"/chats/{quiet}", {"campaign_id": campaign["id"]})
     contexts = await converse(ada, quiet, cast)
@@ -398,7 +430,7 @@ async def test_blocks_before_the_history_are_split(ada: Account, quiet: str, cas
     assert own[0] == "system"
     assert own[1].split("\n\n") == [
         "You are Alda. Write Alda's next reply, and Alda's alone. Also present: Bor.",
-        '<character name="Alda">\n\nPersonality: dry, and ALDA2\n</character>'.split("\n\n")[0],
+        '<character name="Alda">',
         "Personality: dry, and ALDA2\n</character>",
         "She is dry, and ALDA2.",
     ]
@@ -411,9 +443,9 @@ async def test_blocks_before_the_history_are_split(ada: Account, quiet: str, cas
 
 def check_two_heads(contexts: list[dict[str, Any]]) -> None:
     """Check the shared prefix of prompts with more than one message before the history."""
-    for before, after in zip(contexts, contexts[1:], strict=False):
-        roles = [message["text"] for message in before["prompt"]]
-        head = roles.index("Alda: Alda waits.")
+    for before, after in pairwise(contexts):
+        texts = [message["text"] for message in before["prompt"]]
+        head = texts.index("Alda: Alda waits.")
         assert after["difference"]["shared_prefix"] == head + before["history"]["count"]
 
 

@@ -9,7 +9,7 @@ export const GROUPS = {
     ...["system_prompt", "authors_note", "post_history", "instruction", "joints"],
     ...["client_system", "client_note", "client_instruction"],
   ],
-  who: ["persona", "character", "examples", "depth_prompt"],
+  who: ["persona", "public_part", "scenario", "speaker", "character", "examples", "depth_prompt"],
   world: ["campaign", "glossary", "chapters", "scenes", "entity", "state"],
   history: ["history", "user_line"],
   memory: [],
