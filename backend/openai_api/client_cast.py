@@ -14,6 +14,8 @@ from backend.accounts.service import AccountService
 from backend.campaigns.state.viewpoints import find_player_name
 from backend.characters.models import Persona, open_persona
 from backend.chats import repository as chats
+from backend.chats.members import load_group
+from backend.chats.models import Presence
 from backend.database.engine import Database
 from backend.openai_api.contracts import Names
 from backend.openai_api.conversations import ConversationScope
@@ -114,10 +116,10 @@ class CastReader:
             _characters=characters,
         )
 
-    async def list_members(self, chat_id: UUID) -> Sequence[UUID]:
-        """Return the characters of a chat of the account, in order."""
+    async def load_presences(self, chat_id: UUID) -> Mapping[UUID, Presence]:
+        """Return the characters of a chat of the account with their presence, in order."""
         async with self._database.read() as session:
-            return await _list_members(session, chat_id)
+            return (await load_group(session, chat_id)).presences
 
     async def _list_user_names(self, session: AsyncSession, identity: Identity) -> list[str]:
         query = (

@@ -488,15 +488,18 @@ class ChatCompletions:
     async def _choose_speaker(
         self, case: _ChatRequest, decision: Decision, request: TurnRequest, chat_id: UUID
     ) -> TurnRequest:
-        """Set the member that a nudge names, or the first one if no line is answered."""
+        """Set the member that a nudge names, or the first one there if no line is answered."""
         if request.continue_ or request.impersonate:
             return request
-        members = await self._cast.list_members(chat_id)
-        speaker = case.cast.find_member(decision.speaker, members) if decision.speaker else None
-        if speaker is None and request.text is None and members:
+        members = await self._cast.load_presences(chat_id)
+        speaker = None
+        if decision.speaker:
+            speaker = case.cast.find_member(decision.speaker, list(members))
+        if speaker is None and request.text is None:
             last = decision.placement.last
             if last is None or last.role == "assistant":
-                speaker = members[0]
+                there = (each for each, presence in members.items() if presence == "present")
+                speaker = next(there, None)
         return structs.replace(request, speaker=speaker) if speaker else request
 
     def _follow(
@@ -601,8 +604,7 @@ def _find_positions(
     positions = {
         reading.lines[index].place: message.position for index, message in placement.pairs.items()
     }
-    first = placement.last.position + 1 if placement.last else 0
-    for position, line in enumerate(stored, first):
+    for position, line in enumerate(stored, placement.next_position):
         positions[line.place] = position
     return positions
 

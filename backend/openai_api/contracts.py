@@ -143,12 +143,15 @@ class ChatPlacement:
         hides: Messages that the client no longer sends, although it sends those around them.
         shows: Messages that the endpoint has hidden, and that are sent again.
         last: The stored message of the last line that has one.
+        parent_id: The message below which new lines are stored: `last`, or a system message after
+            it, such as a change of presence.
+        next_position: The position of the first new line.
         tail: The lines after it.
-        rest: The messages of the active path after `last`, oldest first. Empty if `last` is the
-            leaf, or on another branch.
+        rest: The messages of the active path after `last`, oldest first, without system messages at
+            the beginning. Empty if there are none, or if `last` is on another branch.
         window_start: The position of the first message in the client's window. Of the messages
             before it, a client may keep the first ones. None if no line is stored.
-        is_leaf: False if messages follow `last`, on any branch.
+        is_leaf: False if lines follow `last`, on any branch.
         version: The chat as it was read. `ConversationWriter` refuses a placement whose chat has
             changed.
     """
@@ -159,6 +162,8 @@ class ChatPlacement:
     hides: Sequence[UUID] = ()
     shows: Sequence[UUID] = ()
     last: StoredLine | None = None
+    parent_id: UUID | None = None
+    next_position: int = 0
     tail: Sequence[Line] = ()
     rest: Sequence[StoredLine] = ()
     window_start: int | None = None

@@ -125,8 +125,7 @@ class ConversationWriter:
         )
         for text in (*changes.texts.values(), *(line.text for line in lines if not line.images)):
             self._messages.check_text(text)
-        last = placement.last
-        leaf_id = last.id if last else placement.version.leaf_id
+        leaf_id = placement.parent_id if placement.last else placement.version.leaf_id
         moves = leaf_id != placement.version.leaf_id and not (keeps_rest and placement.rest)
         if not changes and not lines and not moves:
             return StoredConversation(chat_id=placement.chat_id, leaf_id=leaf_id)

@@ -361,7 +361,8 @@ class _Lookup:
 
     async def _follow(self, match: PathMatch) -> bool:
         """Take the next line of the tail if a message below the last match is this line."""
-        values = {"parent": match.path.get_id(match.last), "owner": self._owner_id}
+        parents = [match.path.get_id(place) for place in range(match.last, match.end)]
+        values = {"parents": parents, "owner": self._owner_id}
         async with self._database.read() as session:
             rows = (await session.execute(_CHILDREN, values)).all()
         _, line = match.tail[0]
@@ -378,25 +379,27 @@ class _Lookup:
             text = line.text
         if row is None:
             return False
-        place, path = match.last + 1, match.path
+        place, path = match.last + 1 + parents.index(row.parent_id), match.path
         if place >= len(path) or path.get_id(place) != row.id:
             plain = (row.id, row.role, row.hidden, row.text_digest)
             path = path.cut(place).extend([plain], are_active=row.is_active)
-        match.follow(path, text=text)
+        match.follow(path, place, text=text)
         return True
 
     async def _is_leaf(self, match: PathMatch) -> bool:
         """True if no message follows the last match. Always true if the tail follows it."""
         if match.tail:
             return True
-        if match.last + 1 < len(match.path):
+        if match.end < len(match.path):
             return False
         async with self._database.read() as session:
-            return not await has_children(session, match.path.get_id(match.last))
+            return not await has_children(session, match.path.get_id(match.end - 1))
 
     def _make_placement(self, candidate: _Candidate, *, is_leaf: bool) -> ChatPlacement:
         match, path = candidate.match, candidate.match.path
         is_active = match.last < path.active
+        below = candidate.active if is_active else path
+        end = below.find_line(match.last + 1)
         return ChatPlacement(
             chat_id=candidate.chat.id,
             pairs=PathLines(path, match.lines),
@@ -404,8 +407,10 @@ class _Lookup:
             hides=[path.get_id(place) for place in match.hides],
             shows=match.list_shown(candidate.hidden),
             last=path.get_line(match.last),
+            parent_id=below.get_id(end - 1),
+            next_position=end,
             tail=[line for _, line in match.tail],
-            rest=PathEnd(candidate.active, match.last + 1) if is_active else (),
+            rest=PathEnd(candidate.active, end) if is_active else (),
             window_start=match.window_start,
             is_leaf=is_leaf,
             version=candidate.chat,
@@ -526,6 +531,7 @@ _TEXTS = select(Message.id, Message.sealed_content).where(
 _CHILDREN = (
     select(
         Message.id,
+        Message.parent_id,
         Message.role,
         Message.hidden,
         Message.text_digest,
@@ -533,7 +539,7 @@ _CHILDREN = (
         Message.sealed_content,
     )
     .where(
-        Message.parent_id == bindparam("parent"),
+        Message.parent_id.in_(bindparam("parents", expanding=True)),
         skip_index(Message.user_id) == bindparam("owner"),
     )
     .order_by(Message.is_active.desc(), Message.id.desc())

@@ -391,6 +391,8 @@ class _Case:
             edits=edits,
             pairs=pairs,
             last=pairs[max(pairs)] if pairs else None,
+            parent_id=reply.parent_id,
+            next_position=reply.position,
             rest=[reply, *placement.rest] if reply.is_active else (),
             is_leaf=False,
         )

@@ -118,6 +118,11 @@ class PathMatch:
     changes: int = 0
 
     @property
+    def end(self) -> int:
+        """The place of the next line after `last`."""
+        return self.path.find_line(self.last + 1)
+
+    @property
     def skipped(self) -> int:
         """The number of lines before the last match that are not on the path."""
         return self.last_line + 1 - len(self.lines)
@@ -144,13 +149,13 @@ class PathMatch:
             self.hides += [each.stored for each in missing if not each.is_hidden]
         self.gaps = ()
 
-    def follow(self, path: MessagePath, *, text: str | None) -> None:
-        """Take the first line of the tail as the next message of `path`.
+    def follow(self, path: MessagePath, place: int, *, text: str | None) -> None:
+        """Take the first line of the tail as the message at a place of `path` after `last`.
 
         `text` is the client's text if it is not the stored one.
         """
         line, _ = self.tail[0]
-        self.path, self.last, self.last_line = path, self.last + 1, line
+        self.path, self.last, self.last_line = path, place, line
         self.tail = self.tail[1:]
         self.lines = {**self.lines, line: self.last}
         if path.is_hidden(self.last):
@@ -199,7 +204,8 @@ class PathMatch:
             return True
         if not self.replies and not any(flags[at] == "u" for at in places):
             return False
-        if is_named and self.first == 0 and flags[0] == "a":
+        beginning = self.path.find_line(0)
+        if is_named and self.first == beginning and flags[beginning] == "a":
             return True
         if is_named and is_retry:
             return "u" not in flags[self.last + 1 :]
@@ -225,11 +231,13 @@ class PathMatch:
 def match_block(client: ClientLines, path: MessagePath) -> PathMatch | None:
     """Match a list that has only grown: all lines but the last few are on the path, in one piece.
 
-    The hidden messages of the path are all in the list, or none of them. It costs microseconds.
+    The hidden messages of the path are all in the list, or none of them. System messages are never
+    in it. It costs microseconds.
     """
-    found = _match_block(client, path, ())
+    system = path.list_system()
+    found = _match_block(client, path, system)
     if found is None and path.has_hidden:
-        found = _match_block(client, path, path.list_hidden())
+        found = _match_block(client, path, sorted({*system, *path.list_hidden()}))
     return found
 
 
@@ -237,7 +245,7 @@ def _match_block(
     client: ClientLines, path: MessagePath, skipped: Sequence[int]
 ) -> PathMatch | None:
     """Match a list with a path without some messages."""
-    shown = path.without(skipped) if skipped else path
+    shown, out = (path.without(skipped) if skipped else path), frozenset(skipped)
     block = find_block(client.joined, shown.digests, max_tail=MAX_TAIL)
     if block is None:
         return None
@@ -250,7 +258,7 @@ def _match_block(
     return PathMatch(
         path=path,
         lines=lines,
-        hidden=[each for each in path.list_hidden() if first <= each <= last and not skipped],
+        hidden=[each for each in path.list_hidden() if first <= each <= last and each not in out],
         first=first,
         window_start=first,
         last=last,
@@ -288,7 +296,10 @@ def match_digests(
         tail=_join_units(client.lines, units[last_unit + 1 :]),
         gaps=[gap for gap in gaps if not gap.is_outside_window],
         matches=len({units[ours].line for ours, _ in pairs}),
-        replies=sum(theirs > 0 and path.get_role(theirs) == "assistant" for _, theirs in pairs),
+        replies=sum(
+            theirs > path.find_line(0) and path.get_role(theirs) == "assistant"
+            for _, theirs in pairs
+        ),
     )
 
 

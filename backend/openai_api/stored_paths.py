@@ -35,6 +35,7 @@ NO_DIGEST: Final = bytes(DIGEST_BYTES)
 """The digest of a message without one."""
 
 _HIDDEN: Final = re.compile("[A-Z]")
+_SYSTEM: Final = re.compile("[Ss]")
 _ROLES: Final[Mapping[str, Literal["user", "assistant", "system"]]] = {
     "u": "user",
     "a": "assistant",
@@ -67,6 +68,19 @@ class MessagePath:
         if not self.has_hidden:
             return []
         return [found.start() for found in _HIDDEN.finditer(self.flags)]
+
+    def list_system(self) -> list[int]:
+        """Return the places of system messages, which are no lines of a client.
+
+        They are changes of presence, briefings and narration, and stay where they are.
+        """
+        return [found.start() for found in _SYSTEM.finditer(self.flags)]
+
+    def find_line(self, place: int) -> int:
+        """Return the first place from `place` on that is not a system message."""
+        while place < len(self) and self.get_role(place) == "system":
+            place += 1
+        return place
 
     def without(self, places: Sequence[int]) -> MessagePath:
         """Return the path without some messages, in ascending order, as if they did not exist."""
