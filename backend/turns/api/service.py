@@ -287,16 +287,18 @@ class TurnService:
     ) -> AsyncIterator[list[TurnEvent]]:
         """Yield the events of a turn and of those that follow it by themselves, after `last`.
 
-        Yields empty lists in silence. Events of later turns carry the id of their turn.
-
-        Raises `TurnNotFoundError` before the first event.
+        Yields empty lists in silence. Events of later turns carry the id of their turn. Turns that
+        are deleted have no events.
         """
         current, last_id = last.turn_id or turn_id, last.id
         while True:
             label, replies_left = None if current == turn_id else current, 0
-            async for batch, left in self._follow(identity, current, last_id=last_id, beat=beat):
-                replies_left = left
-                yield [replace(each, turn_id=label) for each in batch] if label else batch
+            with contextlib.suppress(TurnNotFoundError):
+                async for batch, left in self._follow(
+                    identity, current, last_id=last_id, beat=beat
+                ):
+                    replies_left = left
+                    yield [replace(each, turn_id=label) for each in batch] if label else batch
             if not replies_left or self.runs.is_closing:
                 return
             async with self._database.read() as session:

@@ -227,7 +227,10 @@ async def test_clients_of_the_openai_compatible_endpoint_get_one_reply(
     async with server.program(key) as program:
         answer = await program.post(
             "/v1/chat/completions",
-            json={"model": "alda", "messages": [{"role": "user", "content": "Well, Bor?"}]},
+            json={
+                "model": "character:alda",
+                "messages": [{"role": "user", "content": "Well, Bor?"}],
+            },
             headers={"X-Talekeeper-Chat": group.chat},
         )
         assert len(ok(answer)["choices"]) == 1
