@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, and_, bindparam, exists, func, or_, select
+from sqlalchemy import Select, and_, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.members import Group, filter_heard_anywhere, load_group
@@ -16,10 +16,9 @@ from backend.chats.models import (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
     Chat,
-    ChatCharacter,
     Message,
 )
-from backend.core.audience import GM, PUBLIC, Viewpoint, Witness, filter_known_to
+from backend.core.audience import GM, Viewpoint, Witness, filter_known_to
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.types import Id
 from backend.memory.index.protocol import Kind
@@ -84,7 +83,6 @@ class MessageSource(TableSource):
         if neighbours:
             wanted |= await excerpt.load_above(session, wanted)
         await excerpt.load_around(session, wanted)
-        await excerpt.load_absences(session, wanted)
         members = await excerpt.load_scenes(session, wanted)
         ordered = sorted(wanted, key=lambda each: (excerpt.rows[each].position, each))
         scene_of = {each: excerpt.rows[each].scene_id for each in ordered}
@@ -173,12 +171,6 @@ _SELECTED_CHILDREN = _IN_CHAT_OWNED.where(_ROW.parent_id.in_(_IDS), _ROW.is_sele
 _SCENES = _IN_CHAT_OWNED.where(
     _ROW.scene_id.in_(_IDS), _ROW.is_active, _ROW.status != "streaming", _ROW.presence.is_(None)
 )
-_HAS_ABSENCES = select(
-    or_(
-        exists().where(_ROW.chat_id == bindparam("chat_id"), _ROW.presence.is_not(None)),
-        exists().where(ChatCharacter.chat_id == bindparam("chat_id"), ~ChatCharacter.is_from_start),
-    )
-)
 _FIRST, _LAST = (
     select(end(_ROW.position)).where(_IN_CHAT, _ROW.id.in_(_IDS)).scalar_subquery()
     for end in (func.min, func.max)
@@ -218,7 +210,6 @@ class _ChatExcerpt:
         self._chat_id = group.chat_id
         self.rows: dict[UUID, Any] = {}
         self._has_all_near = False
-        self._has_absences = False
         self._selected: dict[UUID, UUID] = {}
         self._opened: dict[UUID, IndexedMessage] = {}
 
@@ -258,12 +249,6 @@ class _ChatExcerpt:
             for part in split_chunks(() if self._has_all_near else last):
                 await self._read(session, _SELECTED_CHILDREN, part)
             level = {self._selected[each] for each in level if each in self._selected}
-
-    async def load_absences(self, session: AsyncSession, ids: Iterable[UUID]) -> None:
-        """Load if someone who is named in an audience may have missed public messages."""
-        if any(self._is_limited(each) for each in ids):
-            found = await session.scalar(_HAS_ABSENCES, {"chat_id": self._chat_id})
-            self._has_absences = bool(found)
 
     async def load_scenes(self, session: AsyncSession, ids: set[UUID]) -> dict[UUID, list[UUID]]:
         """Load the active messages of the messages' scenes. Return their ids in order, by scene."""
@@ -340,7 +325,7 @@ class _ChatExcerpt:
         while parent is not None and self._is_near(parent) and len(found) < WINDOW:
             found.append(parent)
             parent = self.rows[parent].parent_id
-        return self._keep_shared(message_id, found[::-1])
+        return found[::-1]
 
     def _ids_after(self, message_id: UUID) -> list[UUID]:
         """Return the messages below one in its window, on the selected path."""
@@ -349,17 +334,7 @@ class _ChatExcerpt:
         while child is not None and self._is_near(child) and len(found) < WINDOW:
             found.append(child)
             child = self._selected.get(child)
-        return self._keep_shared(message_id, found)
+        return found
 
     def _is_near(self, message_id: UUID) -> bool:
         return message_id in self.rows and self.rows[message_id].presence is None
-
-    def _is_limited(self, message_id: UUID) -> bool:
-        return self.rows[message_id].audience not in {PUBLIC, GM}
-
-    def _keep_shared(self, message_id: UUID, neighbours: list[UUID]) -> list[UUID]:
-        """Return the neighbours that everyone who is told a message has heard."""
-        if not (self._has_absences and self._is_limited(message_id)):
-            return neighbours
-        audience = self.rows[message_id].audience
-        return [each for each in neighbours if self.rows[each].audience == audience]

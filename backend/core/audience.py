@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, func, or_, true
+from sqlalchemy import ColumnElement, and_, or_, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.errors import ValidationError
@@ -95,15 +95,16 @@ def encode_audience(audience: Audience) -> str:
     return f" {' '.join(map(str, dict.fromkeys(audience)))} "
 
 
-_ID_LIST = re.compile(r"(?: [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})+ ")
-_ID_CHARACTERS = 37
-"""Characters of an id in a list, with the blank before it."""
+_ID_LIST = r"\A(?: [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})+ \Z"
+"""A list of ids as `encode_audience` writes it. Python and both databases read this pattern."""
+
+_match_ids = re.compile(_ID_LIST).match
 
 
 def decode_audience(column: str) -> Audience:
     if column == PUBLIC:
         return PUBLIC
-    return [UUID(each) for each in column.split()] if _ID_LIST.fullmatch(column) else GM
+    return [UUID(each) for each in column.split()] if _match_ids(column) else GM
 
 
 def list_entities(column: str) -> Sequence[UUID]:
@@ -137,13 +138,9 @@ def filter_known_to(
 def is_named(
     viewpoint: UUID | Witness, column: InstrumentedAttribute[str] | ColumnElement[str]
 ) -> ColumnElement[bool]:
-    """Return the SQL condition that an audience names a viewpoint.
-
-    A list that was cut or that has something added names no one. SQL compares its length alone,
-    because a pattern for ids makes conditions too large for SQLite.
-    """
+    """Return the SQL condition that an audience names a viewpoint. A damaged one names no one."""
     named = (column.contains(f" {each} ", autoescape=True) for each in list_viewers(viewpoint))
-    return and_(or_(*named), func.length(column) % _ID_CHARACTERS == 1)
+    return and_(or_(*named), column.regexp_match(_ID_LIST))
 
 
 def filter_known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,7 @@ def test_five_characters_talk_until_they_are_stopped(
     authors = [each["author"] for each in stored[1:]]
     assert len(authors) == 20
     assert len(set(authors)) > 2
-    assert all(one != other for one, other in zip(authors, authors[1:], strict=False))
+    assert all(one != other for one, other in pairwise(authors))
 
 
 def test_a_conversation_is_resumed_after_a_reload_and_stopped(

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import BindParameter, Select, bindparam, func, select, type_coerce, union_all
+from sqlalchemy import BindParameter, Select, bindparam, case, func, select, type_coerce, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.types import NullType
 
@@ -77,24 +77,33 @@ async def count_beat(
     if campaign is None:
         return []
     party = await read_party(session, campaign.id, lead_id)
-    scene_id, changes = party.scene_id, list[Change]()
+    scene_id = party.scene_id
     begun = await _begin_scene(session, sealer, campaign.id, chat, reply, party)
-    if begun is not None and scene_id is not None:
-        changes.append(Change("scene", scene_id, Operations(set={"status": "closed"})))
+    changes, sources = list[Change](), list[Message]()
     if begun is not None:
-        scene_id = new_id()
-        changes.append(Change("scene", scene_id, build_creation(begun)))
-    elif scene_id is not None:
-        changes.append(Change("scene", scene_id, Operations(add={"beats": 1})))
-    else:
+        scene_id, changes = begun.scene_id, list(begun.changes)
+        sources = [begun.cause] * len(changes)
+    if scene_id is None:
         return []
+    if begun is None or begun.cause is not reply:
+        changes.append(Change("scene", scene_id, Operations(add={"beats": 1})))
+        sources.append(reply)
     await ledger_store.append_changes(
-        session, sealer, campaign, changes, actor="tool", message=reply, turn_id=turn_id
+        session, sealer, campaign, changes, actor="tool", sources=sources, turn_id=turn_id
     )
     blob = await session.scalar(_STATE, {"scene": scene_id})
     beats = read_state(sealer, scene_id, blob).get("beats", 0) if blob else 0
     settings = open_campaign(sealer, campaign).settings
     return [scene_id] if settings.summaries and beats % settings.scene_beats == 0 else []
+
+
+@dataclass(frozen=True, slots=True)
+class _NewScene:
+    """A scene that begins, and the message because of which it does."""
+
+    scene_id: UUID
+    changes: Sequence[Change]
+    cause: Message
 
 
 async def _begin_scene(
@@ -104,44 +113,59 @@ async def _begin_scene(
     chat: Chat,
     reply: Message,
     party: Party,
-) -> Scene | None:
+) -> _NewScene | None:
     """Return the scene that begins with a reply, or None if the open one goes on.
 
-    A scene that continues another one has its texts if everyone who knows it may know them.
+    A scene that continues another one has its texts if everyone who knows it may know them. It
+    begins with the message with which someone joined or left.
     """
     if reply.audience != PUBLIC or (party.scene_id is None and not party.place):
         return None
-    before: Scene | None = None
+    before, cause, changes = Scene(location_id=party.place, beats=1), reply, list[Change]()
     if party.scene_id is not None:
-        if not await _has_new_witnesses(session, chat, reply, party.scene_id):
+        changed = await _find_new_witnesses(session, chat, reply, party.scene_id)
+        if changed is None:
             return None
         blob = await session.scalar(_STATE, {"scene": party.scene_id})
         item = build_item("scene", read_state(sealer, party.scene_id, blob)) if blob else None
         if not isinstance(item, Scene) or "status" in item.locked:
             return None
-        before = item
+        before, cause = msgspec.structs.replace(item, beats=0), changed
+        changes.append(Change("scene", party.scene_id, Operations(set={"status": "closed"})))
     if not await has_item_room(session, campaign_id):
         return None
     column = await find_message_audience(session, sealer, chat, reply)
     audience = decode_audience(column)
-    if before is None or not may_all_know(column, encode_audience(before.audience)):
-        place = before.location_id if before else party.place
-        return Scene(location_id=place, beats=1, audience=audience)
-    return msgspec.structs.replace(
-        before, beats=1, summary="", key_moments=[], audience=audience, locked=[]
-    )
+    begun = Scene(location_id=before.location_id, beats=before.beats, audience=audience)
+    if may_all_know(column, encode_audience(before.audience)):
+        begun = msgspec.structs.replace(
+            before, summary="", key_moments=[], audience=audience, locked=[]
+        )
+    scene_id = new_id()
+    changes.append(Change("scene", scene_id, build_creation(begun)))
+    return _NewScene(scene_id, changes, cause)
 
 
-async def _has_new_witnesses(
+async def _find_new_witnesses(
     session: AsyncSession, chat: Chat, reply: Message, scene_id: UUID
-) -> bool:
-    """True if other members are there than at the last message of a scene."""
+) -> Message | None:
+    """Return the last change of presence if others heard the scene before it, or else None."""
     group = await load_group(session, chat.id)
-    if not group.has_absences:
-        return False
-    span = await find_span(session, scene_id, chat.id)
-    before = group.find_witnesses(span.last, PUBLIC) if span else PUBLIC
-    return group.find_witnesses(reply.position, PUBLIC) != before
+    changed = [each.position for each in group.changes if each.position < reply.position]
+    if not changed:
+        return None
+    query = _select_sources(scene_id, func.max(ChangeSource.position))
+    last: int | None = await session.scalar(query.where(ChangeSource.chat_id == chat.id))
+    if last is not None and last >= changed[-1]:
+        return None
+    there = group.find_witnesses(reply.position, PUBLIC)
+    if there == (PUBLIC if last is None else group.find_witnesses(last, PUBLIC)):
+        return None
+    return await session.scalar(
+        select(Message).where(
+            Message.chat_id == chat.id, Message.is_active, Message.position == changed[-1]
+        )
+    )
 
 
 async def end_left_scenes(
@@ -213,10 +237,17 @@ async def find_last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:
 
 
 async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> SceneSpan | None:
-    """Return the span of a scene in a chat, from the message before its first reply."""
+    """Return the span of a scene in a chat, from the message before its first reply.
+
+    If it begins where someone joined or left, it begins after that message.
+    """
     here, position = ChangeSource.chat_id == chat_id, ChangeSource.position
+    line = case((Message.presence.is_(None), position))
     span = _select_sources(
-        scene_id, func.min(position).label("first"), func.max(position).label("last")
+        scene_id,
+        func.min(line).label("first"),
+        func.max(line).label("last"),
+        func.min(position).label("begin"),
     ).where(here)
     row: Any = (await session.execute(span)).one()
     first: int | None = row.first
@@ -226,7 +257,8 @@ async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> Sce
         here, CampaignChange.actor == "compactor", ~IS_COMPACTED
     )
     covered: int | None = await session.scalar(compressed)
-    return SceneSpan(after=first - 2 if covered is None else covered, last=row.last)
+    begin = max(first - 2, row.begin) if row.begin < first else first - 2
+    return SceneSpan(after=begin if covered is None else covered, last=row.last)
 
 
 MAX_CHANGED = 100

@@ -206,11 +206,16 @@ _FIRST_SEQ = (
 def _is_unheard(absences: Mapping[UUID, Ranges]) -> ColumnElement[bool]:
     """Return the condition that a source of a change was missed, and no other one was heard."""
     other, message = _SOURCES.alias(), _MESSAGES.alias()
-    is_heard = exists().where(
-        other.c.change_id == _CHANGES.c.id,
-        message.c.id == other.c.message_id,
-        message.c.is_active,
-        not_(_is_missed(other, absences)),
+    is_heard = (
+        exists()
+        .where(
+            other.c.change_id == _CHANGES.c.id,
+            message.c.id == other.c.message_id,
+            message.c.is_active,
+            not_(_is_missed(other, absences)),
+        )
+        # Implicit correlation reaches the directly enclosing query only.
+        .correlate(_CHANGES)
     )
     return and_(_is_missed(_SOURCES, absences), not_(is_heard))
 
@@ -265,14 +270,14 @@ def _select_heard(
 ) -> Select[*tuple[Any, ...]]:
     """Select the active changes of items without the unheard ones, in order."""
     columns = _CHANGES.c
-    missed = select(_SOURCES.c.change_id).where(_SOURCES.c.change_id == columns.id, is_unheard)
+    missed = exists().where(_SOURCES.c.change_id == columns.id, is_unheard).correlate(_CHANGES)
     return (
         select(columns.item_id, columns.id, columns.seq, columns.sealed_operations)
         .where(
             columns.item_id.in_(item_ids),
             columns.is_on_path,
             ~columns.is_undone,
-            ~missed.exists(),
+            ~missed,
         )
         .order_by(columns.seq)
     )

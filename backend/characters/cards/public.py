@@ -53,7 +53,7 @@ _PRIVATE_WORDS: Final = frozenset(
 _OWNERS: Final = frozenset({"char", "her", "his", "their", "its", "my"})
 
 _CHAR: Final = re.compile(r"\{\{\s*char\s*\}\}|<(?:char|bot)>", re.IGNORECASE)
-_AND: Final = re.compile(r"\s*[/&,+]\s*|\s+and\s+")
+_AND: Final = re.compile(r" ?[/&,+] ?| and ")
 _TAG: Final = re.compile(r"<(?P<end>/?)(?P<name>[^<>/]{1,60})>")
 _MACRO_TAG: Final = re.compile(r"<(?:char|bot|user)>", re.IGNORECASE)
 _HEADING: Final = re.compile(r"#{1,6}\s*")
@@ -121,13 +121,13 @@ def find_appearance(card: Card) -> list[str]:
     of W++ (`Hair("red")`) and lists in brackets (`[Alda's looks: tall; Alda's secret: ...]`).
     """
     names = {card.name, card.nickname, *card.name.split()[:1]}
-    labels = _Labels(frozenset({name.casefold() for name in names if name} | _OWNERS))
+    labels = _AppearanceLabels(frozenset({name.casefold() for name in names if name} | _OWNERS))
     found = [*_find_attributes(card.description, labels), *_find_lines(card.description, labels)]
     return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True)
-class _Labels:
+class _AppearanceLabels:
     """Recognises labels. `owners` may precede them: the character's names and pronouns."""
 
     owners: frozenset[str]
@@ -151,7 +151,7 @@ class _Labels:
         )
 
 
-def _find_attributes(text: str, labels: _Labels) -> Iterator[str]:
+def _find_attributes(text: str, labels: _AppearanceLabels) -> Iterator[str]:
     """Yield attributes in W++ form: `Hair("red" + "long")` is `Hair: red, long`."""
     count = 0
     for found in _ATTRIBUTE.finditer(text):
@@ -168,7 +168,7 @@ def _find_attributes(text: str, labels: _Labels) -> Iterator[str]:
             yield f"{label}: {', '.join(filter(None, values))}"
 
 
-class _Part(NamedTuple):
+class _LabelledText(NamedTuple):
     """A label, which may be empty, and the text after it."""
 
     label: str
@@ -176,7 +176,7 @@ class _Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _DescriptionLine:
     """A line of a description.
 
     `is_heading` is true for Markdown headings, tags, and lines in bold or brackets. `is_end` is
@@ -187,15 +187,15 @@ class _Line:
     has_bullet: bool
     is_heading: bool
     is_end: bool
-    parts: Sequence[_Part]
+    parts: Sequence[_LabelledText]
 
 
-def _find_lines(text: str, labels: _Labels) -> Iterator[str]:
+def _find_lines(text: str, labels: _AppearanceLabels) -> Iterator[str]:
     """Yield the labelled texts and the lines of sections about the appearance."""
     lines = [_read_line(line) if line.strip() else None for line in text.splitlines()]
     borders = (at for at, line in enumerate(lines) if line and (line.is_heading or line.is_end))
     last_border = max(borders, default=-1)
-    sections = _Sections(labels)
+    sections = _AppearanceReader(labels)
     for at, line in enumerate(lines):
         if line is None:
             sections.read_blank(is_bordered=at < last_border)
@@ -203,12 +203,12 @@ def _find_lines(text: str, labels: _Labels) -> Iterator[str]:
             yield from sections.read(line)
 
 
-class _Sections:
+class _AppearanceReader:
     """Reads a description line by line, and remembers the section that it is in."""
 
-    def __init__(self, labels: _Labels) -> None:
+    def __init__(self, labels: _AppearanceLabels) -> None:
         self._labels = labels
-        self._section: _Line | None = None
+        self._section: _DescriptionLine | None = None
         self._is_empty = True
 
     def read_blank(self, *, is_bordered: bool) -> None:
@@ -221,7 +221,7 @@ class _Sections:
         if section and not self._is_empty and not (section.is_heading and is_bordered):
             self._section = None
 
-    def read(self, line: _Line) -> list[str]:
+    def read(self, line: _DescriptionLine) -> list[str]:
         """Return the texts of a line about the appearance."""
         found = [part._replace(label=self._labels.find(part.label)) for part in line.parts]
         labelled = [part for part in found if part.label]
@@ -238,14 +238,14 @@ class _Sections:
         return said
 
 
-def _list_public(line: _Line) -> list[str]:
+def _list_public(line: _DescriptionLine) -> list[str]:
     """Return the texts of a line in a section, up to a label of something else."""
     parts = takewhile(lambda part: not _is_private(part.label), line.parts)
     said = (f"{part.label}: {part.text}" if part.label else part.text for part in parts)
     return [text for text in said if text]
 
 
-def _ends(section: _Line, line: _Line) -> bool:
+def _ends(section: _DescriptionLine, line: _DescriptionLine) -> bool:
     """True if a line is not part of a section."""
     if line.is_end or line.is_heading:
         return True
@@ -260,18 +260,22 @@ def _is_private(label: str) -> bool:
     return not _PRIVATE_WORDS.isdisjoint(label.casefold().split())
 
 
-def _read_line(line: str) -> _Line:
+def _read_line(line: str) -> _DescriptionLine:
     text = line.strip()
     indent = len(line) - len(line.lstrip())
     if not text.strip("]}),;"):
-        return _Line(indent, has_bullet=False, is_heading=False, is_end=True, parts=[_Part("", "")])
+        return _DescriptionLine(
+            indent, has_bullet=False, is_heading=False, is_end=True, parts=[_LabelledText("", "")]
+        )
     tag = _TAG.match(text)
     # A macro in angle brackets, such as `<char>`, is not a tag.
     if tag is not None and not _MACRO_TAG.match(text):
         inside = text[tag.end() :].partition("</")[0].strip()
-        part = _Part("" if tag["end"] else _clean(tag["name"]), inside)
+        part = _LabelledText("" if tag["end"] else _clean(tag["name"]), inside)
         is_end = bool(tag["end"])
-        return _Line(indent, has_bullet=False, is_heading=not inside, is_end=is_end, parts=[part])
+        return _DescriptionLine(
+            indent, has_bullet=False, is_heading=not inside, is_end=is_end, parts=[part]
+        )
     heading = _HEADING.match(text)
     text = text[heading.end() :] if heading else text
     bullet = _BULLET.match(text)
@@ -281,7 +285,7 @@ def _read_line(line: str) -> _Line:
         ("**", "__", "]", ")", "}")
     )
     parts = list(_split_parts(text))
-    return _Line(
+    return _DescriptionLine(
         indent,
         has_bullet=bool(bullet),
         is_heading=bool(heading) or (is_wrapped and not any(part.text for part in parts)),
@@ -290,7 +294,7 @@ def _read_line(line: str) -> _Line:
     )
 
 
-def _split_parts(text: str) -> Iterator[_Part]:
+def _split_parts(text: str) -> Iterator[_LabelledText]:
     """Yield the labels of a line with their texts. A short line without any is a label itself."""
     separator = _SEPARATOR.search(text, 0, _LABEL_CHARACTERS)
     if separator is not None and _SENTENCE.search(text, 0, separator.start()):
@@ -307,16 +311,16 @@ def _split_parts(text: str) -> Iterator[_Part]:
     ]
     if separator is None and not inline and len(text) <= _LABEL_CHARACTERS:
         is_label = text.startswith(_WRAPPED) or _is_known(_clean(text))
-        yield _Part(_clean(text), "") if is_label else _Part("", text)
+        yield _LabelledText(_clean(text), "") if is_label else _LabelledText("", text)
         return
     ends = [*(each.start("label") for each in inline), len(text)]
     first = text[: ends[0]]
     if separator is None or separator.end() > ends[0]:
-        yield _Part("", _trim(first))
+        yield _LabelledText("", _trim(first))
     else:
-        yield _Part(_clean(text[: separator.start()]), _trim(first[separator.end() :]))
+        yield _LabelledText(_clean(text[: separator.start()]), _trim(first[separator.end() :]))
     for each, end in zip(inline, ends[1:], strict=True):
-        yield _Part(_clean(each["label"]), _trim(text[each.end() : end]))
+        yield _LabelledText(_clean(each["label"]), _trim(text[each.end() : end]))
 
 
 def _is_known(label: str) -> bool:

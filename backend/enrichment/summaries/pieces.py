@@ -159,8 +159,13 @@ class Pieces:
         )
 
     def list_readable(self, viewpoint: Viewpoint) -> list[Piece]:
-        """Return all pieces that a viewpoint may know, the deepest first."""
-        return [each for each in self._pieces if self.may_read(viewpoint, each)]
+        """Return all pieces that a viewpoint may know: the deepest first, its own before others."""
+        own = list_own_columns(viewpoint)
+
+        def place(each: Piece) -> tuple[int, bool, bool]:
+            return -each.position, self.is_combined(each), each.audience not in own
+
+        return sorted((each for each in self._pieces if self.may_read(viewpoint, each)), key=place)
 
     def choose(self, viewpoint: Viewpoint, *, with_own: bool = True) -> list[Piece]:
         """Return the pieces that together cover most of what a viewpoint witnessed, in order.

@@ -1,8 +1,9 @@
 """The fixed sections of a group's prompt with joined cards.
 
-The head is the same for all speakers. The cache of a provider or of a model server therefore covers
-head and history if another character speaks. The head has the public part of each card. All that depends on the
-speaker follows the history: who speaks, the whole card, and lore that others do not have.
+The head is the same for all speakers. The cache of a provider or of a model server therefore
+covers head and history if another character speaks. The head has the public part of each card. All
+that depends on the speaker follows the history: who speaks, the whole card, and lore that others do
+not have.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from backend.context.blocks import (
     Marker,
 )
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
-from backend.core.audience import Witness
 from backend.core.reasons import Reason, ReasonKind
 from backend.enrichment.summaries.pieces import LostPart
 from backend.llm.answers import CHARACTERS_PER_TOKEN
@@ -494,13 +493,6 @@ class SectionBuilder:
             item.left_out(Reason("block_off")) for each in lost for item in self._slot(each)
         ]
 
-    @property
-    def _viewer(self) -> str:
-        """The name of the character whose viewpoint the prompt has, for the user."""
-        speaker, viewpoint = self._loaded.cast.speaker, self._loaded.viewpoint
-        is_speaker = isinstance(viewpoint, Witness) and viewpoint.character_id == speaker.id
-        return speaker.name if is_speaker else "this viewpoint"
-
     def _summary(self) -> list[PromptItem]:
         """Return the summary. Its macros are not expanded, because a model wrote it."""
         summary = self._loaded.summary
@@ -508,7 +500,7 @@ class SectionBuilder:
             return []
         self.off += [
             *_lose_parts(summary.left_out, "summary_older"),
-            *_lose_parts(summary.unknown, "summary_unknown", self._viewer),
+            *_lose_parts(summary.unknown, "summary_unknown", self._loaded.viewer),
         ]
         if not summary.text:
             return []

@@ -328,3 +328,60 @@ async def test_a_downgrade_keeps_public_summaries(database_url: str, tmp_path: P
             left = await writing.scalar(select(func.count()).select_from(ChatSummary))
         assert left == 0
         assert before - await stored() > 400
+
+
+async def test_a_group_with_hidden_information_has_pieces(
+    ada: Account, server: Running, table: Table, teller: Storyteller
+) -> None:
+    await table.change("", settings={"hidden_information": True})
+    ids: dict[str, str] = {}
+    for name in ("Alda", "Bor"):
+        card = await ada.new_character(name=name, first_mes="")
+        entity = await table.add("entities", kind="npc", name=name, character_id=card["id"])
+        ids |= {name: card["id"], f"{name} of the campaign": entity["id"]}
+    chat = (
+        await ada.new_chat(
+            campaign_id=table.campaign["id"], character_ids=[ids["Alda"], ids["Bor"]]
+        )
+    )["id"]
+
+    async def play(rounds: range, **body: Any) -> None:
+        for number in rounds:
+            text = f"Round {number} begins."
+            await take_turn(ada, chat, text=text, speaker=ids["Alda"], **body)
+            await at_rest(server, chat)
+
+    async def see(name: str, presence: str) -> None:
+        path = f"/chats/{chat}/members/{ids[name]}"
+        ok(await ada.ask("PATCH", path, json={"presence": presence}))
+
+    async def used(viewpoint: str) -> list[tuple[int, int]]:
+        page = await ada.get(f"/chats/{chat}/summaries", viewpoint=viewpoint)
+        return sorted(
+            (each["from_position"], each["through_position"])
+            for each in page["items"]
+            if each["is_used"]
+        )
+
+    await play(range(1, 5))
+    await see("Bor", "absent")
+    await play(range(5, 7))
+    await play(range(7, 8), audience=[ids["Alda of the campaign"]])
+    await see("Bor", "present")
+    await play(range(8, 17))
+    # Alda and the game master know the private round, and Bor was not there.
+    assert await used(ids["Bor"]) == [(0, 7), (15, 23)]
+    assert await used(ids["Bor of the campaign"]) == await used(ids["Bor"])
+    for viewpoint in ("gm", ids["Alda"], ids["Alda of the campaign"]):
+        assert await used(viewpoint) == [(0, 7), (9, 14), (15, 23)]
+    private = [each for each in teller.summed_up if "Round 7 begins." in asked(each)]
+    assert len(private) == 2
+    for viewpoint, knows in (("gm", True), (ids["Alda"], True), (ids["Bor"], False)):
+        context = await preview(ada, chat, "Well?", viewpoint=viewpoint)
+        [item] = list_summaries(context)
+        assert ("Told up to 15." in item["text"]) == knows
+    # The rounds before the summaries' end are not in the prompt of anyone.
+    for viewpoint in ("gm", ids["Alda"], ids["Bor"]):
+        context = await preview(ada, chat, "Well?", viewpoint=viewpoint)
+        said = [each["text"] for each in context["prompt"] if "Round" in each["text"]]
+        assert said[0].endswith("Round 12 begins.")

@@ -78,8 +78,9 @@ async def test_stretches_end_where_the_witnesses_change(group: Ensemble, model: 
     await group.set_presence("Bor", "present")
     await group.say("He is back.")
     await play.compacted()
-    assert [len(lines_of(asked)) for asked in model.asked] == [2, 2, 2]
-    first, second, third = model.asked
+    # A refused call is asked for again.
+    first, second, third = dict.fromkeys(model.asked)
+    assert [len(lines_of(asked)) for asked in (first, second, third)] == [2, 2, 2]
     assert "All hear this." in second  # Alda and Cyd have heard both
     assert "Bor is away now." not in first + third
     assert "debtq" not in third
@@ -98,8 +99,8 @@ async def test_stretches_end_where_the_witnesses_change(group: Ensemble, model: 
     [chronicle] = (await play.ada.get("/chronicles"))["items"]
     [event] = (await play.ada.get(f"/chronicles/{chronicle['id']}/events"))["items"]
     assert sorted(event["audience"]) == sorted([ids["Alda"], ids["Cyd"]])
-    refused = [each for run in await play.runs() for each in run["refused"]]
-    assert ["Not everyone who knows" in each["reason"] for each in refused] == [True]
+    refused = {each["reason"] for run in await play.runs() for each in run["refused"]}
+    assert "Not everyone who knows of the item may know this." in refused
 
 
 async def test_a_whisper_is_for_its_listener_and_its_entity(

@@ -176,14 +176,16 @@ async def test_a_secret_is_in_no_summary_of_who_was_away(room: Room) -> None:
     ):
         assert list_secrets(await room.previously(viewpoint)) == secrets
         assert list_secrets(" ".join(await room.used(viewpoint))) == secrets
-    assert "known to" in await room.previously("Alda")
+    assert "(known to Alda only) Told" in await room.previously("gm")
     [alone] = [each for each in await room.pieces() if each["audience"] != "public"]
     assert alone["audience"] == [room.ids["Alda"]]
 
     context = await room.preview("Bor")
     [lost] = [each for each in context["left_out"] if each["kind"] == "summary"]
     assert lost["source_id"] == alone["through_message_id"]
-    assert "not known to" in lost["reason"]
+    assert lost["reason"] == (
+        f"summary through message {alone['through_position'] + 1}: not known to Bor"
+    )
     # The history begins at the same message for everyone.
     assert context["history"]["first"] == (await room.preview("Alda"))["history"]["first"]
 

@@ -114,7 +114,7 @@ async def spoken(group: Ensemble) -> list[str]:
 
 
 async def has_text(group: Ensemble, text: str) -> bool:
-    return (await group.messages())[-1]["text"] == text
+    return bool((await group.messages())[-1]["text"] == text)
 
 
 async def last_events(client: Any, turn_id: str, place: str) -> list[Event]:
@@ -181,10 +181,10 @@ async def test_each_reply_is_a_turn_of_its_own(group: Ensemble, model: OpenAISer
     assert "Bor: Two." in prompts[2]
 
     first_id = first[1].data["turn_id"]
-    turn: Any = await group.ada.get(f"/turns/{first_id}")
-    assert (turn["chain_id"], turn["replies_left"]) == (first_id, 2)
-    assert [each["reply"]["text"] for each in turn["following"]] == ["Two.", "Three."]
-    assert [each["chain_id"] for each in turn["following"]] == [first_id] * 2
+    view: Any = await group.ada.get(f"/turns/{first_id}")
+    assert (view["chain_id"], view["replies_left"]) == (first_id, 2)
+    assert [each["reply"]["text"] for each in view["following"]] == ["Two.", "Three."]
+    assert [each["chain_id"] for each in view["following"]] == [first_id] * 2
     listed: Any = await group.ada.get(TURNS.format(group.chat))
     assert [each["replies_left"] for each in listed["items"]] == [0, 1, 2]
 
@@ -215,6 +215,24 @@ async def test_only_new_replies_of_a_group_are_followed(
         assert len(await group.messages()) == 2
     await ada.ask("POST", f"/chats/{group.chat}/suggestions")
     assert len(await group.messages()) == 2
+
+
+async def test_clients_of_the_openai_compatible_endpoint_get_one_reply(
+    group: Ensemble, server: Running
+) -> None:
+    """They cannot choose a speaker, either."""
+    await group.set(auto_replies=3, next_speaker="by_hand")
+    body = {"label": "client", "scope": "chat"}
+    key = ok(await group.ada.client.post("/api/v1/api-keys", json=body), 201)["token"]
+    async with server.program(key) as program:
+        answer = await program.post(
+            "/v1/chat/completions",
+            json={"model": "alda", "messages": [{"role": "user", "content": "Well, Bor?"}]},
+            headers={"X-Talekeeper-Chat": group.chat},
+        )
+        assert len(ok(answer)["choices"]) == 1
+    assert await is_idle(group)
+    assert await spoken(group) == ["Bor"]
 
 
 @pytest.mark.every_database

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.anyio]
 ROUNDS = rounds(8, 60)
 NAMES = ("Alda", "Bor", "Cara", "Dov", "Esk")
 ASKED = "Where is the obsidian ledger?"
-SMALL = {"prompt_tokens": 3_000, "response_tokens": 200}
+SMALL = {"history": 400}
 
 
 class DiscreetServer(ParrotServer):

@@ -4,7 +4,6 @@ import { attempt, complain, deleting, more, undoable } from "../core/dialogs.js"
 import { act, fill, h, refill, settled } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { finding, passage } from "../core/passage.js";
-import { characters } from "../core/store.js";
 import { t } from "../core/words.js";
 import { asking, EVENT, m as memory, signals } from "../memory/parts.js";
 import { likeness } from "./cast.js";
@@ -82,9 +81,11 @@ export default async function (room, { options: { character: id }, signal }) {
   });
   const line = (memory) => {
     const { event, source } = memory;
-    const from = source.chat_id === room.chat.id
-      ? h("a", { href: `#${chat}?at=${source.position}` }, k("here", { n: source.position + 1 }))
-      : source.chat_id && h("a", { href: `#/chats/${source.chat_id}?at=${source.position}` }, k("elsewhere", { title: source.chat_title }));
+    const { chat_id: home, chat_title: title, position } = source;
+    const href = `#/chats/${home}${position == null ? "" : `?at=${position}`}`;
+    const isHere = home === room.chat.id && position != null;
+    const words = isHere ? k("here", { n: position + 1 }) : k("elsewhere", { title: title || t("chats.untitled") });
+    const from = home && h("a", { href }, words);
     return h("li", {},
       h("header.row", {}, h("small.soft.grow", {}, from || k("by_hand")),
         more(k("acts", { name: event.summary.slice(0, 80) }), [
@@ -100,14 +101,9 @@ export default async function (room, { options: { character: id }, signal }) {
     empty.hidden = shown.length > 0;
   };
   const add = () => attempt(async () => {
-    let { chronicle_id: chronicle } = await api.get(`${chat}/settings`, { signal });
-    chronicle ??= (await api.post("/chronicles", { name: room.chat.title || t("chats.untitled") })).id;
-    const send = async (values) => {
-      const made = await api.post(`/chronicles/${chronicle}/events`, { ...values, audience: [member.id] });
-      await api.patch(`${chat}/settings`, { chronicle_id: chronicle });
-      return made;
-    };
-    if (await asking(`memory.${room.chat.id}.${member.id}`, k("add"), EVENT, {}, send)) await read();
+    const send = (values) => api.post(`/characters/${member.id}/memories`, { ...values, chat_id: room.chat.id });
+    const fields = [{ ...EVENT[0], name: "text" }];
+    if (await asking(`memory.${room.chat.id}.${member.id}`, k("add"), fields, {}, send)) await read();
   });
 
   // Its summary.
@@ -119,20 +115,19 @@ export default async function (room, { options: { character: id }, signal }) {
 
   // What it keeps.
   const keeps = control({ kind: "check", name: "keeps_memories", label: k("keeps"), help: k("keeps_help", { name }) });
-  keeps.write(member.keeps_memories);
   keeps.input.onchange = () => attempt(async () => {
     try {
-      await api.put(`/characters/${member.id}/memory`, { keeps_memories: keeps.read() });
-      characters.changed();
-      await room.refresh();
+      await api.patch(`/characters/${member.id}`, { keeps_memories: keeps.read() });
+      await read();
     } catch (error) {
       keeps.write(!keeps.read());
       throw error;
     }
   });
+  const card = async () => keeps.write((await api.get(`/characters/${member.id}`, { signal })).keeps_memories);
 
   room.events.addEventListener("turn", () => read().catch(complain), { signal });
-  await Promise.all([read(), tell()]);
+  await Promise.all([read(), tell(), card()]);
   const part = (title, ...content) => h("section.stack", {}, h("h3", {}, k(title)), content);
   return h("div.stack.knows", {},
     h("div.row", {}, likeness(member, {}), h("div.grow", {}, who.element), h("a.button", { href: `#/characters/${member.id}` }, t("members.card"))),
