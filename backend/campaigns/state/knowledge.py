@@ -37,7 +37,7 @@ from backend.database.base import get_table, skip_index, split_chunks
 from backend.vault.sealing import Sealer
 
 MAX_FOLDED_ITEMS = 500
-"""Items whose earlier state is computed, the last changed ones. The others are unknown."""
+"""Maximum number of items that are folded again, the last changed ones. Others are unknown."""
 
 MAX_LOCKS = 50
 MAX_LOCK = 200
@@ -67,7 +67,7 @@ EVERYTHING: KnownItems = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Those items of a search that are in a campaign, or that are listed.
+    """The items to look at: those of a campaign, or listed ones.
 
     People at one of the `places` are seen. The places are those of the players' characters.
     """
@@ -114,19 +114,23 @@ async def load_known_items(
     witnesses = [each for each in viewpoints if isinstance(each, Witness) and has_absences(each)]
     if not witnesses:
         return {}
-    is_unheard = or_(*(_is_unheard(each.absences) for each in witnesses))
+    is_listed = scope.item_ids is not None
+    in_chats, of_items = (
+        or_(*(_is_unheard(each.absences, by_chat=by_chat) for each in witnesses))
+        for by_chat in (not is_listed, False)
+    )
     # A character knows that it exists.
     own = witnesses[0].ids if len(viewpoints) == 1 else frozenset[UUID]()
     affected = [
         row
         for part in ([None] if scope.item_ids is None else split_chunks(scope.item_ids))
-        for row in await session.execute(_select_affected(sealer, is_unheard, scope, part))
+        for row in await session.execute(_select_affected(sealer, in_chats, scope, part))
     ]
     found: dict[UUID, KnownItem | None] = {row.id: None for row in affected}
     partly = [row for row in affected if row.unheard > row.first or row.id in own]
     for rows in split_chunks(partly[:MAX_FOLDED_ITEMS]):
         heard: dict[UUID, list[Any]] = {}
-        for change in await session.execute(_select_heard(is_unheard, [row.id for row in rows])):
+        for change in await session.execute(_select_heard(of_items, [row.id for row in rows])):
             heard.setdefault(change.item_id, []).append(change)
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             present = read_state(sealer, row.id, row.sealed_state)
@@ -161,7 +165,7 @@ def _is_over(known: State, present: State) -> bool:
 
 
 def _add_observed(kind: Kind, known: State, present: State, places: frozenset[UUID]) -> State:
-    """Return a state with what can be seen: who is at a place, and the numbers of these people.
+    """Return a state with its visible parts: the place of people who are seen, and their numbers.
 
     The same numbers are shown to all players. Texts and new attributes are not seen.
     """
@@ -203,8 +207,11 @@ _FIRST_SEQ = (
 )
 
 
-def _is_unheard(absences: Mapping[UUID, Ranges]) -> ColumnElement[bool]:
-    """Return the condition that a source of a change was missed, and no other one was heard."""
+def _is_unheard(absences: Mapping[UUID, Ranges], *, by_chat: bool) -> ColumnElement[bool]:
+    """Return the condition that a source of a change was missed, and no other one was heard.
+
+    Sources are found `by_chat`, or by changes that are known.
+    """
     other, message = _SOURCES.alias(), _MESSAGES.alias()
     is_heard = (
         exists()
@@ -212,18 +219,21 @@ def _is_unheard(absences: Mapping[UUID, Ranges]) -> ColumnElement[bool]:
             other.c.change_id == _CHANGES.c.id,
             message.c.id == other.c.message_id,
             message.c.is_active,
-            not_(_is_missed(other, absences)),
+            not_(_is_missed(other, absences, by_chat=False)),
         )
         # Implicit correlation reaches the directly enclosing query only.
         .correlate(_CHANGES)
     )
-    return and_(_is_missed(_SOURCES, absences), not_(is_heard))
+    return and_(_is_missed(_SOURCES, absences, by_chat=by_chat), not_(is_heard))
 
 
-def _is_missed(sources: Any, absences: Mapping[UUID, Ranges]) -> ColumnElement[bool]:
+def _is_missed(
+    sources: Any, absences: Mapping[UUID, Ranges], *, by_chat: bool
+) -> ColumnElement[bool]:
+    chat = sources.c.chat_id if by_chat else skip_index(sources.c.chat_id)
     return or_(
         *(
-            and_(sources.c.chat_id == chat_id, is_within(sources.c.position, ranges))
+            and_(chat == chat_id, is_within(sources.c.position, ranges))
             for chat_id, ranges in absences.items()
             if ranges
         )

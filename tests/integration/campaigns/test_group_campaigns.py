@@ -121,6 +121,7 @@ def read_zip(data: bytes) -> dict[str, str]:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
+@pytest.mark.every_database
 async def test_changes_are_unknown_to_a_member_that_was_away(
     group: Ensemble, server: Running, model: OpenAIServer
 ) -> None:

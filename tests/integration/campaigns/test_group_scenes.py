@@ -20,7 +20,11 @@ from tests.support.server import Running
 
 __all__ = ["fresh", "model", "server", "short_waits"]
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("fresh", "short_waits")]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.every_database,
+    pytest.mark.usefixtures("fresh", "short_waits"),
+]
 
 
 class Ensemble(Play):

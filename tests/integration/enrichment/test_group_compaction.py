@@ -14,7 +14,7 @@ from tests.support.server import Running
 
 __all__ = ["model", "server", "table"]
 
-pytestmark = [pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 @pytest.fixture(autouse=True)
