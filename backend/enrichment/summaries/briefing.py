@@ -83,7 +83,7 @@ class _Reading:
 class BriefingService:
     """Drafts briefings. They are not stored, but their tokens are counted as a run of the chat."""
 
-    def __init__(  # what a request to a model needs
+    def __init__(
         self,
         database: Database,
         user_models: UserModels,
