@@ -61,6 +61,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "createCampaignFact": {"json": {"text": "Mine."}},
     "createCampaignEcho": {"json": {"text": "Mine."}},
     "createCampaignTerm": {"json": {"term": "Mine"}},
+    "addMemory": {"json": {"text": "Mine.", "chat_id": str(uuid4())}},
     "createChronicleEvent": {"json": {"summary": "The lamp went out."}},
     "mergeChronicleEvents": {"json": {"event_ids": [str(uuid4()), str(uuid4())]}},
     "importChronicleEvents": {"files": {"file": CHRONICLE}},
