@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
@@ -33,12 +34,14 @@ class SealedCard(NamedTuple):
 class KeptCard(NamedTuple):
     """The public part of a card, and the texts of a prompt in which its character speaks.
 
-    `own` is only for `PublicCards.count_largest`. No other character may know it.
+    `own` is only for `PublicCards.count_largest`. No other character may know it. `talkativeness`
+    is the card's own.
     """
 
     revision: int
     card: PublicCard
     own: str
+    talkativeness: float | None
 
 
 class PublicCards(UserSignedOut):
@@ -64,6 +67,22 @@ class PublicCards(UserSignedOut):
             found |= {each: SealedCard(revisions[each], blob) for each, blob in sealed.items()}
         return found
 
+    async def find_talkativeness(
+        self, session: AsyncSession, sealer: Sealer, revisions: Mapping[UUID, int]
+    ) -> dict[UUID, float]:
+        """Return the talkativeness of characters whose cards have one."""
+        cards = await self.load(session, revisions, owner_id=sealer.user_id)
+        found: dict[UUID, float] = {}
+        for character_id, card in cards.items():
+            if isinstance(card, SealedCard):
+                own = open_card(sealer, character_id, card.sealed).talkativeness
+                await asyncio.sleep(0)
+            else:
+                own = card.talkativeness
+            if own is not None:
+                found[character_id] = own
+        return found
+
     def open(
         self, sealer: Sealer, cards: Mapping[UUID, KeptCard | SealedCard]
     ) -> dict[UUID, KeptCard]:
@@ -77,7 +96,8 @@ class PublicCards(UserSignedOut):
 
     def _open(self, sealer: Sealer, character_id: UUID, stored: SealedCard) -> KeptCard:
         card = open_card(sealer, character_id, stored.sealed)
-        kept = KeptCard(stored.revision, find_public_card(card), _join_own_texts(card))
+        public, own = find_public_card(card), _join_own_texts(card)
+        kept = KeptCard(stored.revision, public, own, card.talkativeness)
         size = len(kept.card.text) + len(kept.card.scenario) + len(kept.own)
         self._cache.put(sealer.user_id, character_id, kept, size=size)
         return kept

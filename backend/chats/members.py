@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -254,6 +255,11 @@ async def load_absences(session: AsyncSession, character_id: UUID) -> dict[UUID,
     return found
 
 
+MAX_CONDITIONS = 256
+"""Conditions that are kept, because building one takes longer than running its statement."""
+
+
+@lru_cache(maxsize=MAX_CONDITIONS)
 def filter_heard(
     viewpoint: Viewpoint, chat_id: UUID, message: Any = Message
 ) -> ColumnElement[bool]:
@@ -269,6 +275,7 @@ def filter_heard(
     )
 
 
+@lru_cache(maxsize=MAX_CONDITIONS)
 def filter_heard_anywhere(viewpoint: Witness, message: Any = Message) -> ColumnElement[bool]:
     """Return the SQL condition that a character knows a message of any chat.
 
@@ -319,10 +326,11 @@ def list_heard(
         for begin, end in viewpoint.absences.get(chat_id, ()):
             start, stop = bisect_left(positions, begin), bisect_left(positions, end)
             absent[start:stop] = b"\1" * (stop - start)
+    knows = {column: may_know(viewpoint, column) for column in set(audiences)}
     return [
         at
         for at in range(first, len(positions))
-        if (not absent[at] if audiences[at] == PUBLIC else may_know(viewpoint, audiences[at]))
+        if knows[audiences[at]] and not (absent[at] and audiences[at] == PUBLIC)
     ]
 
 

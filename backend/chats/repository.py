@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -184,6 +184,23 @@ async def list_active_page(
     return list(found)[::-1]
 
 
+_AT_POSITIONS = (
+    select(Message)
+    .where(Message.chat_id == bindparam("chat_id"), Message.is_active)
+    .where(Message.position.in_(bindparam("positions", expanding=True)))
+    .order_by(Message.position)
+    .execution_options(populate_existing=True)
+)
+
+
+async def list_at_positions(
+    session: AsyncSession, chat_id: UUID, positions: Sequence[int]
+) -> list[Message]:
+    """Return messages of the active path by position, in order."""
+    values = {"chat_id": chat_id, "positions": positions}
+    return list(await session.scalars(_AT_POSITIONS, values)) if positions else []
+
+
 async def number_siblings(
     session: AsyncSession, messages: Sequence[Message]
 ) -> dict[UUID, tuple[int, int]]:
@@ -264,49 +281,13 @@ _ROUND_STARTS = (
 )
 
 
-async def list_round_starts(
-    session: AsyncSession, leaf: Message, *, limit: int, viewpoint: Viewpoint = GM
-) -> list[int]:
+async def list_round_starts(session: AsyncSession, leaf: Message, *, limit: int) -> list[int]:
     """Return the stored tokens before the start of each of the last rounds, the last one first.
 
-    A round is a message of the user that the viewpoint may know, and all replies to it.
+    A round is a message of the user and all replies to it.
     """
-    query = _ROUND_STARTS
-    if viewpoint != GM:
-        query = query.where(filter_heard(viewpoint, leaf.chat_id))
     values = {"chat": leaf.chat_id, "leaf": leaf.position, "limit": limit}
-    return list(await session.scalars(query, values))
-
-
-class UnknownMessage(NamedTuple):
-    """A message that a viewpoint does not know, with the stored tokens before it."""
-
-    position: int
-    begin: int
-    tokens: int
-
-
-_VISIBLE = (
-    select(Message.position, Message.path_tokens - Message.tokens, Message.tokens)
-    .where(
-        Message.chat_id == bindparam("chat"),
-        Message.is_active,
-        Message.position <= bindparam("leaf"),
-        ~Message.hidden,
-    )
-    .order_by(Message.position)
-)
-
-
-async def list_unknown_messages(
-    session: AsyncSession, leaf: Message, viewpoint: Viewpoint
-) -> Sequence[UnknownMessage]:
-    """Return visible messages up to `leaf` that a viewpoint does not know, in order."""
-    if viewpoint == GM:
-        return []
-    query = _VISIBLE.where(~filter_heard(viewpoint, leaf.chat_id))
-    rows = await session.execute(query, {"chat": leaf.chat_id, "leaf": leaf.position})
-    return [UnknownMessage(*row) for row in rows]
+    return list(await session.scalars(_ROUND_STARTS, values))
 
 
 async def list_heard_positions(
@@ -443,16 +424,10 @@ def _select_messages(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any,
     )
 
 
-_COLUMNS = (
-    Message.id,
-    Message.position,
-    Message.role,
-    Message.tokens,
-    Message.audience,
-    Message.sealed_content,
-)
-_MESSAGES = _select_messages(*_COLUMNS)
-_MESSAGES_WITH_AUTHORS = _select_messages(*_COLUMNS, Message.sealed_author)
+_PLACES = (Message.id, Message.position, Message.role, Message.tokens, Message.audience)
+_BARE_MESSAGES = _select_messages(*_PLACES)
+_MESSAGES = _select_messages(*_PLACES, Message.sealed_content)
+_MESSAGES_WITH_AUTHORS = _select_messages(*_PLACES, Message.sealed_content, Message.sealed_author)
 _FIRST_AFTER = select(Message.position).where(_IS_AFTER).order_by(Message.path_tokens).limit(1)
 
 
@@ -468,14 +443,17 @@ async def load_active_messages(
     from_sum: int,
     to_position: int,
     authors: bool,
+    texts: bool = True,
     viewpoint: Viewpoint = GM,
 ) -> HistoryColumns:
     """Load messages of the active path that begin at or after `from_sum` tokens from the root.
 
     They end with `to_position`, oldest first, without hidden messages and those that the viewpoint
-    may not know. It is one range of an index. `authors` are read only if requested.
+    may not know. It is one range of an index. `texts` and `authors` are read only if requested.
     """
-    query = _MESSAGES_WITH_AUTHORS if authors else _MESSAGES
+    query = _BARE_MESSAGES
+    if texts:
+        query = _MESSAGES_WITH_AUTHORS if authors else _MESSAGES
     if viewpoint != GM:
         query = query.where(filter_heard(viewpoint, chat_id))
     values = {"chat_id": chat_id, "from_sum": from_sum, "to_position": to_position}

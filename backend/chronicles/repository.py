@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from sqlalchemy.orm import aliased
 
 from backend.accounts.auth.identity import Identity
 from backend.chats.errors import MessageNotFoundError
-from backend.chats.members import Group, filter_heard_anywhere, load_group
+from backend.chats.members import MAX_CONDITIONS, Group, filter_heard_anywhere, load_group
 from backend.chats.models import Message
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError, EventNotFoundError
 from backend.chronicles.events import (
@@ -236,7 +236,11 @@ Viewpoints = Viewpoint | tuple[Viewpoint, ...]
 """A viewpoint, or several that must all know a text."""
 
 
-@cache  # aliases are slow to build, and every turn needs the condition
+_keep = lru_cache(maxsize=MAX_CONDITIONS)
+"""Keeps the last conditions, because aliases are slow to build, and every turn needs them."""
+
+
+@_keep
 def counting(event: Event = ChronicleEvent) -> ColumnElement[bool]:
     """Return the condition that all sources of one telling are on their chats' active paths.
 
@@ -247,6 +251,7 @@ def counting(event: Event = ChronicleEvent) -> ColumnElement[bool]:
     return or_(~exists().where(source.event_id == event.id), _has_telling(event))
 
 
+@_keep
 def _has_telling(event: Event, viewpoint: Viewpoint = GM) -> ColumnElement[bool]:
     """Return the condition that a viewpoint knows all messages of one telling that counts."""
     source, message = aliased(EventSource), aliased(Message)
@@ -265,6 +270,7 @@ def _has_telling(event: Event, viewpoint: Viewpoint = GM) -> ColumnElement[bool]
     )
 
 
+@_keep
 def filter_known_events(
     viewpoints: Viewpoints, event: Event = ChronicleEvent
 ) -> ColumnElement[bool]:
@@ -299,10 +305,11 @@ def current(viewpoints: Viewpoints = GM) -> ColumnElement[bool]:
 
     A superseding event that one of the viewpoints does not know has no effect.
     """
-    is_whole = viewpoints in (GM, (GM,))  # a witness has no hash
+    is_whole = viewpoints in {GM, (GM,)}
     return _CURRENT if is_whole else _make_current(viewpoints)
 
 
+@_keep
 def _make_current(viewpoints: Viewpoints) -> ColumnElement[bool]:
     later = aliased(ChronicleEvent)
     superseded = exists().where(

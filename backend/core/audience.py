@@ -44,7 +44,7 @@ class Witness:
 
     character_id: UUID
     ids: frozenset[UUID]
-    absences: Mapping[UUID, Ranges] = field(default_factory=dict[UUID, Ranges])
+    absences: Mapping[UUID, Ranges] = field(default_factory=dict[UUID, Ranges], hash=False)
 
     def was_absent(self, chat_id: UUID, position: int) -> bool:
         """True if the character was not there when a message was said."""

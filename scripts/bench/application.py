@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -24,6 +24,7 @@ from backend.chats.models import CHAT_TITLE, MESSAGE_AUTHOR, MESSAGE_CONTENT, Ch
 from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.container import Services, build_services
+from backend.core.audience import PUBLIC
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.generation.model import Role
@@ -131,8 +132,21 @@ def open_client(account: Account, port: int) -> httpx.AsyncClient:
     )
 
 
-async def make_chat(database: Database, identity: Identity, lines: Lines, messages: int) -> UUID:
-    """Store a chat with one branch of `messages` messages, which repeats the lines."""
+def _change_nothing(_: int) -> Mapping[str, Any]:
+    return {}
+
+
+async def make_chat(
+    database: Database,
+    identity: Identity,
+    lines: Lines,
+    messages: int,
+    change: Callable[[int], Mapping[str, Any]] = _change_nothing,
+) -> UUID:
+    """Store a chat with one branch of `messages` messages, which repeats the lines.
+
+    `change` returns changed columns of the message at a position.
+    """
     unit = CountUnit("o200k_base", names=False)
     counts = unit.count_many([("", text) for _, text in lines])
     sealer, chat_id = identity.sealer, new_id()
@@ -142,8 +156,8 @@ async def make_chat(database: Database, identity: Identity, lines: Lines, messag
     for position, ((author, text), tokens) in enumerate(
         islice(cycle(zip(lines, counts, strict=True)), messages)
     ):
-        message_id = new_id()
-        total += tokens
+        message_id, changed = new_id(), change(position)
+        total += 0 if changed.get("hidden") else tokens
         scene_place = position % MAX_SCENE_MESSAGES
         role: Role = "user" if position % 2 else "assistant"
         rows.append(
@@ -168,6 +182,10 @@ async def make_chat(database: Database, identity: Identity, lines: Lines, messag
                 "text_digest": digester.compute(role, text),
                 "created_at": now(),
                 "updated_at": now(),
+                "character_id": None,
+                "presence": None,
+                "audience": PUBLIC,
+                **changed,
             }
         )
     async with database.write() as session:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 NAMES = (
-    "campaign", "endpoint", "enrichment", "load", "memory", "page", "queue", "retrieval", "start",
-    "streams", "transfer", "turn",
+    "campaign", "endpoint", "enrichment", "group", "load", "memory", "page", "queue", "retrieval",
+    "start", "streams", "transfer", "turn",
 )  # fmt: skip
 """Modules of this package that have a `main(arguments)`."""
 

@@ -284,6 +284,7 @@ class PromptBuilder:
                 user_name=self._accounts.name_of(identity),
                 lore=self._lore,
                 cards=self._cards,
+                histories=self._histories,
                 situations=self._situations,
                 is_preview=tried is not None,
                 tried=tried.preset if tried else None,

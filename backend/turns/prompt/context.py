@@ -26,7 +26,7 @@ from backend.characters.cards.model import Card
 from backend.characters.public_cards import KeptCard, SealedCard
 from backend.chats.members import END, Group, NamedMembers, list_heard
 from backend.chats.models import Chat, Message, Presence
-from backend.chats.repository import HistoryColumns, UnknownMessage
+from backend.chats.repository import HistoryColumns
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
 from backend.chronicles.repository import StoryEvent
@@ -156,6 +156,14 @@ class LoadedLore:
             # The scan still makes the step that reaches the limit, so it needs one message more.
             wanted.append((self.settings.min_activations_depth or MAX_SCAN_DEPTH) + 1)
         return min(max(wanted), MAX_SCAN_DEPTH)
+
+
+class UnknownMessage(NamedTuple):
+    """A message that a viewpoint does not know, with the stored tokens before it."""
+
+    position: int
+    begin: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,12 @@ SUMMARY_KIND = "summary"
 MAX_CHARACTERS = 20_000_000
 """Characters of all cached histories together."""
 
+MAX_PLACES = 500_000
+"""Messages of all cached paths together. They are read if not everyone knows everything."""
+
+PATH_TAIL = 3
+"""Last messages of a path that are read again. They may be continued, or written once more."""
+
 MAX_SPAN_FACTOR = 4
 """A kept history of a group spans at most so many windows, for members who were long away."""
 
@@ -337,10 +343,32 @@ def _drop_before(prompt: RetrievedPrompt, begin: int) -> History:
 
 
 class HistoryCache(UserSignedOut):
-    """The last messages of each chat, whoever knows them."""
+    """The last messages of each chat, whoever knows them, and the whole path without texts."""
 
     def __init__(self) -> None:
         self._kept: PlainCache[KeptHistory] = PlainCache(most=MAX_CHARACTERS, seconds=KEEP_SECONDS)
+        self._paths: PlainCache[KeptHistory] = PlainCache(most=MAX_PLACES, seconds=KEEP_SECONDS)
+
+    async def read_path(self, session: AsyncSession, chat: Chat, leaf: Message) -> HistoryColumns:
+        """Return all visible messages up to the leaf, without texts. Reads only new ones."""
+        read = partial(
+            chats.load_active_messages,
+            session,
+            chat.id,
+            to_position=leaf.position,
+            authors=False,
+            texts=False,
+        )
+        mark = chat.count_unit, chat.hidden_changes, False
+        kept, columns = self._paths.get(chat.user_id, chat.id), None
+        if kept is not None and kept.mark == mark:
+            columns = kept.extend(await read(from_sum=kept.end), path_tokens=leaf.path_tokens)
+        if columns is None:
+            columns = await read(from_sum=0)
+        if len(columns.ids) > PATH_TAIL:
+            path = KeptHistory(mark, begin=0, start=0, columns=columns.slice(0, -PATH_TAIL))
+            self._paths.put(chat.user_id, chat.id, path, size=len(columns.ids))
+        return columns
 
     async def read(
         self, session: AsyncSession, loaded: LoadedChat, window: PromptWindow
@@ -397,9 +425,11 @@ class HistoryCache(UserSignedOut):
 
     def user_signed_out(self, user_id: UUID) -> None:
         self._kept.forget(user_id)
+        self._paths.forget(user_id)
 
     def sweep(self) -> None:
         self._kept.sweep()
+        self._paths.sweep()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from backend.accounts.auth.identity import Identity
 from backend.characters.cards.public import PublicCard
 from backend.context.assembly import PromptItem
 from backend.context.blocks import Block
-from backend.context.macros import MacroBudget, MacroContext, Variables
+from backend.context.macros import MacroBudget, MacroContext, Variables, may_hold_macros
 from backend.core.reasons import Reason
 from backend.lorebooks.entries import Position
 from backend.prompts import PromptLibrary
@@ -150,8 +150,10 @@ class JoinedSections(SectionBuilder):
             card = self._cards.get(member.id)
             if card is None or self._replaces("public_part", member.name, card.text):
                 continue
-            with self._with_macros(replace(self._joint, char=member.name)):
-                public = self._expand(card.text, "public")
+            public = card.text
+            if may_hold_macros(public):
+                with self._with_macros(replace(self._joint, char=member.name)):
+                    public = self._expand(public, "public")
             text = self.used.render("sections/person", char=member.name, public=public)
             reason = Reason("public_part")
             items.append(make_section("public_part", member.name, text, reason, member.id))

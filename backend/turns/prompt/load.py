@@ -49,6 +49,7 @@ from backend.core.audience import (
     GM,
     PUBLIC,
     Viewpoint,
+    Witness,
     may_know,
 )
 from backend.enrichment.summaries.pieces import load_path_summary
@@ -73,6 +74,7 @@ from backend.turns.prompt.context import (
     choose_authors_note,
     list_cast,
 )
+from backend.turns.prompt.history import HistoryCache
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
 from backend.turns.prompt.remembered import load_remembered
@@ -91,6 +93,7 @@ from backend.turns.prompt.target import (
     find_viewpoint,
     follow_briefing,
 )
+from backend.turns.prompt.viewed_path import ViewedPath
 
 MAX_QUOTED_LINES = 20
 """The number of last messages that macros may quote."""
@@ -136,6 +139,7 @@ class ChatLoader:
         user_name: str,
         lore: LoreReader,
         cards: PublicCards | None = None,
+        histories: HistoryCache | None = None,
         situations: SituationService | None = None,
         is_preview: bool = False,
         tried: PresetFields | None = None,
@@ -147,6 +151,7 @@ class ChatLoader:
         self._remembers = client is None or client.uses_memory
         self._lore = lore
         self._cards = cards
+        self._histories = histories or HistoryCache()
         self._situations = situations if self._remembers else None
         self._session = session
         self._identity = identity
@@ -194,7 +199,8 @@ class ChatLoader:
             chat,
             settings,
             group,
-            names,
+            found,
+            self._cards or PublicCards(),
             turn=turn,
             may_ask=not self._is_preview,
             has_client=client is not None,
@@ -290,12 +296,12 @@ class ChatLoader:
         texts = [*loaded.macro_texts, loaded.line or ""]
         quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
         limit = max(quoted, loaded.lore.depth, RECENT_LINES)
-        recent = await self._load_recent(target, limit, loaded.viewpoint)
-        if target.leaf is not None:
-            unknown = await chats.list_unknown_messages(
-                self._session, target.leaf, loaded.viewpoint
-            )
-            loaded = replace(loaded, unknown=unknown)
+        path = None
+        if target.leaf is not None and loaded.viewpoint != GM:
+            columns = await self._histories.read_path(self._session, loaded.chat, target.leaf)
+            path = ViewedPath.view(columns, loaded.viewpoint, loaded.chat.id)
+            loaded = replace(loaded, unknown=path.list_unknown())
+        recent = await self._load_recent(target, limit, path)
         if client is not None:
             if self._client is not None and loaded.unknown:
                 unknown_at = {each.position for each in loaded.unknown}
@@ -303,7 +309,7 @@ class ChatLoader:
             recent = _take_sent_lines(recent, client)
             begin = await self._find_sent_begin(target, client)
             loaded = replace(loaded, client=client, sent_begin=begin)
-        loaded = await self._add_rounds(replace(loaded, recent=recent))
+        loaded = await self._add_rounds(replace(loaded, recent=recent), path)
         return _add_known_path(loaded)
 
     async def _find_sent_begin(self, target: TurnTarget, client: ClientParts) -> int:
@@ -350,9 +356,7 @@ class ChatLoader:
         is_asked = request.impersonate or request.viewpoint or settings.viewpoint
         narrates = speaker.id is None or speaker.id in settings.group.narrators
         if group.is_group and speaker.id and not narrates and not is_asked:
-            viewpoint = await find_witness(
-                session, sealer, chat, speaker.id, speaker.name, played=played
-            )
+            viewpoint = await self._find_witness(chat, group, speaker.id, speaker, played)
         if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
         last = target.line or target.leaf
@@ -375,6 +379,30 @@ class ChatLoader:
             public_cards=public_cards,
         )
         return cast, viewpoint
+
+    async def _find_witness(
+        self,
+        chat: Chat,
+        group: Group,
+        speaker_id: UUID,
+        speaker: Speaker,
+        played: PlayedEntities | None,
+    ) -> Witness:
+        """Return the speaker's viewpoint. Other chats matter only if it remembers them."""
+        has_others = chat.chronicle_id is not None or speaker.card.remembers_chats
+        if has_others or (played is None and chat.campaign_id is not None):
+            return await find_witness(
+                self._session,
+                self._identity.sealer,
+                chat,
+                speaker_id,
+                speaker.name,
+                played=played,
+            )
+        own = played.find(speaker_id, speaker.name) if played else ()
+        absences = group.find_absences(speaker_id)
+        ids = frozenset({speaker_id, *own})
+        return Witness(speaker_id, ids, {chat.id: absences} if absences else {})
 
     async def _find_played(self) -> PlayedEntities | None:
         """Return the entities that cards play. None if this turn does not read the campaign."""
@@ -417,7 +445,7 @@ class ChatLoader:
             viewpoint=viewpoint,
         )
 
-    async def _add_rounds(self, loaded: LoadedChat) -> LoadedChat:
+    async def _add_rounds(self, loaded: LoadedChat, path: ViewedPath | None) -> LoadedChat:
         """Add the campaign's rounds, and the position up to which they were read."""
         campaign = self._campaign
         if campaign is None:
@@ -426,11 +454,8 @@ class ChatLoader:
         if leaf is None:
             return replace(loaded, story=Story(fields=fields))
         limit = HOT_ROUNDS + fields.settings.memory_interval
-        all_rounds = rounds = await chats.list_round_starts(self._session, leaf, limit=limit)
-        if loaded.viewpoint != GM:
-            rounds = await chats.list_round_starts(
-                self._session, leaf, limit=limit, viewpoint=loaded.viewpoint
-            )
+        all_rounds = await chats.list_round_starts(self._session, leaf, limit=limit)
+        rounds = path.list_round_starts(limit) if path else all_rounds
         covered = loaded.summary.path_tokens if loaded.summary else 0
         story = Story(
             fields=fields,
@@ -500,18 +525,19 @@ class ChatLoader:
         return bool(said) and said % note.interval == 0
 
     async def _load_recent(
-        self, target: TurnTarget, limit: int, viewpoint: Viewpoint
+        self, target: TurnTarget, limit: int, path: ViewedPath | None
     ) -> Sequence[RecentLine]:
         if target.leaf is None:
             return []
-        rows = await chats.list_active_page(
-            self._session,
-            target.leaf.chat_id,
-            before=target.leaf.position + 1,
-            limit=limit,
-            with_hidden=False,
-            viewpoint=viewpoint,
-        )
+        chat_id = target.leaf.chat_id
+        if path is None:
+            end = target.leaf.position + 1
+            rows = await chats.list_active_page(
+                self._session, chat_id, before=end, limit=limit, with_hidden=False
+            )
+        else:
+            positions = path.list_last_positions(limit)
+            rows = await chats.list_at_positions(self._session, chat_id, positions)
         return [
             RecentLine(
                 role=row.role,

@@ -19,7 +19,14 @@ from backend.chats.members import END
 from backend.chronicles.events import render_event
 from backend.chronicles.repository import StoryEvent
 from backend.context.assembly import LeftOut, PromptItem
-from backend.core.audience import NAMELESS_MARKS, AudienceMarks, Viewpoint, Witness, list_viewers
+from backend.core.audience import (
+    NAMELESS_MARKS,
+    AudienceMarks,
+    Ranges,
+    Viewpoint,
+    Witness,
+    list_viewers,
+)
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason
 from backend.database.base import now
@@ -150,7 +157,7 @@ def make_request(
 
 
 MAX_ABSENCES = 8
-"""Absences of a character that a search excludes, the longest ones. More make it slower."""
+"""Absences of a character that a search excludes. More of them make it slower."""
 
 
 def list_heard_parts(
@@ -158,22 +165,38 @@ def list_heard_parts(
 ) -> list[ScopePart]:
     """Return the scope of a chat's messages before a position that a viewpoint may have heard.
 
-    Otherwise most results could be messages that were said in a character's absence.
+    If most messages were said in a character's absence, they are excluded, because they would be
+    most of the results. If there are few, it is faster to drop them when their rows are read.
     """
     whole = ScopePart(containers=[chat_id], before_position=before, kinds=("message", "scene"))
     absences = viewpoint.absences.get(chat_id, ()) if isinstance(viewpoint, Witness) else ()
     if not isinstance(viewpoint, Witness) or not absences:
         return [whole]
-    longest = sorted(absences, key=lambda each: each[0] - each[1])[:MAX_ABSENCES]
+    end = absences[-1][1] if before is None else before
+    excluded = _choose_absences([each for each in absences if each[0] < end], end)
+    if not excluded:
+        return [whole]
     # Someone who was not there may be told in private.
     parts = [whole._replace(audience=[str(each) for each in list_viewers(viewpoint)])]
     start = 0
-    for begin, end in [*sorted(longest), (END, END)]:
-        stop = begin if before is None else min(begin, before)
-        if start < stop:
-            parts.append(whole._replace(from_position=start, before_position=stop))
-        start = end
+    for begin, after in [*excluded, (before or END, END)]:
+        if start < begin:
+            parts.append(whole._replace(from_position=start, before_position=begin))
+        start = after
     return parts
+
+
+def _choose_absences(absences: Ranges, end: int) -> Ranges:
+    """Return the longest absences before a position, until few missed messages are left."""
+    lengths = {each: min(each[1], end) - each[0] for each in absences}
+    missed = sum(lengths.values())
+    heard, chosen = end - missed, list[tuple[int, int]]()
+    for each in sorted(absences, key=lambda one: -lengths[one])[:MAX_ABSENCES]:
+        if 2 * missed <= heard:
+            break
+        missed -= lengths[each]
+        chosen.append(each)
+    return sorted(chosen)
 
 
 def find_semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:

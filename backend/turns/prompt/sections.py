@@ -23,7 +23,7 @@ from backend.context.blocks import (
     Block,
     Marker,
 )
-from backend.context.macros import MacroBudget, MacroContext, Variables, expand
+from backend.context.macros import MacroBudget, MacroContext, Variables, expand, may_hold_macros
 from backend.core.reasons import Reason, ReasonKind
 from backend.enrichment.summaries.pieces import LostPart
 from backend.llm.answers import CHARACTERS_PER_TOKEN
@@ -630,6 +630,8 @@ class SectionBuilder:
         return (self._expand(start, "startReplyWith") or None) if start else None
 
     def _expand(self, text: str, place: str, *, original: str | None = None) -> str:
+        if not may_hold_macros(text):
+            return text
         context = replace(self._macros, original=original)
         expansion = expand(text, context, self.variables, place=place, budget=self._macro_budget)
         self.variables = expansion.variables

@@ -15,8 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.state.viewpoints import load_played_entities
-from backend.characters import repository as characters
 from backend.characters.errors import CharacterNotFoundError
+from backend.characters.public_cards import PublicCards
+from backend.characters.repository import NamedCharacter
 from backend.chats import repository as chats
 from backend.chats.errors import MemberAbsentError, NobodyPresentError
 from backend.chats.members import Group, is_line
@@ -185,7 +186,8 @@ class SpeakerFinder:
         session: The session of the transaction.
         identity: The user.
         chat: The chat with its `settings`, and its `group`.
-        names: The names of the members, in order.
+        members: The members, in order.
+        cards: The cards that are kept.
         turn: What is known of the choice. The result is kept there.
         may_ask: False for a preview, which asks no model and needs no choice by hand.
         has_client: True if the prompt is that of a client, which may not know of speakers.
@@ -198,7 +200,8 @@ class SpeakerFinder:
         chat: Chat,
         settings: ChatSettings,
         group: Group,
-        names: Mapping[UUID, str],
+        members: Mapping[UUID, NamedCharacter],
+        cards: PublicCards,
         *,
         turn: TurnSpeaker,
         may_ask: bool,
@@ -209,7 +212,9 @@ class SpeakerFinder:
         self._chat = chat
         self._settings = settings
         self._group = group
-        self._names = names
+        self._names = {each: named.name for each, named in members.items()}
+        self._revisions = {each: named.revision for each, named in members.items()}
+        self._cards = cards
         self._turn = turn
         self._may_ask = may_ask
         self._has_client = has_client
@@ -384,11 +389,10 @@ class SpeakerFinder:
         self, scene: GroupScene, candidates: Collection[UUID]
     ) -> GroupScene:
         own = self._settings.group.talkativeness
-        found = await characters.find_talkativeness(
+        found = await self._cards.find_talkativeness(
             self._session,
-            [each for each in candidates if each not in own],
-            owner_id=self._identity.user_id,
-            sealer=self._identity.sealer,
+            self._identity.sealer,
+            {each: self._revisions[each] for each in candidates if each not in own},
         )
         known = {**found, **own}
         return replace(
