@@ -42,6 +42,7 @@ class CharacterView(Card, kw_only=True):
     lorebook_id: UUID | None
     scripts_allowed: bool | None
     preset_id: UUID | None
+    keeps_memories: bool
     has_avatar: bool
     revision: int
     created_at: datetime

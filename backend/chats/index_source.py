@@ -18,7 +18,7 @@ from backend.chats.models import (
     Chat,
     Message,
 )
-from backend.core.audience import GM, Viewpoint, Witness, filter_known_to
+from backend.core.audience import GM, PUBLIC, Viewpoint, Witness, filter_known_to
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.types import Id
 from backend.memory.index.protocol import Kind
@@ -155,6 +155,7 @@ _COLUMNS = (
     _ROW.status,
     _ROW.presence,
     _ROW.scene_id,
+    _ROW.is_active,
     _ROW.is_selected,
     _ROW.created_at,
     _ROW.updated_at,
@@ -315,7 +316,11 @@ class _ChatExcerpt:
             scene_id=row.scene_id,
             version=compute_version(row.updated_at),
             audience=row.audience,
-            witnesses=self._group.find_witnesses(row.position, row.audience),
+            witnesses=(
+                self._group.find_witnesses(row.position, row.audience)
+                if row.is_active
+                else row.audience
+            ),
         )
 
     def _ids_before(self, message_id: UUID) -> list[UUID]:
@@ -325,7 +330,7 @@ class _ChatExcerpt:
         while parent is not None and self._is_near(parent) and len(found) < WINDOW:
             found.append(parent)
             parent = self.rows[parent].parent_id
-        return found[::-1]
+        return self._keep_shared(message_id, found[::-1])
 
     def _ids_after(self, message_id: UUID) -> list[UUID]:
         """Return the messages below one in its window, on the selected path."""
@@ -334,7 +339,17 @@ class _ChatExcerpt:
         while child is not None and self._is_near(child) and len(found) < WINDOW:
             found.append(child)
             child = self._selected.get(child)
-        return found
+        return self._keep_shared(message_id, found)
+
+    def _keep_shared(self, message_id: UUID, neighbours: list[UUID]) -> list[UUID]:
+        """Return the neighbours that those who are told a message may have heard.
+
+        Who was there is known for the active path alone.
+        """
+        row = self.rows[message_id]
+        if row.is_active or row.audience in {PUBLIC, GM} or not self._group.is_group:
+            return neighbours
+        return [each for each in neighbours if self.rows[each].audience == row.audience]
 
     def _is_near(self, message_id: UUID) -> bool:
         return message_id in self.rows and self.rows[message_id].presence is None

@@ -1,4 +1,4 @@
-"""What a character remembers: the events that it knows, of one chat or also of its others."""
+"""Memories of a character: the events that it knows, of one chat or also of its others."""
 
 from __future__ import annotations
 

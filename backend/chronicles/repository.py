@@ -351,18 +351,21 @@ async def current_events(
     limit: int,
     pinned: bool = False,
     viewpoint: Viewpoints = GM,
-    unknown_to: Viewpoints = (),
+    unknown_to: tuple[Viewpoint, ...] = (),
 ) -> list[StoryEvent]:
     """Return the latest `limit` current events in story order, oldest first.
 
-    `pinned` selects only pinned events. `unknown_to` excludes events that this viewpoint, or each
-    of several, knows. Returns none if the chronicle is another user's.
+    `pinned` selects only pinned events. `unknown_to` excludes events that each of these viewpoints
+    knows. Returns none if the chronicle is another user's.
     """
     conditions = [ChronicleEvent.chronicle_id == chronicle_id, current(viewpoint)]
     if pinned:
         conditions.append(ChronicleEvent.is_pinned.expression)
     if unknown_to != ():
         conditions.append(~filter_known_events(unknown_to))
+        if not any(isinstance(each, Witness) for each in unknown_to):
+            # Without groups, all events are public, and their messages need not be read.
+            conditions.append(ChronicleEvent.audience != PUBLIC)
     found = await _read_events(session, sealer, *conditions, viewpoint=viewpoint, latest=limit)
     return found[::-1]
 

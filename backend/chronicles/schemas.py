@@ -124,7 +124,7 @@ class EventView(
 
 
 class MemorySource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a character learned of an event.
+    """The messages in which a character learned of an event.
 
     `position` and `message_ids` are those of the messages in which the character heard it. Without
     messages, a user has written it. `chat_id` is then null, or another chat of the character.

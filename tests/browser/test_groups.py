@@ -301,7 +301,8 @@ def test_memories_of_a_member_are_read_edited_and_added(
     expect(panel.get_by_text("No memories yet.")).to_be_visible()
     panel.get_by_role("searchbox", name="Search what Bor knows").fill("crown")
     expect(panel.get_by_text("Bor knows nothing about this.")).to_be_visible()
-    panel.get_by_role("checkbox", name="Remembers across chats").check()
+    with page.expect_request_finished(lambda sent: sent.method == "PATCH"):
+        panel.get_by_role("checkbox", name="Remembers across chats").check()
     page.reload()
     expect(panel.get_by_role("checkbox", name="Remembers across chats")).to_be_checked()
 

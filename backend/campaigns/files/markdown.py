@@ -79,7 +79,7 @@ class Bullet:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class HeadingGroup:
     """The lists, paragraphs and rows under a heading, the last of `headings`."""
 
     headings: tuple[str, ...]
@@ -132,7 +132,7 @@ def split_sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
     return found
 
 
-def read_groups(body: str) -> list[Group]:
+def read_groups(body: str) -> list[HeadingGroup]:
     """Return the lists, paragraphs and tables of a body by heading, also for empty headings."""
     found: list[tuple[tuple[str, ...], list[_BulletDraft]]] = [((), [])]
     path: list[tuple[int, str]] = []
@@ -159,7 +159,7 @@ def read_groups(body: str) -> list[Group]:
             _add_text(blocks, token.content.strip(), depth)
         at += 1
     return [
-        Group(headings, [block.finish() for block in blocks if block.texts or block.details])
+        HeadingGroup(headings, [block.finish() for block in blocks if block.texts or block.details])
         for headings, blocks in found
     ]
 

@@ -51,7 +51,7 @@ from backend.campaigns.models import (
     ChangeSource,
 )
 from backend.campaigns.rules.protocol import find_rules
-from backend.campaigns.state.knowledge import Scope, load_known_items, take_known_states
+from backend.campaigns.state.knowledge import ItemScope, load_known_items, take_known_states
 from backend.campaigns.state.viewpoints import filter_known_items, resolve_campaign_viewpoint
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.charx import is_archive, pack, unpack
@@ -385,7 +385,7 @@ class CampaignTransfer:
             fields = open_campaign(sealer, campaign)
             rows = await _load_items(session, campaign, viewpoint)
             known = await load_known_items(
-                session, sealer, [viewpoint], Scope(campaign_id=campaign_id)
+                session, sealer, [viewpoint], ItemScope(campaign_id=campaign_id)
             )
             events: Sequence[StoryEvent] = ()
             changes: Sequence[Any] = ()

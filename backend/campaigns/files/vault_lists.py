@@ -17,7 +17,7 @@ from backend.campaigns.files.markdown import (
     NEXT_STEP,
     Bullet,
     Document,
-    Group,
+    HeadingGroup,
     decode_text,
     get_link_target,
     list_link_targets,
@@ -185,7 +185,7 @@ class ListReader:
                 at += 1
             self._read_entry(entry)
 
-    def _sort_headings(self, found: Iterable[Group]) -> list[_Section]:
+    def _sort_headings(self, found: Iterable[HeadingGroup]) -> list[_Section]:
         """Separate the heading that groups entries from the headings inside it."""
         # Each heading is repeated by all groups inside it.
         is_group, is_name = cache(self._is_group), cache(self._is_name)

@@ -55,7 +55,7 @@ from backend.campaigns.models import (
     ProposalState,
 )
 from backend.campaigns.proposals.authority import Proposal, ProposalContent, keep_filled_fields
-from backend.campaigns.state.knowledge import Scope, load_known_items
+from backend.campaigns.state.knowledge import ItemScope, load_known_items
 from backend.campaigns.state.viewpoints import resolve_campaign_viewpoint
 from backend.chats.members import has_heard
 from backend.chats.models import Chat, Message
@@ -423,7 +423,7 @@ class ProposalService:
             query = query.where(filter_known_to(viewpoint, CampaignProposal.audience))
             rows, following = make_page((await session.scalars(query)).all(), limit)
             found = await load_proposals(session, identity.sealer, campaign, rows)
-            concerned = Scope(item_ids=list({one for each in found for one in each.items}))
+            concerned = ItemScope(item_ids=list({one for each in found for one in each.items}))
             # Their views have the present state.
             hidden = await load_known_items(session, identity.sealer, [viewpoint], concerned)
             items = [

@@ -18,8 +18,8 @@ from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.state.knowledge import (
     EVERYTHING,
+    ItemScope,
     KnownItems,
-    Scope,
     has_absences,
     is_recalled,
     load_known_items,
@@ -267,7 +267,7 @@ async def _load_known(
     """Return those of some items that a viewpoint knows in another state."""
     if not item_ids or not has_absences(viewpoint):
         return EVERYTHING
-    return await load_known_items(session, sealer, [viewpoint], Scope(item_ids=item_ids))
+    return await load_known_items(session, sealer, [viewpoint], ItemScope(item_ids=item_ids))
 
 
 async def _load_facts(

@@ -66,7 +66,7 @@ EVERYTHING: KnownItems = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class ItemScope:
     """The items to look at: those of a campaign, or listed ones.
 
     People at one of the `places` are seen. The places are those of the players' characters.
@@ -108,7 +108,7 @@ def take_known_states(
 
 
 async def load_known_items(
-    session: AsyncSession, sealer: Sealer, viewpoints: Sequence[Viewpoint], scope: Scope
+    session: AsyncSession, sealer: Sealer, viewpoints: Sequence[Viewpoint], scope: ItemScope
 ) -> KnownItems:
     """Return the items with changes that one of the viewpoints did not hear."""
     witnesses = [each for each in viewpoints if isinstance(each, Witness) and has_absences(each)]
@@ -241,7 +241,7 @@ def _is_missed(
 
 
 def _select_affected(
-    sealer: Sealer, is_unheard: ColumnElement[bool], scope: Scope, part: Sequence[UUID] | None
+    sealer: Sealer, is_unheard: ColumnElement[bool], scope: ItemScope, part: Sequence[UUID] | None
 ) -> Select[*tuple[Any, ...]]:
     """Select public items with their first unheard change, the last changed ones first."""
     query = (

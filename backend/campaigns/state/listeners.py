@@ -28,7 +28,7 @@ MAX_WITNESSES = 50
 """Maximum characters of the chats of one chronicle whose knowledge is compared."""
 
 Listeners = tuple[Viewpoint, ...]
-"""The viewpoints of all who know a text. What is shown for writing it must be known to each."""
+"""The viewpoints of all who know a text. A prompt for writing it must be known to each."""
 
 
 @dataclass(frozen=True, slots=True)

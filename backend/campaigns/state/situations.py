@@ -26,7 +26,7 @@ from backend.campaigns.ledger.records import (
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.scenes.chapters import count_fitting_chapters
-from backend.campaigns.state.knowledge import Scope, load_known_items
+from backend.campaigns.state.knowledge import ItemScope, load_known_items
 from backend.campaigns.state.situation_reader import CampaignReader, SituationReader
 from backend.campaigns.state.snapshot import (
     MAX_BLOCK_ITEMS,
@@ -100,7 +100,7 @@ class SituationService:
         """Raise `CampaignNotFoundError` or `ValidationError`."""
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             viewpoint = await resolve_campaign_viewpoint(session, identity, campaign_id, viewpoint)
-            sealer, scope = identity.sealer, Scope(campaign_id=campaign_id)
+            sealer, scope = identity.sealer, ItemScope(campaign_id=campaign_id)
             known = await load_known_items(session, sealer, [viewpoint], scope)
             reader = CampaignReader(session, sealer, campaign, viewpoint, known=known)
             worlds = await load_known_rows(reader, await reader.load_items("world"))

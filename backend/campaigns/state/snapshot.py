@@ -21,8 +21,8 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.names.roster import NameIndex
 from backend.campaigns.state.knowledge import (
     EVERYTHING,
+    ItemScope,
     KnownItems,
-    Scope,
     has_absences,
     is_recalled,
     load_known_items,
@@ -252,7 +252,7 @@ class CampaignSnapshot:
             is_here = chat is not None and not viewpoint.was_absent(chat.id, END - 1)
             rows = await session.scalars(_PLAYER_PLACES, {"campaign": campaign_id})
             places = frozenset(each for each in rows if each and is_here)
-            scope = Scope(campaign_id=campaign_id, places=places)
+            scope = ItemScope(campaign_id=campaign_id, places=places)
             known = await load_known_items(session, sealer, [viewpoint], scope)
             found = self.with_known(known) if known else self
             if len(self._derived) >= MAX_DERIVED:

@@ -22,7 +22,7 @@ from backend.campaigns.play.references import get_name
 from backend.campaigns.rules.blades import POOL
 from backend.campaigns.rules.protocol import AttributeType, RuleSystem, find_rules
 from backend.campaigns.rules.state import PLAY, ROLL, ItemState
-from backend.campaigns.state.knowledge import Scope, load_known_items
+from backend.campaigns.state.knowledge import ItemScope, load_known_items
 from backend.campaigns.state.listeners import (
     Listeners,
     WitnessFinder,
@@ -312,7 +312,7 @@ async def _take_known(
     listeners: Listeners,
 ) -> dict[UUID, ItemState]:
     """Return items without the changes that one of the listeners did not hear."""
-    known = await load_known_items(session, sealer, listeners, Scope(campaign_id=campaign.id))
+    known = await load_known_items(session, sealer, listeners, ItemScope(campaign_id=campaign.id))
     found: dict[UUID, ItemState] = {}
     for item_id, held in items.items():
         each = known.get(item_id)

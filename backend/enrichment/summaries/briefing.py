@@ -1,4 +1,4 @@
-"""Draft what a character that enters a chat is told of the part that it has missed."""
+"""Draft briefings for characters that enter a chat, from the part that they have missed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MIN_READ_TOKENS = 250
 """Below this, a prompt that is too long is too long because of its instructions."""
 
 SUMMARIES_SHARE = 2
-"""Summaries take at most half of what is read."""
+"""Summaries take at most half of the tokens that are read."""
 
 
 class MissedPart(NamedTuple):
@@ -61,7 +61,7 @@ class MissedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
-    """The public part of what a character has missed, up to a budget.
+    """The public part of the story that a character has missed, up to a budget.
 
     Attributes:
         reader: The model that writes the draft.
@@ -83,7 +83,7 @@ class _Reading:
 class BriefingService:
     """Drafts briefings. They are not stored, but their tokens are counted as a run of the chat."""
 
-    def __init__(  # what a request to a model needs
+    def __init__(
         self,
         database: Database,
         user_models: UserModels,
@@ -100,7 +100,7 @@ class BriefingService:
         self._slots = slots
 
     async def draft(self, identity: Identity, chat_id: UUID, character_id: UUID) -> MemberBriefing:
-        """Ask the summary model what a character that enters may be told.
+        """Let the summary model write a briefing for a character that enters.
 
         It reads what is public: summaries of the missed part, and the lines after them. A member
         has missed what was said since it left. Another character has missed everything.

@@ -114,7 +114,7 @@ class Pieces:
 
     @property
     def deepest(self) -> Piece | None:
-        """The piece that reaches furthest, whoever may know it."""
+        """The piece that reaches furthest, of any audience."""
         return max(self._pieces, key=lambda each: each.position, default=None)
 
     def find_stretch(self, position: int) -> Stretch:
@@ -168,7 +168,7 @@ class Pieces:
         return sorted((each for each in self._pieces if self.may_read(viewpoint, each)), key=place)
 
     def choose(self, viewpoint: Viewpoint, *, with_own: bool = True) -> list[Piece]:
-        """Return the pieces that together cover most of what a viewpoint witnessed, in order.
+        """Return the pieces that together cover most of the lines of a viewpoint, in order.
 
         Without its own ones they have only public lines.
         """
@@ -493,7 +493,7 @@ async def load_path_summary(
 ) -> PathSummary | None:
     """Return the summary of the active path that a viewpoint may know, at most to a position.
 
-    In a group these are pieces, and what a character was told when it joined. `words` is the length
+    In a group these are pieces, and the briefings of a character that joined. `words` is the length
     of one summary. Returns None if nothing is summarised.
     """
     if not group.is_group:
@@ -549,9 +549,9 @@ def take_newest(pieces: Sequence[Piece], *, most: int) -> Sequence[Piece]:
 async def _load_briefings(
     session: AsyncSession, chat: Chat, viewpoint: Witness, *, through: int
 ) -> list[Piece]:
-    """Return what a character was told when it joined, in the form of pieces.
+    """Return the briefings of a character that joined, in the form of pieces.
 
-    Their ids are those of the messages. They tell what a piece would tell.
+    Their ids are those of the messages.
     """
     values = {
         "chat": chat.id,

@@ -44,7 +44,7 @@ InPrompt = Callable[[Identity, UUID, Viewpoint], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SeenChat:
     """A chat as a viewpoint sees it. `pieces` are those of a group."""
 
     chat: Chat
@@ -263,7 +263,7 @@ class SummaryService:
         self,
         session: AsyncSession,
         identity: Identity,
-        place: _Place,
+        place: _SeenChat,
         summary: StoredSummary | None,
         *,
         if_match: str | None,
@@ -279,7 +279,7 @@ class SummaryService:
         )
 
     async def _find_used(
-        self, session: AsyncSession, identity: Identity, place: _Place
+        self, session: AsyncSession, identity: Identity, place: _SeenChat
     ) -> set[UUID]:
         """Return the summaries that a prompt contains if it has room for them."""
         found = await load_path_summary(
@@ -293,13 +293,13 @@ class SummaryService:
         return {each.id for each in found.parts if each.id} if found else set()
 
     async def _build_view(
-        self, identity: Identity, place: _Place, summary: StoredSummary | None
+        self, identity: Identity, place: _SeenChat, summary: StoredSummary | None
     ) -> SummaryView:
         if summary is None:
             raise SummaryNotFoundError
         return _build_view(place, summary, is_used=await self._is_used(identity, place))
 
-    async def _is_used(self, identity: Identity, place: _Place) -> bool:
+    async def _is_used(self, identity: Identity, place: _SeenChat) -> bool:
         settings = read_settings(identity.sealer, place.chat)
         is_wanted = settings.summary.enabled or place.chat.campaign_id is not None
         return is_wanted and await self._in_prompt(identity, place.chat.id, place.asked)
@@ -312,16 +312,16 @@ async def _find_place(
     viewpoint: Viewpoint,
     *,
     lock: bool = False,
-) -> _Place:
+) -> _SeenChat:
     chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id, lock=lock)
     seen = await resolve_viewpoint(session, identity, chat, viewpoint)
     group = await load_group(session, chat.id)
     pieces = await load_pieces(session, identity.sealer, group) if group.is_group else None
-    return _Place(chat, viewpoint, seen, pieces)
+    return _SeenChat(chat, viewpoint, seen, pieces)
 
 
 async def _find_current(
-    session: AsyncSession, identity: Identity, place: _Place
+    session: AsyncSession, identity: Identity, place: _SeenChat
 ) -> StoredSummary | None:
     """Return the current summary of a viewpoint: in a group, its last piece."""
     if place.pieces is None:
@@ -332,7 +332,7 @@ async def _find_current(
 
 
 async def _find_piece_at(
-    session: AsyncSession, identity: Identity, place: _Place, message: Message
+    session: AsyncSession, identity: Identity, place: _SeenChat, message: Message
 ) -> StoredSummary | None:
     """Return the piece through a message, else the last piece of its stretch."""
     assert place.pieces is not None  # noqa: S101  # callers check it
@@ -349,7 +349,7 @@ async def _find_piece_at(
 
 
 async def _get_summary(
-    session: AsyncSession, identity: Identity, place: _Place, summary_id: UUID
+    session: AsyncSession, identity: Identity, place: _SeenChat, summary_id: UUID
 ) -> StoredSummary:
     found = await load_summaries(session, identity.sealer, place.chat.id, [summary_id])
     if summary_id not in found:
@@ -358,7 +358,7 @@ async def _get_summary(
 
 
 async def _open(
-    session: AsyncSession, identity: Identity, place: _Place, pieces: Sequence[Piece]
+    session: AsyncSession, identity: Identity, place: _SeenChat, pieces: Sequence[Piece]
 ) -> StoredSummary | None:
     ids = [each.id for each in pieces]
     found = await load_summaries(session, identity.sealer, place.chat.id, ids)
@@ -368,7 +368,7 @@ async def _open(
 async def _drop_combinations(
     session: AsyncSession,
     identity: Identity,
-    place: _Place,
+    place: _SeenChat,
     position: int,
     *,
     besides: UUID | None = None,
@@ -393,7 +393,7 @@ def _take_page(pieces: Sequence[Piece], limit: int) -> Sequence[Piece]:
     return [each for each in pieces if each.position >= last]
 
 
-def _build_view(place: _Place, summary: StoredSummary, *, is_used: bool) -> SummaryView:
+def _build_view(place: _SeenChat, summary: StoredSummary, *, is_used: bool) -> SummaryView:
     audience = None
     if place.pieces is not None:
         audience = place.pieces.describe_hearers(summary)

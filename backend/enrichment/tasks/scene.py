@@ -26,7 +26,7 @@ from backend.campaigns.play.story_tools import FieldDelta
 from backend.campaigns.play.table import Table
 from backend.campaigns.scenes.chapters import DueChapter, find_due_chapter
 from backend.campaigns.scenes.scenes import find_span
-from backend.campaigns.state.knowledge import Scope, load_known_items
+from backend.campaigns.state.knowledge import ItemScope, load_known_items
 from backend.campaigns.state.listeners import Listeners
 from backend.campaigns.state.situation_reader import CampaignReader
 from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot
@@ -180,7 +180,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         text = "\n".join(lines)
         names = await self.runtime.names.read(session, self.sealer, campaign)
         known_items = await load_known_items(
-            session, self.sealer, story.listeners, Scope(campaign_id=campaign.id)
+            session, self.sealer, story.listeners, ItemScope(campaign_id=campaign.id)
         )
         table = await build_scene_table(
             session, self.sealer, campaign, names, text, audience=audience, known=known_items
@@ -282,7 +282,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         text, audience = "\n".join(work.lines), work.audience
         names = await self.runtime.names.read(session, self.sealer, campaign, known=work.names)
         known = await load_known_items(
-            session, self.sealer, work.listeners, Scope(campaign_id=campaign.id)
+            session, self.sealer, work.listeners, ItemScope(campaign_id=campaign.id)
         )
         table = await build_scene_table(
             session, self.sealer, campaign, names, text, audience=audience, known=known

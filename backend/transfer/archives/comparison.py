@@ -202,7 +202,10 @@ class OpenArchive:
             return [self._replace_ids(each) for each in cast("Any", value)]
         if isinstance(value, dict):
             members = cast("dict[str, Any]", value)
-            return {key: self._replace_ids(member) for key, member in members.items()}
+            return {
+                self._replace_text(key): self._replace_ids(member)
+                for key, member in members.items()
+            }
         return value
 
     def _replace_text(self, text: str) -> str:

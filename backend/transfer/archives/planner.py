@@ -454,7 +454,8 @@ class ArchiveImport:
     ) -> None:
         """Store details and files of messages in batches. Repeating it changes nothing."""
         services, identity = self._services, step.context.identity
-        await store_details(services.database, identity.sealer, state, messages, items)
+        ids = {**self._ids.list_people(), **items}
+        await store_details(services.database, identity.sealer, state, messages, ids)
         batch = FileBatch(self._paths, step.context.tree)
         missing = await store_files(
             services.database, services.pool, identity.sealer, state, messages, batch

@@ -433,14 +433,14 @@ async def store_details(
     sealer: Sealer,
     state: ChatState,
     messages: Messages,
-    items: Mapping[UUID, UUID],
+    ids: Mapping[UUID, UUID],
 ) -> None:
     """Store the details of a chat's messages, in a transaction for each batch.
 
-    `items` are the items of its campaign by their old ids. The campaign's part of a prompt names
-    those that were shown.
+    `ids` are the items of its campaign and the account's characters by their old ids. The
+    campaign's part of a prompt names items that were shown, and its viewpoint.
     """
-    texts = {str(old): str(new) for old, new in items.items()}
+    texts = {str(old): str(new) for old, new in ids.items()}
 
     def translate(text: str | None) -> str | None:
         if text is None or not texts:

@@ -123,10 +123,10 @@ async def test_in_a_group_each_line_begins_with_its_author_and_the_others_are_na
     assert line["text"] == f"{ada.name}: Who speaks?"
 
 
-async def test_without_a_speaker_named_the_first_member_replies(ada: Account) -> None:
+async def test_without_a_speaker_the_member_named_in_the_line_replies(ada: Account) -> None:
     chat = (await ada.new_chat(character_ids=await make_trio(ada)))["id"]
-    await ada.turn(chat, text="Hm.")
-    assert (await ada.messages(chat))[-1]["author"] == "Mara"
+    await ada.turn(chat, text="Cy?")
+    assert (await ada.messages(chat))[-1]["author"] == "Cy"
 
 
 async def test_regenerate_and_continue_keep_the_speaker(ada: Account) -> None:

@@ -61,10 +61,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "createCampaignFact": {"json": {"text": "Mine."}},
     "createCampaignEcho": {"json": {"text": "Mine."}},
     "createCampaignTerm": {"json": {"term": "Mine"}},
+    "addMemory": {"json": {"text": "Mine.", "chat_id": str(uuid4())}},
     "createChronicleEvent": {"json": {"summary": "The lamp went out."}},
     "mergeChronicleEvents": {"json": {"event_ids": [str(uuid4()), str(uuid4())]}},
     "importChronicleEvents": {"files": {"file": CHRONICLE}},
     "putSummary": {"json": {"text": "Nothing happened."}},
+    "changeOneSummary": {"json": {"text": "Nothing happened."}},
     "rebuildChronicle": {"json": {"chat_id": str(uuid4())}},
     "compactCampaign": {"json": {"chat_id": str(uuid4())}},
     "patchMember": {"json": {"presence": "absent"}},
@@ -221,6 +223,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     reply_id = events[0].data["reply_id"]
     event_id = await new_event(owner, chronicle_id, "Mara lit the lamp.")
     await sum_up(owner, chat["id"], "The lamp was lit.", through=reply_id)
+    summary = await owner.get(f"/chats/{chat['id']}/summary")
     await rebuild(owner, chronicle_id, chat["id"])
     run = await last_run(owner, chat["id"])
     book = ok(await client.post(f"{API}/lorebooks", json={"name": TITLE}), 201)["id"]
@@ -255,6 +258,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "chronicle_id": chronicle_id,
             "event_id": event_id,
             "run_id": run["id"],
+            "summary_id": summary["id"],
             "message_id": reply_id,
             "turn_id": events[0].data["turn_id"],
             "key_id": key["id"],

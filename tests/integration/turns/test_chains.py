@@ -19,7 +19,7 @@ from backend.quotas.limits import TOKENS_PER_DAY
 from backend.turns.api import service
 from backend.turns.models import Turn
 from backend.turns.run import registry as runs
-from tests.fakes.openai_server import OpenAIServer, error, reply, stream
+from tests.fakes.openai_server import OpenAIServer, called, error, reply, stream
 from tests.fakes.scripted_server import Gate
 from tests.integration.turns.ensembles import (
     FIVE,
@@ -29,6 +29,7 @@ from tests.integration.turns.ensembles import (
     split_turns,
 )
 from tests.integration.turns.following import check_tree, follow, lapse, others, said, same_browser
+from tests.integration.turns.playing import FINISH, QUESTION, new_game
 from tests.support.memory import preview, search, set_chat
 from tests.support.models import asking, held_back
 from tests.support.server import (
@@ -622,6 +623,41 @@ class TestPassing:
         await group.turn(regenerate_of=silent["id"], auto_replies=0)
         last = (await group.messages())[-1]
         assert (last["text"], last["author"], last["notices"]) == ("Two after all.", "Bor", [])
+
+
+class TestPlay:
+    """A group that plays in a campaign, in which tools end a turn."""
+
+    @pytest.fixture
+    async def played(self, ada: Account, group: Ensemble) -> Ensemble:
+        game = await new_game(ada)
+        await ada.patch(f"/chats/{group.chat}", {"campaign_id": game.campaign["id"]})
+        return group
+
+    @pytest.mark.every_database
+    async def test_a_choice_ends_it(self, played: Ensemble, model: OpenAIServer) -> None:
+        model.script(called(FINISH, text="One."), called(QUESTION, text="A fork."))
+        events = await played.turn(text="Well?", auto_replies=4)
+        assert speakers_in(events) == ["Alda", "Bor"]
+        assert events[-1].name == "turn.awaiting_choice"
+        assert "[pass]" not in str(model.requests[-1].body)
+        model.script(called(FINISH, text="We go left."))
+        path = f"/turns/{events[-1].turn_id}/choice"
+        async with played.ada.stream("POST", path, json={"option": "1.0"}) as answer:
+            rest = [event async for event in read_events(answer)]
+        assert (rest[-1].name, text_of(rest)) == ("turn.completed", "\n\nWe go left.")
+        assert await is_idle(played)
+        assert await spoken(played) == ["Alda", "Bor"]
+
+    async def test_a_waiting_turn_is_stopped_by_the_first(
+        self, played: Ensemble, model: OpenAIServer
+    ) -> None:
+        model.script(called(FINISH, text="One."), called(QUESTION, text="A fork."))
+        events = await played.turn(text="Well?", auto_replies=4)
+        await stop(played.ada, events[0].data["turn_id"])
+        turn: Any = await played.ada.get(f"/turns/{events[-1].turn_id}")
+        assert turn["state"] == "stopped"
+        assert await spoken(played) == ["Alda", "Bor"]
 
 
 class TestStreams:

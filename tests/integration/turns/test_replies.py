@@ -200,9 +200,11 @@ async def test_long_answers_are_cut_too(ada: Account, chat: str, vendor: OpenAIS
 
 @pytest.fixture
 async def group(ada: Account) -> str:
-    """A chat of Alda and Mags."""
+    """A chat of Alda and Mags, in which Alda speaks unless Mags is asked."""
     cast = [(await ada.new_character(name=name))["id"] for name in ("Alda", "Mags")]
-    return str((await ada.new_chat(character_ids=cast))["id"])
+    chat: str = (await ada.new_chat(character_ids=cast))["id"]
+    await ada.patch(f"/chats/{chat}/members/{cast[1]}", {"presence": "muted"})
+    return chat
 
 
 async def take_checked(ada: Account, chat: str, **body: Any) -> str:

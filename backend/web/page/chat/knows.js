@@ -117,7 +117,7 @@ export default async function (room, { options: { character: id }, signal }) {
   const keeps = control({ kind: "check", name: "keeps_memories", label: k("keeps"), help: k("keeps_help", { name }) });
   keeps.input.onchange = () => attempt(async () => {
     try {
-      await api.patch(`/characters/${member.id}`, { keeps_memories: keeps.read() });
+      await api.patch(`/characters/${member.id}`, { keeps_memories: keeps.read() }, { keepalive: true });
       await read();
     } catch (error) {
       keeps.write(!keeps.read());
