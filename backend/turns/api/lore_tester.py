@@ -31,7 +31,8 @@ from backend.lorebooks.links import load_single_book
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.assemble import CountCache
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.prompt.context import NARRATOR, PromptWindow
+from backend.turns.prompt.cast import NARRATOR
+from backend.turns.prompt.context import PromptWindow
 from backend.turns.prompt.load import ChatLoader
 from backend.turns.prompt.lore import LoreExpander, LoreReader, make_scan, make_turn_scan
 from backend.turns.prompt.macros import make_card_macros, make_macros, make_seed

@@ -41,7 +41,7 @@ from backend.http.schemas import (
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.regex.service import load_active_scripts, prepare_scripts
 from backend.turns.errors import OpeningTooLongError
-from backend.turns.prompt.context import CastMember
+from backend.turns.prompt.cast import CastMember
 from backend.turns.prompt.macros import estimate_expansion, make_card_macros, with_group
 
 FALLBACK_TITLE = "New chat"

@@ -63,8 +63,13 @@ from backend.turns.prompt.context import (
     PromptWindow,
     RetrievedPrompt,
 )
-from backend.turns.prompt.history import HistoryCache, load_last_thoughts, open_history
-from backend.turns.prompt.load import ChatLoader, find_history_begin
+from backend.turns.prompt.history import (
+    HistoryCache,
+    find_history_begin,
+    load_last_thoughts,
+    open_history,
+)
+from backend.turns.prompt.load import ChatLoader
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import expand_line, load_scripts, rewrite_line
 from backend.turns.prompt.retrieve import Rephraser, make_request

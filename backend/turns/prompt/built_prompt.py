@@ -46,7 +46,8 @@ from backend.generation.tokens import MESSAGE_OVERHEAD, RATIO_BOUNDS, get_tokeni
 from backend.generation.tools.calls import describe_tools
 from backend.generation.tools.streams import BLOCK_TOKENS
 from backend.lorebooks.activation.timed import TimedState
-from backend.turns.prompt.context import Cast, Constraint, LoadedChat, LoadedPreset, PromptWindow
+from backend.turns.prompt.cast import Cast
+from backend.turns.prompt.context import Constraint, LoadedChat, LoadedPreset, PromptWindow
 
 REPLY_RESERVES = 4
 """A reply may be this many times as long as its reserve.

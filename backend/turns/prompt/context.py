@@ -6,12 +6,10 @@ Each phase adds to the one before it and is not changed afterwards.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -23,9 +21,8 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import find_rules, is_unsettled
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
-from backend.characters.public_cards import KeptCard, SealedCard
-from backend.chats.members import END, Group, NamedMembers, list_heard
-from backend.chats.models import Chat, Message, Presence
+from backend.chats.members import Group, NamedMembers, list_heard
+from backend.chats.models import Chat, Message
 from backend.chats.repository import HistoryColumns
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
@@ -35,7 +32,7 @@ from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import Budget
 from backend.context.macros import Variables
 from backend.core.audience import GM, PUBLIC, AudienceMarks, Viewpoint, Witness
-from backend.core.reasons import Reason, ReasonKind
+from backend.core.reasons import ReasonKind
 from backend.enrichment.summaries.pieces import PathSummary
 from backend.enrichment.summaries.store import HOT_ROUNDS
 from backend.generation.model import ChatModel, ModelSpec, Role
@@ -50,16 +47,15 @@ from backend.memory.search.request import Memory
 from backend.memory.search.search import NearMiss
 from backend.regex.scripts import Scripts
 from backend.turns.models import TurnKind
+from backend.turns.prompt.cast import Cast
 from backend.turns.prompt.client import ClientParts
 from backend.turns.prompt.remembered import RememberedChats
+from backend.turns.prompt.viewed_path import KnownPath, UnknownMessage
 
 LineKind = Literal["user_line", "continue", "impersonate", "opening", "next"]
 
 SealedThoughts = Mapping[int, tuple[UUID, bytes]]
 """The message id and the sealed thoughts of replies, by position."""
-
-NARRATOR = "Narrator"
-"""The speaker of a chat without a character."""
 
 MAX_SCAN_DEPTH = 1_000
 """Maximum depth of a lorebook scan in messages."""
@@ -156,124 +152,6 @@ class LoadedLore:
             # The scan still makes the step that reaches the limit, so it needs one message more.
             wanted.append((self.settings.min_activations_depth or MAX_SCAN_DEPTH) + 1)
         return min(max(wanted), MAX_SCAN_DEPTH)
-
-
-class UnknownMessage(NamedTuple):
-    """A message that a viewpoint does not know, with the stored tokens before it."""
-
-    position: int
-    begin: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPath:
-    """Converts stored token sums between all messages and the messages that the viewpoint knows.
-
-    The history of a viewpoint is cut by sums of known messages only. Unknown messages take no room.
-
-    Attributes:
-        begins: For each unknown message, the tokens of all messages before it, in order.
-        totals: For each unknown message, and after the last one, the tokens of the unknown
-            messages before it.
-    """
-
-    begins: tuple[int, ...] = ()
-    totals: tuple[int, ...] = (0,)
-
-    @classmethod
-    def without(cls, lines: Iterable[tuple[int, int]]) -> KnownPath:
-        """Return the path without messages, each given by the tokens before it and its own."""
-        rows = list(lines)
-        return cls(
-            tuple(begin for begin, _ in rows),
-            tuple(accumulate((tokens for _, tokens in rows), initial=0)),
-        )
-
-    def to_known(self, path_tokens: int) -> int:
-        """Return the tokens of known messages among the first `path_tokens` of the path."""
-        return path_tokens - self.totals[bisect_left(self.begins, path_tokens)]
-
-    def to_path(self, known_tokens: int) -> int:
-        """Return the tokens of all messages up to `known_tokens` of known messages."""
-        place = bisect_left(
-            range(len(self.begins)),
-            known_tokens,
-            key=lambda number: self.begins[number] - self.totals[number],
-        )
-        return known_tokens + self.totals[place]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speaker:
-    """The character that speaks. `id` is None in a chat without characters."""
-
-    id: UUID | None
-    card: Card
-    name: str
-    preset_id: UUID | None = None
-
-
-class CastMember(NamedTuple):
-    """A character that is or was there on the active path."""
-
-    id: UUID
-    name: str
-    presence: Presence
-
-
-def list_cast(group: Group, names: Mapping[UUID, str], position: int = END) -> list[CastMember]:
-    """Return the members of a chat that are or were there before a position of its path, in order.
-
-    A character that joins on another branch only is left out.
-    """
-    came = {change.character_id for change in group.changes if change.position < position}
-    return [
-        CastMember(each, names[each], presence)
-        for each, presence in group.find_presences(position).items()
-        if each in names and (group.members[each] or each in came)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
-    """The characters of a chat and its user.
-
-    Attributes:
-        others: The names of all characters that do not speak in this turn, also of those that
-            never came.
-        members: The characters that are or were there, with the speaker.
-        public_cards: The members' cards with their public parts. Empty if cards are not joined.
-        persona: The description of the user's persona.
-        reasons: Why the speaker was chosen, in a group.
-        waiting: Other characters that the last lines have named.
-    """
-
-    speaker: Speaker
-    others: Sequence[str]
-    member_count: int
-    user_name: str
-    persona: str
-    persona_id: UUID | None
-    reasons: Sequence[Reason] = ()
-    waiting: Sequence[UUID] = ()
-    members: Sequence[CastMember] = ()
-    public_cards: Mapping[UUID, KeptCard | SealedCard] = field(
-        default_factory=dict[UUID, KeptCard | SealedCard]
-    )
-
-    @property
-    def here(self) -> list[str]:
-        """The names of the characters that are there with the speaker."""
-        return [each.name for each in self._others if each.presence != "absent"]
-
-    @property
-    def away(self) -> list[str]:
-        return [each.name for each in self._others if each.presence == "absent"]
-
-    @property
-    def _others(self) -> list[CastMember]:
-        return [each for each in self.members if each.id != self.speaker.id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

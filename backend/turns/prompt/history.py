@@ -87,6 +87,26 @@ _LAST = (
 )
 
 
+async def find_history_begin(
+    session: AsyncSession, loaded: LoadedChat, *, budget: int
+) -> int | None:
+    """Return the position of the first message of a history that fits `budget` stored tokens.
+
+    Returns None if the whole path fits. The history of a client begins with the first message that
+    it sends.
+    """
+    leaf = loaded.target.leaf
+    if loaded.client is not None:
+        after = leaf.position + 1 if leaf else None
+        return after if loaded.client.first is None else loaded.client.first
+    begin = max(find_eviction_point(loaded.path_tokens, budget), loaded.summed_up)
+    if leaf is None or begin == 0:
+        return None
+    from_sum = loaded.known_path.to_path(begin)
+    first = await chats.find_first_after(session, loaded.chat.id, from_sum=from_sum)
+    return leaf.position + 1 if first is None else first
+
+
 def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
     """Return the stored tokens from the root after which messages are read. Counts known messages.
 

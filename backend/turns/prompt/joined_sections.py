@@ -24,7 +24,8 @@ from backend.context.macros import MacroBudget, MacroContext, Variables, may_hol
 from backend.core.reasons import Reason
 from backend.lorebooks.entries import Position
 from backend.prompts import PromptLibrary
-from backend.turns.prompt.context import CastMember, RetrievedPrompt
+from backend.turns.prompt.cast import CastMember
+from backend.turns.prompt.context import RetrievedPrompt
 from backend.turns.prompt.lore import PlacedLore
 from backend.turns.prompt.macros import make_joint_macros
 from backend.turns.prompt.sections import (

@@ -26,16 +26,12 @@ from backend.campaigns.state.viewpoints import (
     find_witness,
 )
 from backend.characters import repository as characters
-from backend.characters.cards.model import Card
-from backend.characters.errors import CharacterNotFoundError
-from backend.characters.models import Character, open_card
 from backend.characters.public_cards import KeptCard, PublicCards, SealedCard
 from backend.characters.repository import NamedCharacter
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.members import (
     Group,
-    NamedMembers,
     load_group,
 )
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
@@ -44,7 +40,6 @@ from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.repository import StoryEvent, current_events
 from backend.context.blocks import ChosenBy, PresetFields
-from backend.context.budget import find_eviction_point
 from backend.core.audience import (
     GM,
     PUBLIC,
@@ -58,21 +53,17 @@ from backend.lorebooks.links import books_for_chat
 from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.models import TurnKind
+from backend.turns.prompt.cast import Cast, Speaker, list_cast, load_speaker, name_members
 from backend.turns.prompt.client import ClientParts, ClientPrompt, split_prompt
 from backend.turns.prompt.context import (
-    NARRATOR,
-    Cast,
-    KnownPath,
     LoadedChat,
     LoadedLore,
     LoadedPreset,
     Note,
     RecentLine,
-    Speaker,
     Story,
     TurnTarget,
     choose_authors_note,
-    list_cast,
 )
 from backend.turns.prompt.history import HistoryCache
 from backend.turns.prompt.lore import LoreReader
@@ -93,7 +84,7 @@ from backend.turns.prompt.target import (
     find_viewpoint,
     follow_briefing,
 )
-from backend.turns.prompt.viewed_path import ViewedPath
+from backend.turns.prompt.viewed_path import KnownPath, ViewedPath
 
 MAX_QUOTED_LINES = 20
 """The number of last messages that macros may quote."""
@@ -110,10 +101,6 @@ _CHAT = (
     .outerjoin(Message, Message.id == Chat.leaf_id)
     .outerjoin(Campaign, and_(Campaign.id == Chat.campaign_id, Campaign.user_id == Chat.user_id))
     .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"), Chat.is_ready)
-)
-
-_CHARACTER = select(Character.sealed_card, Character.preset_id).where(
-    Character.id == bindparam("character_id"), Character.user_id == bindparam("owner_id")
 )
 
 _PRESET = select(Preset.sealed_preset, Preset.revision).where(
@@ -263,7 +250,9 @@ class ChatLoader:
             cast=cast,
             target=target,
             group=group,
-            members=_name_members(group, names, target, played),
+            members=name_members(
+                group, names, target.leaf.position + 1 if target.leaf else 0, played
+            ),
             variables=variables,
             stored_variables=variables,
             lore=lore,
@@ -550,19 +539,6 @@ class ChatLoader:
         ]
 
 
-def _name_members(
-    group: Group, names: Mapping[UUID, str], target: TurnTarget, played: PlayedEntities | None
-) -> NamedMembers:
-    """Return the names of the members, and those who are there at the end of the history."""
-    end = target.leaf.position + 1 if target.leaf else 0
-    present = [
-        frozenset({each, *(played.find(each, names.get(each, "")) if played else ())})
-        for each, presence in group.find_presences(end).items()
-        if presence != "absent"
-    ]
-    return NamedMembers(names, present)
-
-
 def _add_known_path(loaded: LoadedChat) -> LoadedChat:
     """Count only messages that the viewpoint knows."""
     if not loaded.unknown:
@@ -587,26 +563,6 @@ def _take_sent_lines(recent: Sequence[RecentLine], client: ClientParts) -> list[
     ]
 
 
-async def find_history_begin(
-    session: AsyncSession, loaded: LoadedChat, *, budget: int
-) -> int | None:
-    """Return the position of the first message of a history that fits `budget` stored tokens.
-
-    Returns None if the whole path fits. The history of a client begins with the first message that
-    it sends.
-    """
-    leaf = loaded.target.leaf
-    if loaded.client is not None:
-        after = leaf.position + 1 if leaf else None
-        return after if loaded.client.first is None else loaded.client.first
-    begin = max(find_eviction_point(loaded.path_tokens, budget), loaded.summed_up)
-    if leaf is None or begin == 0:
-        return None
-    from_sum = loaded.known_path.to_path(begin)
-    first = await chats.find_first_after(session, loaded.chat.id, from_sum=from_sum)
-    return leaf.position + 1 if first is None else first
-
-
 def _is_played(target: TurnTarget) -> bool:
     """True if the model may use tools.
 
@@ -628,23 +584,6 @@ def read_author(identity: Identity, message: Message) -> str:
 
 def read_text(identity: Identity, message: Message) -> str:
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
-
-
-async def load_speaker(
-    session: AsyncSession,
-    identity: Identity,
-    names: Mapping[UUID, str],
-    character_id: UUID | None,
-) -> Speaker:
-    """Return a character of a chat, or the narrator. Raises `CharacterNotFoundError`."""
-    if character_id is None:
-        return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
-    values = {"character_id": character_id, "owner_id": identity.user_id}
-    row = (await session.execute(_CHARACTER, values)).one_or_none()
-    if row is None:
-        raise CharacterNotFoundError
-    card = open_card(identity.sealer, character_id, row.sealed_card)
-    return Speaker(id=character_id, card=card, name=names[character_id], preset_id=row.preset_id)
 
 
 async def find_preset(

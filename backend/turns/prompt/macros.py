@@ -38,12 +38,10 @@ from backend.generation.model import Role
 from backend.lorebooks.activation.outcome import ActiveEntry, ScanOutcome
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.regex.service import KINDS, load_active_scripts, prepare_scripts
+from backend.turns.prompt.cast import NARRATOR, CastMember, list_cast
 from backend.turns.prompt.context import (
-    NARRATOR,
-    CastMember,
     LoadedChat,
     PromptWindow,
-    list_cast,
 )
 from backend.vault.sealing import Sealer
 

@@ -128,3 +128,17 @@ async def test_a_chat_that_begins_when_someone_joins_is_recognised(player: Playe
     assert await list_places(player) == ["present", "assistant", "user", "assistant"]
     await player.ask(player.client.say("How late is it?"))
     await check(player, "turn", "new_line")
+
+
+async def test_lines_of_a_client_reach_only_those_who_heard_them(player: Player) -> None:
+    settings = SillyTavernSettings(members=("Marlena", "Bor"))
+    seat, bor = player.use(SillyTavernClient(settings)), await add_character(player, "Bor")
+    await seat.ask(seat.client.say("Good evening to both.", speaker="Marlena"))
+    await set_presence(player, bor, "absent")
+    await seat.ask(seat.client.say("The key is in the well.", speaker="Marlena"))
+    await set_presence(player, bor, "present")
+    # The client sends all of its lines, whoever speaks.
+    for speaker, knows in (("Bor", False), ("Marlena", True)):
+        await seat.ask(seat.client.say(f"{speaker}, where is the key?", speaker=speaker))
+        assert "Good evening to both." in player.prompt_text
+        assert ("in the well" in player.prompt_text) == knows

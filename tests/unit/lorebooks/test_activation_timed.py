@@ -240,3 +240,40 @@ def test_an_entry_found_by_meaning_can_lose_its_group() -> None:
     )
     outcome = scanned(lore, "Rain.", **MEANT)
     assert titles(outcome) == ["Other"]
+
+
+def keep_heard(state: TimedState, *positions: int) -> TimedState:
+    return state.keep_heard(set(positions).__contains__)
+
+
+def test_an_effect_counts_for_those_who_heard_its_reply() -> None:
+    lore = book(entry("It", "inn", sticky=9))
+    state = scanned(lore, "inn", message_count=10).timed.place(10)
+    assert titles(scanned(lore, "-", message_count=12, timed=keep_heard(state, 10))) == ["It"]
+    assert titles(scanned(lore, "-", message_count=12, timed=keep_heard(state, 11))) == []
+    # The count of a continued reply is that of the message after it.
+    continued = scanned(lore, "inn", message_count=11).timed.place(10)
+    assert continued.list_positions() == {10}
+    assert keep_heard(continued, 11) == NO_EFFECTS
+
+
+def test_a_scan_for_one_speaker_keeps_the_effects_of_others() -> None:
+    lore = book(entry("It", "inn", sticky=9))
+    other = book(entry("Else", "inn", sticky=9), name="Other")
+    first = scanned([lore, other], "inn", message_count=10).timed.place(10)
+    # Someone who has not heard it, and has only one of the books, hears the key as well.
+    heard = keep_heard(first)
+    after = scanned(lore, "inn", message_count=14, timed=heard).timed
+    state = first.replace_heard(heard, after, scanned={id_of("It")}).place(14)
+    state = TimedState.decode(state.encode())
+    assert state.effects[id_of("Else")] == first.effects[id_of("Else")]
+    assert state.list_positions() == {10, 14}
+    assert keep_heard(state, 10) == first
+    assert keep_heard(state, 14).effects.keys() == {id_of("It")}
+    # Those who heard both have the last effect. Once it is over, the earlier one remains for others.
+    both = keep_heard(state, 10, 14)
+    assert both.effects[id_of("It")].at == 14
+    over = scanned(lore, "-", message_count=40, timed=both).timed
+    state = state.replace_heard(both, over, scanned={id_of("It")})
+    assert keep_heard(state, 10) == first
+    assert keep_heard(state, 14) == NO_EFFECTS
