@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import check_budgets, decode_settings, find_named_models
+from backend.characters.repository import find_names
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, copy_row, reseal, seal_draft
 from backend.chats.errors import MessagesFollowError
@@ -285,6 +286,7 @@ class ChatService:
                     await check_audience(
                         self._participants, session, identity.sealer, chat, [seen_by]
                     )
+            await _check_group(session, identity, before, settings)
             check_budgets(
                 [settings.budgets, identity.settings.budgets],
                 self._settings,
@@ -394,6 +396,20 @@ class ChatService:
                 await store(session, fork, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _load_view(session, sealer, fork)
+
+
+async def _check_group(
+    session: AsyncSession, identity: Identity, before: ChatSettings, settings: ChatSettings
+) -> None:
+    """Raise `ValidationError` if the settings of a group name someone new who does not exist.
+
+    A deleted character must not prevent other changes.
+    """
+    named = {*settings.group.narrators, *settings.group.talkativeness}
+    named -= {*before.group.narrators, *before.group.talkativeness}
+    owner = {"owner_id": identity.user_id, "sealer": identity.sealer}
+    if named and (others := named - (await find_names(session, list(named), **owner)).keys()):
+        raise ValidationError(f"group: {min(others)} is not one of your characters.")
 
 
 async def _find_fork_source(

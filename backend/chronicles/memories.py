@@ -103,15 +103,22 @@ class CharacterMemoryService:
         self,
         identity: Identity,
         character_id: UUID,
-        chat_id: UUID,
+        chat_id: UUID | None,
         *,
         limit: int,
         after: str | None,
     ) -> Page[CharacterMemory]:
-        """List the events that a character of a chat knows, newest first."""
+        """List the events that a character knows in a chat, newest first.
+
+        Without a chat, it is the one that was changed last.
+        """
         sealer, cursor = identity.sealer, None if after is None else Cursor.parse(after)
         async with self._database.read() as session:
             character = await get_character(session, character_id, owner_id=identity.user_id)
+            if chat_id is None:
+                chat_id = await _find_last_chat(session, identity, character_id)
+            if chat_id is None:
+                return Page(items=[], next=None)
             chat = await get_chat(session, chat_id, owner_id=identity.user_id)
             await _check_member(session, chat_id, character_id)
             others = (
@@ -169,6 +176,22 @@ class CharacterMemoryService:
         return CharacterMemory(event=view, source=MemorySource())
 
 
+async def _find_last_chat(
+    session: AsyncSession, identity: Identity, character_id: UUID
+) -> UUID | None:
+    query = (
+        select(Chat.id)
+        .join(ChatCharacter, ChatCharacter.chat_id == Chat.id)
+        .where(
+            ChatCharacter.character_id == character_id,
+            Chat.user_id == identity.user_id,
+            Chat.is_ready,
+        )
+        .order_by(Chat.updated_at.desc(), Chat.id)
+    )
+    return await session.scalar(query.limit(1))
+
+
 async def _check_member(session: AsyncSession, chat_id: UUID, character_id: UUID) -> None:
     query = select(ChatCharacter.character_id).where(
         ChatCharacter.chat_id == chat_id, ChatCharacter.character_id == character_id
@@ -209,11 +232,10 @@ async def _find_sources(
         first = told[event.id][0] if event.id in told else None
         origins = [first.chat_id] if first else others.get(event.chronicle_id, ())
         chat_id = next(iter(origins), None)
+        title = titles.get(chat_id) if chat_id else None
         found[event.id] = MemorySource(
             chat_id=chat_id,
-            chat_title=(
-                sealer.open(CHAT_TITLE, chat_id, titles[chat_id]) if chat_id in titles else ""
-            ),
+            chat_title=sealer.open(CHAT_TITLE, chat_id, title) if chat_id and title else "",
             position=first.position if first else None,
             message_ids=[each.id for each in told.get(event.id, ())],
         )

@@ -29,14 +29,15 @@ class CharacterMemoryController(Controller):
     async def list_memories(
         self,
         character_id: FromPath[UUID],
-        chat_id: FromQuery[UUID],
         identity: NamedDependency[Identity],
         character_memories: NamedDependency[CharacterMemoryService],
+        chat_id: FromQuery[UUID | None] = None,
         limit: PageSize = 50,
         after: Annotated[str | None, QueryParameter(max_length=100)] = None,
     ) -> Page[CharacterMemory]:
         """List the current events that a member of a chat knows, newest first.
 
+        Without `chat_id`, the chat is the character's one that was changed last.
         They are those of the chat's chronicle, and with `keeps_memories` also those of the
         character's other chats. Messages are not listed. Change and delete a memory as an event of
         its chronicle.

@@ -255,6 +255,13 @@ def counting(event: Event = ChronicleEvent) -> ColumnElement[bool]:
 def _has_telling(event: Event, viewpoint: Viewpoint = GM) -> ColumnElement[bool]:
     """Return the condition that a viewpoint knows all messages of one telling that counts."""
     source, message = aliased(EventSource), aliased(Message)
+    if viewpoint == GM:
+        told = aliased(EventSource)
+        is_active = exists().where(message.id == source.message_id, message.is_active)
+        is_left = exists().where(
+            source.event_id == told.event_id, source.telling == told.telling, ~is_active
+        )
+        return exists().where(told.event_id == event.id, ~is_left)
     if isinstance(viewpoint, Witness):
         is_heard = filter_heard_anywhere(viewpoint, message)
     else:

@@ -161,7 +161,8 @@ def find_named(scene: GroupScene) -> list[UUID]:
 def _find_next(scene: GroupScene, found: Sequence[SceneMember]) -> SceneMember:
     """Return the first candidate after the last speaker, in the order of all members."""
     order = [each.id for each in scene.members]
-    last = order.index(scene.last_speaker_id) if scene.last_speaker_id in order else -1
+    last_id = scene.last_speaker_id
+    last = order.index(last_id) if last_id is not None and last_id in order else -1
     return min(found, key=lambda each: (order.index(each.id) - last - 1) % len(order))
 
 

@@ -80,7 +80,9 @@ def installation(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[In
 
 def unpack(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
+        # Python 3.11.2, which Debian has, does not know the argument.
+        safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        file.extractall(folder, **safely)
 
 
 async def upgrade(url: str, target: str = "head") -> None:

@@ -235,7 +235,8 @@ def _rename_people(fields: State, new_ids: Mapping[str, str]) -> State:
         named["character_id"] = new_ids.get(card)
     audience = named.get("audience")
     if isinstance(audience, list) and audience:
-        found = [new_ids[each] for each in audience if isinstance(each, str) and each in new_ids]
+        ids: list[Any] = audience
+        found = [new_ids[each] for each in ids if isinstance(each, str) and each in new_ids]
         named["audience"] = found or GM
     return named
 

@@ -90,7 +90,11 @@ async def read_group_marks(
     if not group.is_group:
         return marks
     names = await find_names(session, list(group.members), owner_id=sealer.user_id, sealer=sealer)
-    return replace(marks, find_name=lambda each: names.get(each) or marks.find_name(each))
+
+    def find_name(reader_id: UUID) -> str | None:
+        return names.get(reader_id) or marks.find_name(reader_id)
+
+    return replace(marks, find_name=find_name)
 
 
 async def find_chronicle_witnesses(

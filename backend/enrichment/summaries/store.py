@@ -162,9 +162,9 @@ def get_viewer(viewpoint: UUID | Witness) -> UUID:
 
 def select_active(*columns: Any) -> Select[Any]:
     """Return the query for summaries along the path of `chat` for `owner`, the deepest first."""
+    query: Select[Any] = select(*columns)
     return (
-        select(*columns)
-        .select_from(ChatSummary)
+        query.select_from(ChatSummary)
         .join(Message, Message.id == ChatSummary.message_id)
         .where(
             ChatSummary.chat_id == bindparam("chat"),

@@ -156,7 +156,7 @@ class SearchRequest:
         """The keywords of which an index point needs one; empty without a limit."""
         if self.viewpoint == GM:
             return ()
-        views = [self.viewpoint, *self.limits.values()]
+        views: list[Viewpoint] = [self.viewpoint, *self.limits.values()]
         return tuple(dict.fromkeys(each for view in views for each in find_required_keywords(view)))
 
     def split_by_viewpoint(

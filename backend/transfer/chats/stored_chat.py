@@ -362,7 +362,7 @@ def _make_messages(
 ) -> list[FileMessage]:
     """Group messages with their swipes. CPU-bound."""
     file = stored.origin
-    card_files = stored.card_files if stored.group.is_group else {}
+    card_files: Mapping[UUID, str] = stored.card_files if stored.group.is_group else {}
     families: defaultdict[UUID | None, list[Any]] = defaultdict(list)
     for row in rows:
         families[row.parent_id].append(row)

@@ -481,6 +481,7 @@ class KeptHistory:
         """
         if (
             not later.ids
+            or not self.columns.ids
             or later.ids[0] != self.columns.ids[-1]
             or self.end + sum(later.tokens) != path_tokens
         ):

@@ -313,7 +313,7 @@ class SectionBuilder:
         """Return the items of a block before the history."""
         return sections[block.marker](block)
 
-    def _build_added(self, _: Sequence[Block]) -> Sequence[PromptItem]:
+    def _build_added(self, blocks: Sequence[Block]) -> Sequence[PromptItem]:  # noqa: ARG002  # for groups
         """Return the items that follow the history instead of their block in the head."""
         return ()
 
@@ -470,7 +470,7 @@ class SectionBuilder:
             text = self.used.render("sections/character", char=speaker.name, **(empty | expanded))
         return [make_section("character", speaker.name, text, Reason("card"), speaker.id)]
 
-    def _examples(self, _: Block) -> list[PromptItem]:
+    def _examples(self, block: Block) -> list[PromptItem]:  # noqa: ARG002  # for groups
         speaker, text = self._loaded.cast.speaker, ""
         top, bottom = self._slot("examples_top"), self._slot("examples_bottom")
         title = "Example dialogue"

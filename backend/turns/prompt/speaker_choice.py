@@ -281,7 +281,7 @@ class SpeakerFinder:
         if way == "model" and len(candidates) > 1:
             if self._may_ask and not turn.is_asked:
                 raise SpeakerQuestionError(await self._make_question(scene, line, target))
-            if turn.answer_id in by_id:
+            if turn.answer_id is not None and turn.answer_id in by_id:
                 return SpeakerChoice(turn.answer_id, (Reason("speaker_by_model"),))
             before = (
                 Reason("speaker_not_by_model" if turn.is_asked else "speaker_by_model_later"),

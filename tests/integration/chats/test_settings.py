@@ -24,6 +24,7 @@ UNSET: dict[str, Any] = {
     "lore": {},
     "memory": {},
     "enrichment": {},
+    "group": {},
     "task_models": {},
     "summary": {},
 }
@@ -62,6 +63,7 @@ async def test_absent_settings_stay_and_null_resets_them(ada: Account, chat: str
         "lore": {},
         "memory": {},
         "enrichment": {},
+        "group": {},
         "task_models": {},
         "summary": {},
     }

@@ -11,6 +11,7 @@ import pytest
 from tests.integration.transfer.test_archives import differences, second_installation
 from tests.integration.transfer.test_chat_archives import export
 from tests.support.archives import make_archive, read_files, write_files
+from tests.support.groups import name_audience
 from tests.support.importing import bring
 from tests.support.server import Account, Running, ok
 from tests.support.shared import ada, server, shared_url
@@ -60,9 +61,7 @@ async def describe(account: Account, chat: str) -> Any:
                 each["presence"],
                 each["hidden"],
                 names.get(each["character_id"]),
-                [names[one] for one in each["audience"]]
-                if isinstance(each["audience"], list)
-                else each["audience"],
+                name_audience(each["audience"], names),
             )
             for each in await account.messages(chat)
         ],

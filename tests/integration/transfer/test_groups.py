@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.groups import name_audience
 from tests.support.importing import bring
 from tests.support.server import Account, Running, ok
 from tests.support.shared import ada, server, shared_url
@@ -99,9 +100,7 @@ async def describe(ada: Account, chat: dict[str, Any]) -> dict[str, Any]:
                 "presence": each["presence"],
                 "hidden": each["hidden"],
                 "character": names.get(each["character_id"] or ""),
-                "audience": [names[one] for one in each["audience"]]
-                if isinstance(each["audience"], list)
-                else each["audience"],
+                "audience": name_audience(each["audience"], names),
             }
             for each in await ada.messages(chat["id"])
         ],
@@ -131,7 +130,13 @@ async def test_settings_of_a_group_reach_its_chat(ada: Account, cards: dict[str,
 async def test_a_group_without_chats_opens_one_with_its_settings(
     ada: Account, cards: dict[str, bytes]
 ) -> None:
-    alone = {**GROUP, "chats": [], "chat_id": "", "activation_strategy": 1, "generation_mode": 0}
+    alone: dict[str, Any] = {
+        **GROUP,
+        "chats": [],
+        "chat_id": "",
+        "activation_strategy": 1,
+        "generation_mode": 0,
+    }
     found = await describe(ada, await import_group(ada, cards, alone))
     assert found["group"]["next_speaker"] == "list"
     assert found["group"]["cards"] == "swapped"

@@ -253,7 +253,7 @@ async def test_swapped_cards_share_nothing(ada: Account, quiet: str, cast: Cast)
 async def test_lore_and_notes_keep_the_shared_prefix(
     ada: Account, quiet: str, cast: Cast, placement: str, position: str
 ) -> None:
-    constant = {"constant": True, "keys": []}
+    constant: dict[str, Any] = {"constant": True, "keys": []}
     shared = await new_book(
         ada,
         {**constant, "title": "plain", "content": "The sea is grey."},

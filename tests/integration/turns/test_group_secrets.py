@@ -28,7 +28,7 @@ from tests.support.waiting import until as wait_until
 
 pytestmark = [pytest.mark.anyio]
 
-ROUNDS = rounds(8, 60)
+ROUNDS = rounds(5, 60)
 NAMES = ("Alda", "Bor", "Cara", "Dov", "Esk")
 ASKED = "Where is the obsidian ledger?"
 SMALL = {"history": 400}
@@ -118,8 +118,8 @@ class Trial:
                 changed = {by_id[message["character_id"]]}
                 there = there - changed if message["presence"] == "absent" else there | changed
                 continue
-            audience = message["audience"]
-            named = {by_id[each] for each in audience} if isinstance(audience, list) else there
+            audience: str | list[str] = message["audience"]
+            named = there if isinstance(audience, str) else {by_id[each] for each in audience}
             for name in named:
                 self.known[name].update(secrets_in(message["text"]))
 

@@ -539,7 +539,7 @@ class Chance:
     def unheard(self, name: str, *where: Any) -> set[str]:
         """Return the lines in some values that a character has not heard."""
         text = json.dumps(where, default=str)
-        return {word for word, listeners in self.heard.items() if word in text} - {
+        return {word for word in self.heard if word in text} - {
             word for word, listeners in self.heard.items() if name in listeners
         }
 

@@ -64,7 +64,8 @@ def list_positions(pieces: Sequence[Piece]) -> list[int]:
 def test_a_viewpoint_gets_only_what_it_witnessed(group: Group, data: st.DataObject) -> None:
     pieces = Pieces(group, combine(group, cut(group, data)))
     witnesses: list[Viewpoint] = [watch(group, each) for each in MEMBERS]
-    for viewpoint in [*witnesses, GM, PUBLIC]:
+    everyone: list[Viewpoint] = [*witnesses, GM, PUBLIC]
+    for viewpoint in everyone:
         chosen = pieces.choose(viewpoint)
         assert all(one.position < other.begins_at for one, other in pairwise(chosen))
         for each in pieces.list_readable(viewpoint):
@@ -81,7 +82,8 @@ def test_combinations_lose_nothing(group: Group, data: st.DataObject) -> None:
     combined = combine(group, single)
     assert len(Pieces(group, combined).choose(GM)) <= max(6, len(Pieces(group, single).choose(GM)))
     witnesses: list[Viewpoint] = [watch(group, each) for each in MEMBERS]
-    for viewpoint in [*witnesses, GM]:
+    everyone: list[Viewpoint] = [*witnesses, GM]
+    for viewpoint in everyone:
         before = set(list_positions(Pieces(group, single).choose(viewpoint)))
         assert before <= set(list_positions(Pieces(group, combined).choose(viewpoint)))
 
