@@ -353,7 +353,9 @@ class ContextService:
         texts = await self._rows.texts(identity.sealer, kinds, viewpoint=viewpoint)
         if viewpoint != GM and record.viewpoint is not None:
             reason = Reason("unknown", name=record.viewpoint.name)
-            unread = {key: kind for key, kind in kinds.items() if key not in texts}
+            unread: dict[UUID, Kind] = {
+                key: kind for key, kind in kinds.items() if key not in texts
+            }
             unknown = await self._rows.texts(identity.sealer, unread)
             record = _mark_unknown(record, unknown, reason)
             async with self._database.read() as session:
