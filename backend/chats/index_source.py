@@ -104,7 +104,7 @@ class MessageSource(TableSource):
         query = _ACTIVE
         if viewpoint != GM:
             query = query.where(
-                filter_heard_anywhere(viewpoint, _ROW)
+                filter_heard_anywhere(viewpoint)
                 if isinstance(viewpoint, Witness)
                 else filter_known_to(viewpoint, _ROW.audience)
             )

@@ -73,6 +73,8 @@ class JoinedSections(SectionBuilder):
         if not self._shared_scenario and len(scenarios) == 1:
             self._shared_scenario = scenarios.pop()
         self._joint = make_joint_macros(macros, loaded, self._shared_scenario)
+        if not self._speaks:
+            self._macros = self._joint
 
     @contextmanager
     def _with_macros(self, macros: MacroContext) -> Generator[None]:

@@ -205,10 +205,12 @@ async def test_the_user_s_line_is_written_from_what_is_public(
 ) -> None:
     await ada.patch(f"/chats/{group}", {"character_ids": list(cast.values())})
     await set_presence(ada, group, cast["Bor"], "absent")
+    await set_chat(ada, group, post_history_instructions="{{description}} {{char}}.")
     await ada.turn(group, impersonate=True)
     prompt = "\n".join(each["content"] for each in model.requests[-1].body["messages"])
     assert f"Write {ada.name}'s next message to Alda, Cyn" in prompt
     assert "You are" not in prompt
+    assert model.requests[-1].body["messages"][-1]["content"].strip() == "Alda, Bor, Cyn."
     assert "tall, grey eyes" in prompt
     assert [count_secrets(name, prompt) for name in CARDS] == [0, 0, 0]
 

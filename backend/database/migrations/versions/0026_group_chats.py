@@ -1,4 +1,4 @@
-"""Presence of characters in chats, tellings of events, and replies that follow each other."""
+"""Presence and memories of characters, tellings of events, and replies that follow each other."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def upgrade() -> None:
     op.add_column(
         "chat_characters", required("is_from_start", sa.Boolean(), server_default=sa.true())
     )
+    op.add_column("characters", required("keeps_memories", sa.Boolean(), server_default=sa.false()))
     op.add_column("chronicle_event_sources", required("telling", sa.Integer(), server_default="0"))
     op.add_column("chat_summaries", required("begins_at", sa.Integer(), server_default="0"))
     op.add_column("turns", sa.Column("chain_id", Id()))
@@ -35,6 +36,7 @@ def downgrade() -> None:
     op.drop_column("turns", "chain_id")
     op.drop_column("chat_summaries", "begins_at")
     op.drop_column("chronicle_event_sources", "telling")
+    op.drop_column("characters", "keeps_memories")
     op.drop_column("chat_characters", "is_from_start")
     op.drop_index("ix_messages_presence", "messages")
     op.drop_column("messages", "presence")

@@ -1,6 +1,6 @@
 /** The tools of a chat with several characters: the next speaker, whispers, and automatic replies. */
 import { dialog, menu } from "../core/dialogs.js";
-import { act, fill, h, icon, set } from "../core/dom.js";
+import { act, fill, h, icon, refill, set } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { kept } from "../core/store.js";
 import { list } from "../core/words.js";
@@ -83,7 +83,7 @@ export function ensemble(room) {
       draw();
       whisper.focus();
     };
-    fill(whom, whispering && [h("span.soft", {}, m("whisper_to")), room.members.map(chip), act("close", m("whisper_end"), end, "quiet")]);
+    refill(whom, whispering && [h("span.soft", {}, m("whisper_to")), room.members.map(chip), act("close", m("whisper_end"), end, "quiet")]);
     const { at, of } = room.chain ?? {};
     talk.replaceChildren(icon("chat"), of ? m("reply_of", { at, of }) : m("talk"));
   }
