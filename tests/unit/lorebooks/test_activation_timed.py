@@ -270,7 +270,7 @@ def test_a_scan_for_one_speaker_keeps_the_effects_of_others() -> None:
     assert state.list_positions() == {10, 14}
     assert keep_heard(state, 10) == first
     assert keep_heard(state, 14).effects.keys() == {id_of("It")}
-    # Those who heard both have the last effect. Others keep the earlier one once it is over.
+    # Those who heard both have the last effect. After it, the earlier one remains for others.
     both = keep_heard(state, 10, 14)
     assert both.effects[id_of("It")].at == 14
     over = scanned(lore, "-", message_count=40, timed=both).timed
