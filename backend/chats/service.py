@@ -407,8 +407,10 @@ async def _check_group(
     """
     named = {*settings.group.narrators, *settings.group.talkativeness}
     named -= {*before.group.narrators, *before.group.talkativeness}
-    owner = {"owner_id": identity.user_id, "sealer": identity.sealer}
-    if named and (others := named - (await find_names(session, list(named), **owner)).keys()):
+    found = await find_names(
+        session, list(named), owner_id=identity.user_id, sealer=identity.sealer
+    )
+    if others := named - found.keys():
         raise ValidationError(f"group: {min(others)} is not one of your characters.")
 
 

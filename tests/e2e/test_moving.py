@@ -83,7 +83,12 @@ async def check_chat(account: Account, chat_id: str, data: bytes, results: Resul
     books = (await account.get(f"/chats/{chat_id}/lorebooks"))["items"]
     linked = [each["lorebook"]["name"] for each in books if each["source"] == "chat"]
     assert linked == ([metadata["world_info"]] if "world_info" in metadata else [])
-    shown = await account.messages(chat_id, limit=100)
+    shown = [
+        each
+        for each in await account.messages(chat_id, limit=100)
+        # Muted members of a group have a message, which is not in the file.
+        if each["presence"] is None
+    ]
     assert [each["text"] for each in shown] == [line["mes"] for line in lines]
     assert [each["author"] for each in shown] == [line["name"] for line in lines]
     for message, line in zip(shown, lines, strict=True):

@@ -162,7 +162,7 @@ def get_viewer(viewpoint: UUID | Witness) -> UUID:
 
 def select_active(*columns: Any) -> Select[Any]:
     """Return the query for summaries along the path of `chat` for `owner`, the deepest first."""
-    query: Select[Any] = select(*columns)
+    query: Any = select(*columns)
     return (
         query.select_from(ChatSummary)
         .join(Message, Message.id == ChatSummary.message_id)

@@ -49,6 +49,7 @@ AROUND_THE_CARD = {
     "id",
     "lorebook_id",
     "scripts_allowed",
+    "keeps_memories",
     "preset_id",
     "has_avatar",
     "revision",

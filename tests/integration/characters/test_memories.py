@@ -62,7 +62,7 @@ async def find_items(
     """Return the event items of the next turn's context, and its whole prompt."""
     await settled(server)
     context = await ada.get(f"/chats/{chat}/context", text=QUESTION, prompt="true", **query)
-    items = [each for each in context["items"] if each["kind"] == "event"]
+    items = [each for each in context["retrieved"] if each["kind"] == "event"]
     return items, str(context["prompt"])
 
 
