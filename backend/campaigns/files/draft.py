@@ -235,8 +235,8 @@ def _rename_people(fields: State, new_ids: Mapping[str, str]) -> State:
         named["character_id"] = new_ids.get(card)
     audience = named.get("audience")
     if isinstance(audience, list) and audience:
-        ids: Sequence[Any] = audience
-        found = [new_ids[each] for each in map(str, ids) if each in new_ids]
+        named_ids = cast("Sequence[str]", audience)
+        found = [new_ids[each] for each in named_ids if each in new_ids]
         named["audience"] = found or GM
     return named
 

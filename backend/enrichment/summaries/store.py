@@ -14,7 +14,6 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import (
     ColumnElement,
-    Select,
     bindparam,
     delete,
     exists,
@@ -160,11 +159,11 @@ def get_viewer(viewpoint: UUID | Witness) -> UUID:
     return viewpoint.character_id if isinstance(viewpoint, Witness) else viewpoint
 
 
-def select_active(*columns: Any) -> Select[Any]:
+def select_active(*columns: Any) -> Any:
     """Return the query for summaries along the path of `chat` for `owner`, the deepest first."""
-    query: Any = select(*columns)
     return (
-        query.select_from(ChatSummary)
+        select(*columns)
+        .select_from(ChatSummary)
         .join(Message, Message.id == ChatSummary.message_id)
         .where(
             ChatSummary.chat_id == bindparam("chat"),
