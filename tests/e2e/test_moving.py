@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
@@ -37,12 +38,22 @@ def zip_folder() -> bytes:
     return target.getvalue()
 
 
+OWN_METADATA = re.compile(rb',?"talekeeper":\{[^{}]*\}')
+"""The settings of a group in the metadata of a chat."""
+
+
 def find_changes(before: bytes, after: bytes) -> list[str]:
-    """Return the members of a chat file that do not come out with the same bytes."""
+    """Return the members of a chat file that do not come out with the same bytes.
+
+    A group's chat also has the settings of its group, and says who is muted at the end.
+    """
     old, new = (
         [msgspec.json.decode(line, type=dict[str, Raw]) for line in data.splitlines()]
         for data in (before, after)
     )
+    new = [
+        each for each in new if b'"talekeeper":{"presence"' not in bytes(each.get("extra", Raw()))
+    ]
     if "chat_metadata" not in old[0]:  # a group's chat of an older version
         del new[0]
     changes = [] if len(old) == len(new) else [f"{len(new)} lines instead of {len(old)}"]
@@ -50,7 +61,7 @@ def find_changes(before: bytes, after: bytes) -> list[str]:
         changes += [
             f"line {number}: {name}"
             for name, value in was.items()
-            if name not in found or bytes(found[name]) != bytes(value)
+            if name not in found or OWN_METADATA.sub(b"", bytes(found[name])) != bytes(value)
         ]
     return changes
 

@@ -58,6 +58,7 @@ BODIES: dict[str, Any] = {
     "createCampaignTerm": {"term": "Lampkeeper"},
     "compactCampaign": {"chat_id": str(uuid4())},
     "rebuildChronicle": {"chat_id": str(uuid4())},
+    "changeOneSummary": {"text": "They rowed out."},
     "addMemory": {"chat_id": str(uuid4()), "text": "The lamp is out of oil."},
     "correctClientRequest": {"kind": "quiet"},
     "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},

@@ -200,7 +200,7 @@ async def test_a_character_remembers_other_chats_only_if_asked_to(
     await keep(ada, alda)
     (item,), prompt = await find_items(server, ada, other, speaker=alda)
     assert "(from the chat 'The Inn') " in item["text"]
-    assert "from the chat 'The Inn'" in item["why"]
+    assert "from the chat 'The Inn'" in item["reason"]
     assert SECRET in prompt
     (memory,) = (await page(ada, alda, other))["items"]
     assert memory["event"]["summary"] == SECRET

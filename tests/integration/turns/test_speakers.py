@@ -259,13 +259,13 @@ async def test_other_chats_have_no_choice(ada: Account, chat: str, model: TaskHo
     problem(answer, 422, "nothing-to-answer")
 
 
-async def test_a_draw_costs_one_statement(ada: Account) -> None:
+async def test_a_draw_costs_one_statement_at_most(ada: Account) -> None:
     """It reads the cards of those who may speak."""
     group = await gather(ada, ("Alda", "Bor"))
     await group.ask(text="Bor?")
     asked = await count_reads(group, text="Who?", speaker=group.ids["Bor"])
     assert await count_reads(group, text="Bor?") == asked
-    assert await count_reads(group, text="Well?") == asked + 1
+    assert await count_reads(group, text="Well?") <= asked + 1
     bor, alda = group.ids["Bor"], group.ids["Alda"]
     await group.set(talkativeness={bor: 0.5, alda: 0.5})
     assert await count_reads(group, text="Well?") == asked
