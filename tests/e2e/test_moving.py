@@ -51,7 +51,8 @@ def find_changes(before: bytes, after: bytes) -> list[str]:
         [msgspec.json.decode(line, type=dict[str, Raw]) for line in data.splitlines()]
         for data in (before, after)
     )
-    new = [
+    own = b'"talekeeper":{"presence"'
+    new = [each for each in new if own not in bytes(each.get("extra", Raw()))]
         each for each in new if b'"talekeeper":{"presence"' not in bytes(each.get("extra", Raw()))
     ]
     if "chat_metadata" not in old[0]:  # a group's chat of an older version
