@@ -218,7 +218,8 @@ def _list_people(fields: State) -> list[str]:
     named: list[Any] = [fields.get("character_id")]
     audience = fields.get("audience")
     if isinstance(audience, list):
-        named += audience
+        listed: list[Any] = audience
+        named += listed
     return [each for each in named if isinstance(each, str) and _is_id(each)]
 
 
@@ -235,7 +236,8 @@ def _rename_people(fields: State, new_ids: Mapping[str, str]) -> State:
         named["character_id"] = new_ids.get(card)
     audience = named.get("audience")
     if isinstance(audience, list) and audience:
-        found = [new_ids[each] for each in audience if isinstance(each, str) and each in new_ids]
+        listed: list[Any] = audience
+        found = [new_ids[each] for each in listed if isinstance(each, str) and each in new_ids]
         named["audience"] = found or GM
     return named
 
