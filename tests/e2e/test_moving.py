@@ -53,8 +53,6 @@ def find_changes(before: bytes, after: bytes) -> list[str]:
     )
     own = b'"talekeeper":{"presence"'
     new = [each for each in new if own not in bytes(each.get("extra", Raw()))]
-        each for each in new if b'"talekeeper":{"presence"' not in bytes(each.get("extra", Raw()))
-    ]
     if "chat_metadata" not in old[0]:  # a group's chat of an older version
         del new[0]
     changes = [] if len(old) == len(new) else [f"{len(new)} lines instead of {len(old)}"]
