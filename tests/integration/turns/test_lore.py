@@ -496,7 +496,8 @@ async def test_a_test_with_a_seed_is_repeatable(ada: Account) -> None:
         answer = await try_book(ada, book, "A coin.", seed=seed)
         (entry,) = answer["entries"] + answer["left_out"]
         rolls[seed] = entry["roll"]
-        assert bool(answer["entries"]) == (entry["roll"] < 50)
+        if entry["roll"] != 50:  # it is rounded
+            assert bool(answer["entries"]) == (entry["roll"] < 50)
         again = await try_book(ada, book, "A coin.", seed=seed)
         assert again == answer
     assert len(set(rolls.values())) > 6
