@@ -238,7 +238,7 @@ class Services:
         self.personas = PersonaService(database)
         self.avatars = AvatarService(database, pool)
         self.presets = PresetService(database, pool)
-        participants.add(self.presets)
+        participants.add(self.presets, self.characters)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
         self.model_names = ModelNames(database, user_models, pool)
         participants.add(self.model_names)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.idempotency import find_made_id, record_made
 from backend.accounts.auth.identity import Identity
@@ -155,6 +156,16 @@ class CharacterService:
                 has_avatar = await repository.has_avatar(session, character)
             return _make_view(character, changed.card, changed.shown, has_avatar=has_avatar)
         raise ConflictError("Another request is changing it. Send the change again.")
+
+    async def characters_named(
+        self, session: AsyncSession, identity: Identity, character_ids: Collection[UUID]
+    ) -> None:
+        """Raise `ValidationError` if one does not exist or belongs to another user."""
+        found = await repository.find_names(
+            session, list(character_ids), owner_id=identity.user_id, sealer=identity.sealer
+        )
+        if missing := [each for each in character_ids if each not in found]:
+            raise ValidationError(f"{min(missing)} is not one of your characters.")
 
     async def allow_scripts(self, identity: Identity, character_id: UUID, *, allowed: bool) -> None:
         async with self._database.write() as session:

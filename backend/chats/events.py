@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 from uuid import UUID
@@ -115,6 +115,17 @@ class PresetChosen(Protocol):
         self, session: AsyncSession, identity: Identity, preset_id: UUID
     ) -> None:
         """Raise a not-found error if the preset does not exist or belongs to another user."""
+        ...
+
+
+@runtime_checkable
+class CharactersNamed(Protocol):
+    """The settings of a chat name characters."""
+
+    async def characters_named(
+        self, session: AsyncSession, identity: Identity, character_ids: Collection[UUID]
+    ) -> None:
+        """Raise `ValidationError` if one does not exist or belongs to another user."""
         ...
 
 

@@ -10,12 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import check_budgets, decode_settings, find_named_models
-from backend.characters.repository import find_names
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, copy_row, reseal, seal_draft
 from backend.chats.errors import MessagesFollowError
 from backend.chats.events import (
     CampaignChosen,
+    CharactersNamed,
     ChatCopied,
     ChatDeleted,
     ConsentWithdrawn,
@@ -286,7 +286,7 @@ class ChatService:
                     await check_audience(
                         self._participants, session, identity.sealer, chat, [seen_by]
                     )
-            await _check_group(session, identity, before, settings)
+            await _check_group(self._participants, session, identity, before, settings)
             check_budgets(
                 [settings.budgets, identity.settings.budgets],
                 self._settings,
@@ -399,7 +399,11 @@ class ChatService:
 
 
 async def _check_group(
-    session: AsyncSession, identity: Identity, before: ChatSettings, settings: ChatSettings
+    participants: Participants,
+    session: AsyncSession,
+    identity: Identity,
+    before: ChatSettings,
+    settings: ChatSettings,
 ) -> None:
     """Raise `ValidationError` if the settings of a group name someone new who does not exist.
 
@@ -407,11 +411,8 @@ async def _check_group(
     """
     named = {*settings.group.narrators, *settings.group.talkativeness}
     named -= {*before.group.narrators, *before.group.talkativeness}
-    found = await find_names(
-        session, list(named), owner_id=identity.user_id, sealer=identity.sealer
-    )
-    if others := named - found.keys():
-        raise ValidationError(f"group: {min(others)} is not one of your characters.")
+    for handler in participants.find_handlers(CharactersNamed):
+        await handler.characters_named(session, identity, named)
 
 
 async def _find_fork_source(

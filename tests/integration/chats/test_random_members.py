@@ -62,6 +62,8 @@ class Table:
         first, second, *self.guests = [str(each["id"]) for each in made]
         self.members = {first: True, second: True}
         self.chat = str((await self.ada.new_chat(character_ids=[first, second]))["id"])
+        await self._take(text=self._word(), speaker=first)
+        await self._set_presence(self.guests[0], "present")
 
     async def step(self) -> None:
         """Change something."""
@@ -92,7 +94,8 @@ class Table:
                 message = self.chance.choice(path[-2:])
                 await self.ada.delete(f"/messages/{message['id']}", status=200)
             case _:
-                await self._set_presence()
+                member = self.chance.choice([*self.members, *self.guests])
+                await self._set_presence(member, self.chance.choice(PRESENCES))
 
     async def check(self) -> None:
         """Compare what each member knows with the model."""
@@ -119,12 +122,11 @@ class Table:
         assert found == [each["text"] for each in heard]
         assert not any(each["text"] in prompt for each in path if each["presence"])
 
-    async def _set_presence(self) -> None:
-        member = self.chance.choice([*self.members, *self.guests])
-        body = {"presence": self.chance.choice(PRESENCES)}
-        if body["presence"] == "present" and self.chance.random() < 0.3:
+    async def _set_presence(self, member: str, presence: str) -> None:
+        body = {"presence": presence}
+        if presence == "present" and self.chance.random() < 0.3:
             body["briefing"] = self._word()
-        is_refused = member in self.guests and body["presence"] == "absent"
+        is_refused = member in self.guests and presence == "absent"
         url = f"/chats/{self.chat}/members/{member}"
         answer = await self.ada.ask("PATCH", url, json=body)
         assert answer.status_code == (404 if is_refused else 200), answer.text
@@ -196,4 +198,4 @@ async def test_each_member_knows_exactly_the_lines_that_it_has_heard(
         if number % 4 == 3:
             await table.check()
     await table.check()
-    assert table.unheard > STEPS
+    assert table.unheard > STEPS // 4  # the guest knows less than the others in each comparison
