@@ -35,7 +35,7 @@ from backend.campaigns.state.viewpoints import (
 from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
 from backend.characters.public_cards import PublicCards
-from backend.characters.repository import find_names, find_talkativeness, get_persona
+from backend.characters.repository import find_named, find_names, get_persona
 from backend.characters.service import CharacterService
 from backend.chats.index_source import MessageSource
 from backend.chats.member_service import MemberService
@@ -307,8 +307,8 @@ class Services:
             settings,
             index,
             pool=pool,
-            find_names=find_names,
-            find_talkativeness=find_talkativeness,
+            find_cards=find_named,
+            find_talkativeness=self.public_cards.find_talkativeness,
             participants=participants,
         )
         checks_added = [partial(self.quotas.check_added, each) for each in (CHATS, STORED_BYTES)]

@@ -32,7 +32,6 @@ from backend.characters.models import (
     open_summary,
 )
 from backend.characters.schemas import AvatarSize
-from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
 HolderKind = Literal["character", "persona"]
@@ -185,24 +184,6 @@ async def load_sealed_cards(
         Character.id.in_(character_ids), Character.user_id == owner_id
     )
     return {row.id: row.sealed_card for row in await session.execute(query)}
-
-
-async def find_talkativeness(
-    session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID, sealer: Sealer
-) -> dict[UUID, float]:
-    """Return the talkativeness of characters whose cards have one."""
-    if not character_ids:
-        return {}
-    query = select(Character.id, Character.sealed_card).where(
-        Character.id.in_(character_ids), Character.user_id == owner_id
-    )
-    rows = (await session.execute(query)).all()
-    found: dict[UUID, float] = {}
-    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_card)):
-        talkativeness = open_card(sealer, row.id, row.sealed_card).talkativeness
-        if talkativeness is not None:
-            found[row.id] = talkativeness
-    return found
 
 
 async def list_assets(

@@ -342,9 +342,9 @@ class _ChatExcerpt:
         return self._keep_shared(message_id, found)
 
     def _keep_shared(self, message_id: UUID, neighbours: list[UUID]) -> list[UUID]:
-        """Return the neighbours that those who are told a message may have heard.
+        """Return the neighbours that the listeners of a message may know.
 
-        Who was there is known for the active path alone.
+        Presence is known for the active path alone.
         """
         row = self.rows[message_id]
         if row.is_active or row.audience in {PUBLIC, GM} or not self._group.is_group:

@@ -23,8 +23,8 @@ from backend.chats.errors import (
 )
 from backend.chats.members import load_group
 from backend.chats.models import Chat, ChatCharacter, Message, Presence
-from backend.chats.presence import FindNames, PresenceChanger, check_member_count
-from backend.chats.schemas import MemberPatch, MemberView
+from backend.chats.presence import PresenceChanger, check_member_count
+from backend.chats.schemas import DEFAULT_TALKATIVENESS, MemberPatch, MemberView
 from backend.chats.service import read_settings
 from backend.chats.token_counting import CountUnit
 from backend.core.audience import encode_audience
@@ -40,11 +40,19 @@ from backend.vault.sealing import Sealer
 MAX_ATTEMPTS = 5
 """Limit of attempts to count a briefing, if the count unit of its chat changes at the same time."""
 
-DEFAULT_TALKATIVENESS = 0.5
+
+class NamedCard(Protocol):
+    """The name of a character, and the revision of its card."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def revision(self) -> int: ...
 
 
-class FindTalkativeness(Protocol):
-    """Finds the talkativeness that cards have."""
+class FindCards(Protocol):
+    """Finds the names and revisions of cards."""
 
     async def __call__(
         self,
@@ -54,6 +62,16 @@ class FindTalkativeness(Protocol):
         *,
         owner_id: UUID,
         sealer: Sealer,
+    ) -> Mapping[UUID, NamedCard]:
+        """Return cards by character. Characters of other users are left out."""
+        ...
+
+
+class FindTalkativeness(Protocol):
+    """Finds the talkativeness that cards have."""
+
+    async def __call__(
+        self, session: AsyncSession, sealer: Sealer, revisions: Mapping[UUID, int], /
     ) -> dict[UUID, float]:
         """Return the talkativeness by character. Cards without one are left out."""
         ...
@@ -69,14 +87,14 @@ class MemberService:
         index: IndexOutbox,
         *,
         pool: CpuPool,
-        find_names: FindNames,
+        find_cards: FindCards,
         find_talkativeness: FindTalkativeness,
         participants: Participants,
     ) -> None:
         self._database = database
         self._index = index
         self._pool = pool
-        self._find_names = find_names
+        self._find_cards = find_cards
         self._find_talkativeness = find_talkativeness
         self._participants = participants
         self._max_chars = settings.max_message_chars
@@ -89,17 +107,17 @@ class MemberService:
             group = await load_group(session, chat.id)
             settings = read_settings(sealer, chat).group
             members = list(group.members)
-            names = await self._find_names(session, members, owner_id=owner_id, sealer=sealer)
-            unset = [each for each in members if each not in settings.talkativeness]
+            cards = await self._find_cards(session, members, owner_id=owner_id, sealer=sealer)
+            unset = cards.keys() - settings.talkativeness.keys()
             of_cards = await self._find_talkativeness(
-                session, unset, owner_id=owner_id, sealer=sealer
+                session, sealer, {each: cards[each].revision for each in unset}
             )
         talkativeness = of_cards | settings.talkativeness
         since = {change.character_id: change.position for change in group.changes}
         return [
             MemberView(
                 character_id=each,
-                name=names.get(each, ""),
+                name=cards[each].name if each in cards else "",
                 presence=presence,
                 since=since.get(each),
                 talkativeness=talkativeness.get(each, DEFAULT_TALKATIVENESS),
@@ -111,7 +129,7 @@ class MemberService:
     async def patch(
         self, identity: Identity, chat_id: UUID, character_id: UUID, change: MemberPatch
     ) -> list[MemberView]:
-        """Change the presence of a member, or add one. Presence that is the same changes nothing.
+        """Change the presence of a member, or add one. Presence that is the same is not stored.
 
         Raises `ConflictError` if the chat's unit changes again and again.
         """
@@ -153,7 +171,8 @@ class MemberService:
         group = await load_group(session, chat.id)
         # Read again, because the character may have been deleted.
         name = await self._get_name(session, identity, character_id)
-        if group.presences.get(character_id) == presence:
+        before = group.presences.get(character_id)
+        if before == presence and briefing is None:
             return
         if character_id not in group.members:
             if presence == "absent":
@@ -172,7 +191,8 @@ class MemberService:
             chat.revision += 1
         changer = PresenceChanger(session, identity.sealer, chat, self._participants)
         await changer.begin()
-        await changer.change(character_id, name, presence, before=group.presences.get(character_id))
+        if before != presence:
+            await changer.change(character_id, name, presence, before=before)
         if briefing is not None:
             told = Message(**briefing, audience=encode_audience([character_id]))
             await changer.attach(told)
@@ -198,9 +218,9 @@ class MemberService:
         return briefing
 
     async def _get_name(self, session: AsyncSession, identity: Identity, character_id: UUID) -> str:
-        names = await self._find_names(
+        cards = await self._find_cards(
             session, [character_id], owner_id=identity.user_id, sealer=identity.sealer
         )
-        if character_id not in names:
+        if character_id not in cards:
             raise MemberNotFoundError
-        return names[character_id]
+        return cards[character_id].name

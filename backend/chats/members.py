@@ -119,9 +119,10 @@ class Group:
         return [each for each in found if each[0] < each[1]]
 
     def find_witnesses(self, position: int, column: str) -> str:
-        """Return the audience of what is made of a message: its own one, without those not there.
+        """Return the audience of texts made from a message, such as an event or a summary.
 
-        `column` is the message's audience. If all members were there, public remains public.
+        It is the message's audience `column` without the members that were absent. If all were
+        there, public remains public.
         """
         if column != PUBLIC or not self.has_absences:
             return column
@@ -219,9 +220,9 @@ _LAST_LINE = (
 
 
 def is_line(message: Message) -> bool:
-    """True if a message can be answered: not a change of presence, and not a briefing.
+    """True if a message can be answered. Changes of presence and briefings cannot.
 
-    A briefing tells one character the story so far when it joins.
+    A briefing is the story so far, for one character that joins.
     """
     is_briefing = (
         message.role == "system"
@@ -279,8 +280,8 @@ def filter_heard(
 def filter_heard_anywhere(viewpoint: Witness, message: Any = Message) -> ColumnElement[bool]:
     """Return the SQL condition that a character knows a message of any chat.
 
-    It knows nothing that was said in chats of others. What is said in a chat without characters is
-    known to everyone.
+    Messages of chats in which it is no member are unknown to it. Those of chats without characters
+    are known to everyone.
     """
     member, anyone = ChatCharacter.__table__.alias(), ChatCharacter.__table__.alias()
     is_member = exists().where(

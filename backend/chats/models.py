@@ -56,8 +56,7 @@ def decode_notices(stored: str | None) -> list[Notice]:
 MessageStatus = Literal["complete", "streaming", "interrupted", "failed"]
 
 Presence = Literal["present", "absent", "muted"]
-"""Whether a character is in the scene. A muted one hears everything, and speaks only if asked to.
-"""
+"""The presence of a character in the scene. A muted one hears everything, and speaks on request."""
 
 
 class Chat(Base):

@@ -101,6 +101,10 @@ class MessageView(msgspec.Struct, kw_only=True):
     presence: Presence | None = None
 
 
+DEFAULT_TALKATIVENESS = 0.5
+"""The talkativeness of a character whose card has none."""
+
+
 class MemberView(msgspec.Struct, kw_only=True):
     """A member of a chat at the end of the active path.
 
@@ -117,9 +121,9 @@ class MemberView(msgspec.Struct, kw_only=True):
 
 
 class MemberPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The new presence of a member. A character that is no member yet joins with `present`.
+    """The new presence of a member. With `present`, a character becomes a member.
 
-    `briefing` is what a character that enters is told, in a message that only it knows.
+    `briefing` is the text of a message that only this character knows, such as the story so far.
     """
 
     presence: Presence
@@ -208,7 +212,7 @@ class SummarySettings(
 
 
 NextSpeaker = Literal["by_hand", "list", "mention", "pooled", "model"]
-"""How the next speaker of a group is chosen.
+"""The choice of a group's next speaker.
 
 By `list`, members speak in order. By `mention`, those who are named in the last line speak first,
 and then a draw by talkativeness decides. `pooled` are those who have not spoken since the user.

@@ -33,7 +33,9 @@ Ranges = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """The viewpoint of a character: what names it, and what is public and was said before it.
+    """The viewpoint of a character, limited to texts that it has heard.
+
+    It knows texts whose audience names it, and public ones from the times when it was there.
 
     Attributes:
         character_id: The character.
@@ -182,7 +184,7 @@ def intersect_audiences(columns: Sequence[str]) -> str:
 
 
 def unite_audiences(columns: Sequence[str]) -> str:
-    """Return the column value for a text that was told to each of several audiences."""
+    """Return the column value for the members of all these audiences."""
     if PUBLIC in columns:
         return PUBLIC
     named = dict.fromkeys(each for column in columns for each in list_entities(column))

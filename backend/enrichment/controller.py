@@ -389,7 +389,7 @@ class SummaryController(Controller):
 
 
 class BriefingController(Controller):
-    """`POST /chats/{chat_id}/members/{character_id}/briefing`: draft what a member is told."""
+    """`POST /chats/{chat_id}/members/{character_id}/briefing`: draft a briefing."""
 
     path = "/chats/{chat_id:uuid}/members/{character_id:uuid}/briefing"
     tags = ("Chats",)

@@ -22,10 +22,8 @@ from backend.campaigns.names.name_forms import (
 from backend.campaigns.names.roster import NameIndex
 from backend.campaigns.names.words import ARTICLES, CONNECTORS, WORD, to_plain
 from backend.chats.models import Presence
-from backend.chats.schemas import NextSpeaker
+from backend.chats.schemas import DEFAULT_TALKATIVENESS, NextSpeaker
 from backend.core.reasons import Reason
-
-DEFAULT_TALKATIVENESS = 0.5
 
 PASS_MARK = "[pass]"  # noqa: S105  # no password
 """The answer of a character that has nothing to say in a reply that follows by itself."""

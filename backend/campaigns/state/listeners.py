@@ -25,7 +25,7 @@ from backend.core.audience import (
 from backend.vault.sealing import Sealer
 
 MAX_WITNESSES = 50
-"""Maximum characters of the chats of one chronicle whose knowledge is compared."""
+"""Maximum number of characters of one chronicle's chats that are compared."""
 
 Listeners = tuple[Viewpoint, ...]
 """The viewpoints of all who know a text. A prompt for writing it must be known to each."""
@@ -51,7 +51,7 @@ class WitnessFinder:
         self._edges.extend(sorted(edges))
 
     def find(self, position: int, column: str) -> str:
-        """Return the audience of what is made of a message with this audience."""
+        """Return the audience of texts made from a message with this audience."""
         key = bisect_right(self._edges, position), column
         found = self._known.get(key)
         if found is None:
@@ -117,7 +117,7 @@ async def find_chronicle_witnesses(
             chats.setdefault(character_id, []).append(chat)
     names = await find_names(session, list(chats), owner_id=sealer.user_id, sealer=sealer)
     return {
-        character_id: await _find_witness_of(session, sealer, own, character_id, name)
+        character_id: await _find_witness(session, sealer, own, character_id, name)
         for character_id, name in names.items()
         for own in [chats[character_id]]
     }
@@ -140,10 +140,10 @@ async def find_memory_witness(
         )
     )
     chats = [chat, *await session.scalars(query)]
-    return await _find_witness_of(session, sealer, chats, character_id, name)
+    return await _find_witness(session, sealer, chats, character_id, name)
 
 
-async def _find_witness_of(
+async def _find_witness(
     session: AsyncSession, sealer: Sealer, chats: Sequence[Chat], character_id: UUID, name: str
 ) -> Witness:
     """Return the viewpoint of a character with the entities that it plays in several chats."""

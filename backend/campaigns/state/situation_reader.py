@@ -354,7 +354,7 @@ class SituationReader(CampaignReader):
         ]
 
     def _make_marks(self, names: CampaignSnapshot, here: Sequence[UUID]) -> AudienceMarks:
-        """Return the marks for the prompt. Someone in the scene needs none for what all know."""
+        """Return the marks for the prompt. Texts that all in the scene know have none."""
         members = self.members
 
         def find_name(each: UUID) -> str | None:

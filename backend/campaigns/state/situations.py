@@ -167,7 +167,7 @@ class SituationService:
             if leaf is not None:
                 recent = await _load_recent(session, identity.sealer, leaf, viewpoint)
             names = await self._names.load(session, identity.sealer, campaign)
-            names = await names.as_known_to(session, identity.sealer, campaign.id, viewpoint, chat)
+            names = await names.limit_to(session, identity.sealer, campaign.id, viewpoint, chat)
             reader = SituationReader(
                 session, identity.sealer, campaign, viewpoint, known=names.known
             )
@@ -216,7 +216,7 @@ class SituationService:
         if until is not None:
             rewritten = await ledger_paths.find_changed_items(session, chat.id, above=until)
         if until is None or not rewritten:
-            names = await names.as_known_to(session, identity.sealer, campaign.id, viewpoint, chat)
+            names = await names.limit_to(session, identity.sealer, campaign.id, viewpoint, chat)
             reader = make_reader(session, identity.sealer, campaign, known=names.known)
             return await self._load_layers(reader, names, chat, leaf, line=line, recent=recent)
         async with self._database.trial() as trial:
@@ -224,7 +224,7 @@ class SituationService:
             await tree.leave_path(trial, chat.id, above=until)
             await ledger_paths.follow_path(trial, identity.sealer, campaign, chat.id, above=until)
             names = await names.update(trial, identity.sealer, campaign)
-            names = await names.as_known_to(trial, identity.sealer, campaign.id, viewpoint, chat)
+            names = await names.limit_to(trial, identity.sealer, campaign.id, viewpoint, chat)
             reader = make_reader(trial, identity.sealer, campaign, known=names.known)
             made = await self._load_layers(reader, names, chat, leaf, line=line, recent=recent)
         # A search would find their present state.

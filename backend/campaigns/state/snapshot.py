@@ -86,7 +86,7 @@ _PLAYER_PLACES = select(CampaignItem.place_id).where(
 )
 
 MAX_DERIVED = 16
-"""Maximum number of characters for which a snapshot keeps what they know."""
+"""Maximum number of characters with their own version of a snapshot."""
 
 Tie = tuple[Kind, UUID]
 """The key of an index of items: their kind, and an entity that they refer to."""
@@ -235,7 +235,7 @@ class CampaignSnapshot:
         }
         return {item_id: state for item_id, (_, state) in self._states.items()}
 
-    async def as_known_to(
+    async def limit_to(
         self,
         session: AsyncSession,
         sealer: Sealer,

@@ -132,7 +132,7 @@ class MentionedEntity:
 
 @dataclass(frozen=True, slots=True)
 class Feeling:
-    """What a character thinks of another one who is there. `audience` may know it."""
+    """The attitude of a character to another one in the scene. `audience` may know it."""
 
     name: str
     other: str
@@ -306,7 +306,7 @@ def _render_surroundings(now: Situation) -> list[str]:
 
 
 def render_feelings(now: Situation) -> list[str]:
-    """Return a section with what the character that speaks thinks of the others."""
+    """Return a section about the speaker's attitude to the others."""
     by_name: dict[str, list[str]] = {}
     for each in now.feelings:
         said = f"- **{each.other}**: {label_relation(each.score)}"

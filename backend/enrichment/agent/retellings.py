@@ -1,8 +1,8 @@
-"""Find events that new ones tell again to others (docs/decisions/0083).
+"""Find events that new ones repeat for other listeners (docs/decisions/0083).
 
-Some of those who heard the new lines may not know an event that exists. The agent writes for all of
-them, so it cannot be shown the event. Its finished proposals are compared here: first in code, and
-then by a request whose answer is only a list of numbers, so that no words of the event get out.
+Some listeners of the new lines may not know an event that exists. The agent writes for all of them,
+so it cannot be shown the event. Its finished proposals are compared here, first in code, and then
+by a request with a list of numbers as its only answer, so that no words of the event get out.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class SummaryService:
             )
             begins_at, audience = 0, None if viewpoint is None else place.column
             if place.pieces is not None:
-                current = await _find_piece_at(session, identity, place, message)
+                current = await _find_piece(session, identity, place, message)
                 stretch = place.pieces.find_stretch(message.position)
                 begins_at = current.begins_at if current else stretch.begin
                 if audience is None:
@@ -182,7 +182,7 @@ class SummaryService:
             if place.pieces is None:
                 summary = await _find_current(session, identity, place)
             else:
-                summary = await _find_piece_at(session, identity, place, message)
+                summary = await _find_piece(session, identity, place, message)
         return await self._build_view(identity, place, summary)
 
     async def delete(
@@ -331,7 +331,7 @@ async def _find_current(
     return await _open(session, identity, place, place.pieces.choose(place.viewpoint)[-1:])
 
 
-async def _find_piece_at(
+async def _find_piece(
     session: AsyncSession, identity: Identity, place: _SeenChat, message: Message
 ) -> StoredSummary | None:
     """Return the piece through a message, else the last piece of its stretch."""

@@ -20,13 +20,13 @@ from backend.vault.sealing import Sealer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SceneLines:
-    """The next lines of a scene: all that were read, and those for the summary.
+    """The next lines of a scene, and those of them that are summarised.
 
     Attributes:
         rows: All lines, at least one.
         told: The lines for the summary, at least one.
         audiences: Their audiences, in the form of the database column.
-        heard: In a group, the audience of everything that is made of them, or else None.
+        heard: In a group, the audience of texts made from them, or else None.
         listeners: In a group, the viewpoints of those who heard them.
     """
 

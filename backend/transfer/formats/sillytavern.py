@@ -447,7 +447,7 @@ class _Knowledge(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _read_knowledge(extra: Members) -> _Knowledge:
-    """Return what Talekeeper has written. Nobody knows a message whose member is damaged."""
+    """Return the member that Talekeeper has written. If it is damaged, the audience is empty."""
     if _OWN not in extra:
         return _Knowledge()
     return _try_decode(bytes(extra[_OWN]), _Knowledge) or _Knowledge(audience=[])

@@ -539,8 +539,8 @@ def place_lore(
 def find_shared_entries(lore: LoadedLore) -> frozenset[UUID]:
     """Return the constant entries that are in the prompts of all speakers of a group, unchanged.
 
-    Whatever depends on the speaker, the messages or a draw is excluded. Such an entry would change
-    the beginning of the prompt whenever the speaker changes.
+    Entries that depend on the speaker, the messages or a draw are excluded, because they would
+    change the beginning of the prompt with each speaker.
     """
     return frozenset(
         entry.entry_id

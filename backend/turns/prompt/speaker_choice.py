@@ -29,7 +29,7 @@ from backend.chats.models import (
     PassedNotice,
     decode_notices,
 )
-from backend.chats.schemas import ChatSettings, NextSpeaker
+from backend.chats.schemas import DEFAULT_TALKATIVENESS, ChatSettings, NextSpeaker
 from backend.core.audience import PUBLIC, Witness, list_entities
 from backend.core.reasons import Reason
 from backend.database.types import Id
@@ -37,7 +37,6 @@ from backend.turns.api.schemas import TurnRequest
 from backend.turns.errors import NoSpeakerError, SpeakerNeededError
 from backend.turns.prompt.context import TurnTarget
 from backend.turns.speakers import (
-    DEFAULT_TALKATIVENESS,
     GroupScene,
     SceneMember,
     SpeakerChoice,
@@ -188,7 +187,7 @@ class SpeakerFinder:
         chat: The chat with its `settings`, and its `group`.
         members: The members, in order.
         cards: The cards that are kept.
-        turn: What is known of the choice. The result is kept there.
+        turn: The choice so far, which `find` completes.
         may_ask: False for a preview, which asks no model and needs no choice by hand.
         has_client: True if the prompt is that of a client, which may not know of speakers.
     """

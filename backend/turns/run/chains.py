@@ -40,7 +40,7 @@ from backend.turns.run.turn_run import ChainPlace, TurnRun
 log = get_logger(__name__)
 
 MAX_ATTEMPTS = 3
-"""How often the prompt of a reply is built, if the chat's settings change at the same time."""
+"""Limit of attempts to build the prompt of a reply, if the chat changes at the same time."""
 
 FindOpen = Callable[[set[UUID]], Awaitable[set[UUID]]]
 """Returns those of some sessions and keys that have not ended."""

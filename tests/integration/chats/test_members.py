@@ -99,7 +99,6 @@ async def test_presence_that_is_the_same_changes_nothing(
 ) -> None:
     before = await ada.messages(group)
     await set_presence(ada, group, bor, "present")
-    await set_presence(ada, group, bor, "present", briefing="The bridge is down.")
     assert await ada.messages(group) == before
     await set_presence(ada, group, bor, "absent")
     left = await ada.messages(group)
@@ -426,6 +425,21 @@ async def test_only_the_one_who_joins_is_told_the_briefing(
     await set_presence(ada, group, cara, "absent")
     await set_presence(ada, group, cara, "present")
     assert "The bridge is down." in await ask(ada, model, group, text="Again.", speaker=cara)
+
+
+async def test_someone_who_is_there_can_be_told_more(
+    ada: Account, group: str, bor: str, model: OpenAIServer
+) -> None:
+    before = await ada.messages(group)
+    await set_presence(ada, group, bor, "present", briefing="The bridge is down.")
+    *same, told = await ada.messages(group)
+    assert same == before
+    assert (told["text"], told["audience"], told["presence"]) == (
+        "The bridge is down.",
+        [bor],
+        None,
+    )
+    assert "The bridge is down." in await ask(ada, model, group, text="Hello.", speaker=bor)
 
 
 async def test_a_whisper_is_known_to_those_it_names(
