@@ -13,9 +13,9 @@ from backend.campaigns.ledger.records import (
     ItemKey,
     build_item_view,
     edit_item,
-    find_cause,
     get_campaign,
     get_item_row,
+    lock_with_cause,
     open_campaign,
     open_item,
 )
@@ -292,10 +292,9 @@ class SceneService:
         """
         key = ItemKey(campaign_id, "scene", scene_id)
         async with self._database.write() as session:
-            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            campaign, cause = await lock_with_cause(session, identity, campaign_id, message_id)
             row = await get_item_row(session, identity, key)
             check_revision(if_match, row.seq)
-            cause = await find_cause(session, identity, campaign, message_id)
             closed = {"status": "closed"}
             await edit_item(session, identity.sealer, campaign, key, closed, cause=cause)
             chat_id = cause.chat_id if cause else await find_last_chat(session, scene_id)

@@ -18,8 +18,8 @@ from backend.campaigns.ledger.records import (
     ItemKey,
     build_campaign_views,
     edit_item,
-    find_cause,
     get_campaign,
+    lock_with_cause,
     open_campaign,
     open_reading,
     seal_campaign,
@@ -93,7 +93,7 @@ class CampaignService:
         reject_unknown(patch, WorldPatch)
         sealer = identity.sealer
         async with self._database.write() as session:
-            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            campaign, cause = await lock_with_cause(session, identity, campaign_id, message_id)
             check_revision(if_match, campaign.version)
             own = frozenset(CampaignFields.__struct_fields__)
             fields = merge_patch(
@@ -105,7 +105,6 @@ class CampaignService:
             world = {key: value for key, value in patch.items() if key not in own}
             if world:
                 key = ItemKey(campaign_id, "world", campaign_id)
-                cause = await find_cause(session, identity, campaign, message_id)
                 await edit_item(session, sealer, campaign, key, world, cause=cause)
             else:
                 campaign.version += 1
@@ -120,13 +119,15 @@ class CampaignService:
 
         Raises `CampaignNotFoundError`, `PreconditionFailedError`.
         """
+        plays_it = Chat.campaign_id == campaign_id, Chat.user_id == identity.user_id
         async with self._database.write() as session:
+            # Chats before campaigns, because all code locks them in this order.
+            played = select(Chat.id).where(*plays_it).order_by(Chat.id)
+            await session.execute(played.with_for_update())
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             check_revision(if_match, campaign.version)
             await session.execute(
-                update(Chat)
-                .where(Chat.campaign_id == campaign_id, Chat.user_id == identity.user_id)
-                .values(campaign_id=None, revision=Chat.revision + 1)
+                update(Chat).where(*plays_it).values(campaign_id=None, revision=Chat.revision + 1)
             )
             await session.delete(campaign)
             await note_change(

@@ -21,9 +21,8 @@ from backend.campaigns.ledger.records import (
     check_people,
     check_references,
     edit_item,
-    find_cause,
-    get_campaign,
     get_item_row,
+    lock_with_cause,
     open_item,
     open_reading,
 )
@@ -120,11 +119,10 @@ class ItemService:
         """
         item = build_item(kind, fields)
         async with self._database.write() as session:
-            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            campaign, cause = await lock_with_cause(session, identity, campaign_id, message_id)
             await check_item_room(session, campaign_id)
             await check_references(session, campaign, item)
             await check_people(session, campaign, item)
-            cause = await find_cause(session, identity, campaign, message_id)
             change = Change(kind, new_id(), build_creation(item))
             moved = (
                 await follow_scene(session, campaign_id, item) if isinstance(item, Scene) else ()
@@ -154,10 +152,9 @@ class ItemService:
         `ValidationError`.
         """
         async with self._database.write() as session:
-            campaign = await get_campaign(session, identity, key.campaign_id, lock=True)
+            campaign, cause = await lock_with_cause(session, identity, key.campaign_id, message_id)
             row = await get_item_row(session, identity, key)
             check_revision(if_match, row.seq)
-            cause = await find_cause(session, identity, campaign, message_id)
             await edit_item(session, identity.sealer, campaign, key, patch, cause=cause)
             return await _load_view(session, identity, key)
 
@@ -175,10 +172,9 @@ class ItemService:
         `ValidationError`.
         """
         async with self._database.write() as session:
-            campaign = await get_campaign(session, identity, key.campaign_id, lock=True)
+            campaign, cause = await lock_with_cause(session, identity, key.campaign_id, message_id)
             row = await get_item_row(session, identity, key)
             check_revision(if_match, row.seq)
-            cause = await find_cause(session, identity, campaign, message_id)
             change = Change(key.kind, key.item_id, DELETION)
             await ledger_store.append_changes(
                 session, identity.sealer, campaign, [change], actor="user", message=cause

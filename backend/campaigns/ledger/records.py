@@ -41,7 +41,7 @@ from backend.campaigns.scenes.chapters import narrow_chapters
 from backend.campaigns.state.party import follow_scene
 from backend.characters.models import Character
 from backend.chats.models import Chat, Message
-from backend.chats.repository import get_message
+from backend.chats.repository import lock_message
 from backend.core.audience import PUBLIC, encode_audience
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.engine import Database
@@ -229,25 +229,27 @@ async def get_item_row(session: AsyncSession, identity: Identity, key: ItemKey) 
     return row
 
 
-async def find_cause(
-    session: AsyncSession, identity: Identity, campaign: Campaign, message_id: UUID | None
-) -> Message | None:
-    """Return the message that causes a change. The change is active while the message is.
+async def lock_with_cause(
+    session: AsyncSession, identity: Identity, campaign_id: UUID, message_id: UUID | None
+) -> tuple[Campaign, Message | None]:
+    """Lock a campaign for a change, and return it with the message that causes the change.
 
-    Raises `MessageNotFoundError`, and `ValidationError` if the message is not on the active path of
-    a chat of the campaign.
+    The change is active while the message is. Raises `CampaignNotFoundError`,
+    `MessageNotFoundError`, and `ValidationError` if the message is not on the active path of a chat
+    of the campaign.
     """
     if message_id is None:
-        return None
-    message = await get_message(session, message_id, owner_id=identity.user_id)
-    chat = await session.get_one(Chat, message.chat_id)
+        return await get_campaign(session, identity, campaign_id, lock=True), None
+    # Chats before campaigns, because all code locks them in this order.
+    message, chat = await lock_message(session, message_id, owner_id=identity.user_id)
+    campaign = await get_campaign(session, identity, campaign_id, lock=True)
     if chat.campaign_id != campaign.id:
         raise ValidationError("`message_id` belongs to a chat outside of the campaign.")
     if not message.is_active:
         raise ValidationError(
             "`message_id` is on another branch. Choose a message of the active path."
         )
-    return message
+    return campaign, message
 
 
 async def edit_item(

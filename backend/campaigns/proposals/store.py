@@ -59,6 +59,7 @@ from backend.campaigns.state.knowledge import ItemScope, load_known_items
 from backend.campaigns.state.viewpoints import resolve_campaign_viewpoint
 from backend.chats.members import has_heard
 from backend.chats.models import Chat, Message
+from backend.chats.repository import lock_trees
 from backend.core.audience import Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id, now, split_chunks
@@ -450,7 +451,10 @@ class ProposalService:
         `ProposalDecidedError`, `ProposalNotToldError`, `ProposalTargetGoneError`,
         `PreconditionFailedError`, `CampaignFullError`, `ValidationError`.
         """
+        told_in = select(ProposalSource.chat_id).where(ProposalSource.proposal_id == proposal_id)
         async with self._database.write() as session:
+            # Chats before campaigns, because all code locks them in this order.
+            await lock_trees(session, await session.scalars(told_in))
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             proposal = await _find(session, identity, campaign, proposal_id, unless="refused")
             if proposal.row.state == "open":

@@ -220,6 +220,8 @@ class SituationService:
             reader = make_reader(session, identity.sealer, campaign, known=names.known)
             return await self._load_layers(reader, names, chat, leaf, line=line, recent=recent)
         async with self._database.trial() as trial:
+            # Chats before campaigns, because all code locks them in this order.
+            await chats.get_chat(trial, chat.id, owner_id=identity.user_id, lock=True)
             campaign = await get_campaign(trial, identity, campaign.id, lock=True)
             await tree.leave_path(trial, chat.id, above=until)
             await ledger_paths.follow_path(trial, identity.sealer, campaign, chat.id, above=until)

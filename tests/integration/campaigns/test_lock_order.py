@@ -1,0 +1,82 @@
+"""Requests that change a campaign lock its chat first, as turns do, so that they can't deadlock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import select, text
+
+from backend.campaigns.models import Campaign
+from backend.chats.repository import get_chat
+from tests.integration.campaigns.seagate import Table, new_table
+from tests.integration.campaigns.test_proposals import Compacted
+from tests.integration.turns.seeding import identity_of
+from tests.support.server import Running, running
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
+
+WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+
+
+@dataclass
+class Busy:
+    server: Running
+    table: Table
+    chat: str
+    line: str
+    entity: dict[str, Any]
+    scene: dict[str, Any]
+    proposal: dict[str, Any]
+
+
+@pytest.fixture
+async def busy(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Busy]:
+    async with (
+        running(postgres_url, tmp_path, job_workers=0) as server,
+        server.account("Ada") as ada,
+    ):
+        table = await new_table(ada)
+        chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
+        entity = await table.add("entities", kind="npc", name="Holt", locked=["status"])
+        scene = await table.add("scenes", title="The docks")
+        story = Compacted(server, table, await identity_of(server, ada), chat)
+        line = await story.turn()
+        await story.draft(entity["id"], status="dead")
+        [proposal] = await story.open()
+        yield Busy(server, table, chat, line, entity, scene, proposal)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/threads?message_id={line}", {"title": "The bridge"}),
+        ("PATCH", "/entities/{entity}?message_id={line}", {"status": "gone"}),
+        ("DELETE", "/entities/{entity}?message_id={line}", None),
+        ("PATCH", "?message_id={line}", {"day": 6}),
+        ("POST", "/scenes/{scene}/close?message_id={line}", None),
+        ("POST", "/proposals/{proposal}/accept", None),
+        ("DELETE", "", None),
+    ],
+)
+async def test_a_change_waits_for_the_lock_of_its_chat(
+    busy: Busy, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    table = busy.table
+    made = {each: getattr(busy, each)["id"] for each in ("entity", "scene", "proposal")}
+    owner = UUID(table.account.user["id"])
+    async with busy.server.parts.database.write() as holder:
+        await get_chat(holder, UUID(busy.chat), owner_id=owner, lock=True)
+        asked = table.ask(method, path.format(line=busy.line, **made), json=body)
+        asking = asyncio.create_task(asked)
+        await until(lambda: holder.scalar(WAITING))
+        free = select(Campaign.id).where(Campaign.id == UUID(table.campaign["id"]))
+        assert await holder.scalar(free.with_for_update(nowait=True)) is not None
+    answer = await asking
+    assert answer.is_success, answer.text
