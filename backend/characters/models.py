@@ -42,6 +42,7 @@ class Character(Base):
     scripts_allowed: Mapped[bool | None]
     preset_id: Mapped[UUID | None]
     keeps_memories: Mapped[bool] = mapped_column(default=False, server_default=false())
+    is_favourite: Mapped[bool] = mapped_column(default=False, server_default=false())
     revision: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]

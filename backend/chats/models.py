@@ -59,14 +59,19 @@ Presence = Literal["present", "absent", "muted"]
 """The presence of a character in the scene. A muted one hears everything, and speaks on request."""
 
 
+TitleOrigin = Literal["user", "characters", "first_line", "model"]
+"""The source of a chat's title. A title that is not the user's is replaced by a better one."""
+
+
 class Chat(Base):
     """A chat. `leaf_id` is the last message of its active path, or null if it has no messages.
 
     `count_unit` is the `CountUnit` of its messages. The chat remembers the events of the chronicle
     `chronicle_id`. `chronicle_enabled` is the owner's consent to record events there; messages
     before `chronicle_since`, the time of the last consent, are not recorded. The chat is a session
-    of the campaign `campaign_id`. While `is_ready` is false, an import is storing it: it is in no
-    list, and no route finds it.
+    of the campaign `campaign_id`. Pinned chats come first in lists, archived ones have a list of
+    their own. While `is_ready` is false, an import is storing it: it is in no list, and no route
+    finds it.
     """
 
     __tablename__ = "chats"
@@ -93,6 +98,9 @@ class Chat(Base):
     revision: Mapped[int] = mapped_column(default=1)
     hidden_changes: Mapped[int] = mapped_column(default=0, server_default="0")
     is_ready: Mapped[bool] = mapped_column(default=True, server_default=true())
+    pinned_at: Mapped[datetime | None]
+    archived_at: Mapped[datetime | None]
+    title_origin: Mapped[TitleOrigin] = mapped_column(String, default="user", server_default="user")
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
 
@@ -136,7 +144,9 @@ class Message(Base):
     the campaign's part of the prompt of this reply. `sealed_source` is the JSON of an imported
     file's members that have no column, for an export. `notices` describe problems of the reply
     (JSON, not encrypted: numbers and the model's id). `text_digest` is a keyed digest of the text,
-    by which a client's message is recognised. It is null for messages without one so far.
+    by which a client's message is recognised. It is null for messages without one so far. A message
+    with `removed_at` has no text and is hidden. It stays in the tree, so that its siblings and the
+    messages below it keep their place.
     """
 
     __tablename__ = "messages"
@@ -208,6 +218,7 @@ class Message(Base):
     audience: Mapped[str] = mapped_column(default="public", server_default="public")
     notices: Mapped[str | None]
     text_digest: Mapped[bytes | None]
+    removed_at: Mapped[datetime | None]
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
 
@@ -224,7 +235,8 @@ class StoredFile(Base):
     """A picture or file of messages, stored once for all messages with the same content.
 
     `digest` is the SHA-256 of the content, keyed with the user's key. `sealed_description` is the
-    JSON of its media type and its size in bytes.
+    JSON of its media type and its size in bytes. Until `waits_until`, an uploaded file is kept
+    without a message.
     """
 
     __tablename__ = "stored_files"
@@ -235,6 +247,7 @@ class StoredFile(Base):
     digest: Mapped[bytes]
     sealed_description: Mapped[bytes]
     sealed_data: Mapped[bytes]
+    waits_until: Mapped[datetime | None]
     created_at: Mapped[CreatedAt]
 
 
@@ -264,3 +277,24 @@ class MessageFile(Base):
 
 
 FILE_REFERENCE = Column("message_files", "sealed_reference")
+
+
+class Background(Base):
+    """The picture behind the messages of a chat, or of a character's chats without one."""
+
+    __tablename__ = "backgrounds"
+
+    id: Mapped[PrimaryId]
+    user_id: Mapped[OwnerId]
+    chat_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("chats.id", ondelete="CASCADE"), unique=True
+    )
+    character_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey("characters.id", ondelete="CASCADE"), unique=True
+    )
+    media_type: Mapped[str]
+    sealed_image: Mapped[bytes]
+    created_at: Mapped[CreatedAt]
+
+
+BACKGROUND_IMAGE = Column("backgrounds", "sealed_image")

@@ -7,12 +7,14 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.profile.settings import (
+    MAX_QUICK_REPLIES,
     BudgetSettings,
     EnrichmentSettings,
     LongText,
     LoreOverrides,
     MemorySettings,
     ModelId,
+    QuickReply,
     ReasoningSent,
     TaskModels,
 )
@@ -27,6 +29,9 @@ MAX_AUTO_REPLIES = 50
 MAX_MEMBERS = 20
 """Characters in one chat."""
 
+MAX_TAGS = 30
+
+Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=60)]
 Title = Annotated[str, msgspec.Meta(max_length=300)]
 
 
@@ -292,5 +297,10 @@ class ChatSettings(
 
     Otherwise a reply ends before a line that begins with one of their names and a colon.
     """
+    quick_replies: Annotated[
+        tuple[QuickReply, ...], msgspec.Meta(max_length=MAX_QUICK_REPLIES)
+    ] = ()
+    """Texts for a click, in addition to those of the account and of the characters' cards."""
+    tags: Annotated[list[Tag], msgspec.Meta(max_length=MAX_TAGS)] = []
     expand_macros: bool | None = None
     """Expand macros in the user's messages before they are stored. Absent: the account's value."""

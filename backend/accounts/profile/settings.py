@@ -182,6 +182,27 @@ class ClientSettings(SettingsStruct, frozen=True, kw_only=True):
     unknown_parameters: Literal["ignore", "pass_on"] = "ignore"
 
 
+class PageSettings(SettingsStruct, frozen=True, kw_only=True):
+    """Settings of the page. An absent field has the page's default.
+
+    Without `enter_sends`, the Enter key sends where there is a keyboard. `titles` is the source of
+    automatic titles. `monthly_limit` is in US dollars; the page warns before it is reached, and no
+    request is refused. `dismissed` are names of hints that the user has closed.
+    """
+
+    enter_sends: bool | None = None
+    theme: Literal["auto", "light", "dark", "sepia", "night"] | None = None
+    font: Literal["serif", "sans", "dyslexia"] | None = None
+    font_percent: Annotated[int, msgspec.Meta(ge=75, le=200)] | None = None
+    width: Literal["narrow", "medium", "wide"] | None = None
+    style: Literal["book", "bubbles"] | None = None
+    titles: Literal["model", "first_line", "off"] | None = None
+    monthly_limit: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    dismissed: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=40)], ...], msgspec.Meta(max_length=40)
+    ] = ()
+
+
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     """The default settings of a user's chats. `sampling` is for the `model` of the same settings.
 
@@ -199,6 +220,7 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     memory: MemorySettings = msgspec.field(default_factory=MemorySettings)
     enrichment: EnrichmentSettings = msgspec.field(default_factory=EnrichmentSettings)
     client: ClientSettings = msgspec.field(default_factory=ClientSettings)
+    page: PageSettings = msgspec.field(default_factory=PageSettings)
     persona_id: UUID | None = None
     preset_id: UUID | None = None
     reasoning_sent: ReasoningSent | None = None
