@@ -66,6 +66,7 @@ from backend.lan.controller import LanController
 from backend.llm.controller import ModelController, TokenController
 from backend.llm.providers.addresses import ProviderAddressController
 from backend.llm.providers.controller import ProviderController, ProviderPresetController
+from backend.llm.providers.local import LocalServerController
 from backend.lorebooks.controller import (
     LINK_CONTROLLERS,
     ChatLorebookController,
@@ -106,6 +107,7 @@ from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
 from backend.turns.play.downtime import DowntimeController
 from backend.usage.models_in_use import ModelsInUseController
+from backend.usage.months import MonthUsageController
 from backend.usage.spending import ChatUsageController, MeasureController
 from backend.web.controller import PageController
 
@@ -162,6 +164,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     DowntimeController,
     MeasureController,
     ChatUsageController,
+    MonthUsageController,
     TurnController,
     RunningTurnController,
     MessageContextController,
@@ -170,6 +173,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ProviderPresetController,
     ProviderAddressController,
     ProviderController,
+    LocalServerController,
     TokenController,
     SearchController,
     MemoryController,

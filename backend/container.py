@@ -71,6 +71,7 @@ from backend.jobs.worker import build_worker
 from backend.lan.service import LocalNetwork
 from backend.llm.models import SLOT_LEASES
 from backend.llm.providers.addresses import ProviderAddressService
+from backend.llm.providers.local import LocalServers
 from backend.llm.providers.service import ProviderService
 from backend.llm.providers.trials import ProviderTests
 from backend.llm.server_slots import ModelSlots
@@ -140,6 +141,7 @@ from backend.turns.prompt.speaker_model import SpeakerModel
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
+from backend.usage.months import MonthUsageService
 from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
@@ -180,6 +182,7 @@ class Services:
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
         self.provider_addresses = ProviderAddressService(database, user_models)
         self.provider_tests = ProviderTests(database, self.providers, user_models)
+        self.local_servers = LocalServers(self.providers, user_models, settings)
 
         participants = Participants(RequestCaches())
         self.open_keys = open_keys = OpenKeys(participants)
@@ -263,6 +266,7 @@ class Services:
         self.downtime = DowntimeService(database, names)
         self.measures = MeasureService(database, user_models)
         self.chat_usage = ChatUsageService(database, user_models)
+        self.month_usage = MonthUsageService(database, user_models)
         self.models_in_use = ModelsInUseService(database, user_models, settings)
         joining = ChatChronicles(index)
         self.character_memories = CharacterMemoryService(

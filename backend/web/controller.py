@@ -22,6 +22,9 @@ INDEX = "index.html"
 VERSION_PLACEHOLDER = b"{version}"
 """The placeholder for the version in the index. The version is part of every other file's
 address."""
+LANGUAGES_PLACEHOLDER = b"{languages}"
+"""The placeholder for the languages of translations in the index: `de pl`."""
+TRANSLATION = re.compile(r"texts\.([\w-]+)\.json")
 
 MEDIA_TYPES = {
     ".css": "text/css",
@@ -62,7 +65,9 @@ class PageFiles:
         for name, data in sorted(contents.items()):
             digest.update(f"{name} {len(data)}\n".encode() + data)
         self.version = digest.hexdigest()[:12]
+        languages = sorted(found[1] for name in contents if (found := TRANSLATION.fullmatch(name)))
         document = contents.pop(INDEX).replace(VERSION_PLACEHOLDER, self.version.encode())
+        document = document.replace(LANGUAGES_PLACEHOLDER, " ".join(languages).encode())
         self.index = _pack(INDEX, document)
         """The document at `/`. It is the only file that changes without a new address."""
         self._contents = contents

@@ -185,12 +185,17 @@ class ClientSettings(SettingsStruct, frozen=True, kw_only=True):
 class PageSettings(SettingsStruct, frozen=True, kw_only=True):
     """Settings of the page. An absent field has the page's default.
 
-    Without `enter_sends`, the Enter key sends where there is a keyboard. `titles` is the source of
+    Without `enter_sends`, the Enter key sends where there is a keyboard. Without `language`, the
+    browser's languages decide. `titles` is the source of
     automatic titles. `monthly_limit` is in US dollars; the page warns before it is reached, and no
     request is refused. `dismissed` are names of hints that the user has closed.
     """
 
     enter_sends: bool | None = None
+    language: (
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", max_length=35)]
+        | None
+    ) = None
     theme: Literal["auto", "light", "dark", "sepia", "night"] | None = None
     font: Literal["serif", "sans", "dyslexia"] | None = None
     font_percent: Annotated[int, msgspec.Meta(ge=75, le=200)] | None = None

@@ -1,6 +1,7 @@
 /** The frame around every view: navigation, recent chats, and the view itself. */
 import { api } from "./core/api.js";
 import { asset, fill, h, icon, pause, set } from "./core/dom.js";
+import { connection } from "./core/connection.js";
 import { forget, imports, receive } from "./core/importing.js";
 import { chats, kept } from "./core/store.js";
 import { t } from "./core/words.js";
@@ -18,7 +19,7 @@ const RECENT = 12;
 const AREAS = {
   "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats",
   providers: "settings", presets: "settings", scripts: "settings", imports: "settings",
-  clients: "settings",
+  clients: "settings", "memory-settings": "settings", security: "settings", server: "settings",
 };
 
 /** @returns {{element, main, at(path)}} `at` marks the current area. */
@@ -32,7 +33,7 @@ export function shell() {
   const brand = h("a.brand", { href: "#/" }, h("img", { src: asset("icon.svg"), alt: "" }), "Talekeeper");
   const rail = h("div.rail", {}, brand, places, recent, activity, settings, account);
   const skip = h("button.skip", { onclick: () => main.focus() }, t("shell.skip"));
-  const element = h("div.shell", {}, skip, rail, imports, main);
+  const element = h("div.shell", {}, skip, rail, h("div.above", {}, connection(), imports), main);
 
   let path = "";
   const mark = () => {
