@@ -195,5 +195,5 @@ async def test_the_month_counts_turns_and_runs_of_one_account_since_its_first_da
     assert (one["prompt_tokens"], one["completion_tokens"]) in counted
     cost = (2 * one["prompt_tokens"] + 8 * one["completion_tokens"]) / 1e6
     assert month["cost"]["amount"] == pytest.approx(cost)
-    async with server.account() as bob:
+    async with server.account("bob-of-the-month") as bob:
         assert (await bob.get("/usage/month"))["by_model"] == []

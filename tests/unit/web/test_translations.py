@@ -13,8 +13,9 @@ from backend.web.controller import FOLDER, TRANSLATION, PageFiles
 COMMENT = re.compile(r"/\*.*?\*/|(?<![:\"'`\\])//[^\n]*", re.DOTALL)
 STRING = re.compile(r"\"((?:[^\"\\\n]|\\.)*)\"|`((?:[^`\\]|\\.)*)`|'((?:[^'\\\n]|\\.)*)'")
 HOLE = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
-PROSE = re.compile(r"[A-Z][a-z]+[.!?…]?|[A-Za-z][a-z’']+( [a-z’']+)+[.!?…]?")
-"""A capitalised word, or several words."""
+WORD = r"[\w’'-]+"
+PROSE = re.compile(rf"[A-Z][a-z]+(,? {WORD})*[.!?…]?|{WORD}(,? {WORD})+[.!?…]")
+"""Words that begin with a capital or end with a punctuation mark. Others are names in the code."""
 
 NAMES = {
     "Talekeeper",
