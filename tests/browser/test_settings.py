@@ -47,7 +47,7 @@ def test_settings_have_areas_and_the_appearance_is_kept_in_the_account(
     chat = account.new_chat(character_ids=[account.import_card()["id"]])["id"]
     page.goto("/#/settings")
     tabs = page.get_by_role("navigation", name="Settings")
-    assert [each.inner_text() for each in tabs.get_by_role("link").all()] == list(AREAS)
+    expect(tabs.get_by_role("link")).to_have_text(AREAS)
 
     for theme, colour in (("Sepia", "rgb(244, 233, 211)"), ("Night", "rgb(0, 0, 0)")):
         with page.expect_response("**/me/settings"):
@@ -101,7 +101,7 @@ def test_a_translation_is_chosen_by_the_browser_or_in_the_settings_and_covers_ev
     page.route("**/texts.de.json", lambda route: route.fulfill(json=translation))
     page.goto("/#/settings")
     with page.expect_navigation():
-        page.get_by_label("Language").select_option("Deutsch")
+        page.get_by_label("Language", exact=True).select_option("Deutsch")
     expect(page.get_by_role("heading", name="⟦Settings⟧", level=1)).to_be_visible()
     assert page.evaluate("document.documentElement.lang") == "de"
     expect(page.get_by_role("link", name="Lore", exact=True)).to_be_visible()
@@ -195,7 +195,7 @@ def test_hints_come_one_at_a_time_and_stay_closed(page: Page, account: Account) 
 def test_examples_of_a_lorebook_and_a_campaign_are_added(page: Page, account: Account) -> None:
     page.goto("/#/lorebooks")
     page.get_by_role("button", name="Add the example lorebook").click()
-    expect(page.get_by_label("Name", exact=True).first).to_have_value("The people of Saltwick")
+    expect(page.get_by_role("heading", name="The people of Saltwick")).to_be_visible()
     page.goto("/#/campaigns")
     page.get_by_role("button", name="Add the example campaign").click()
     expect(page).to_have_url(re.compile(r"#/campaigns/."))
