@@ -32,7 +32,9 @@ MAX_MEMBERS = 20
 MAX_TAGS = 30
 
 Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=60)]
-Title = Annotated[str, msgspec.Meta(max_length=300)]
+MAX_TITLE_CHARACTERS = 300
+
+Title = Annotated[str, msgspec.Meta(max_length=MAX_TITLE_CHARACTERS)]
 
 
 class NewChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +47,12 @@ class NewChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatView(msgspec.Struct, kw_only=True):
-    """A chat in a list."""
+    """A chat in a list.
+
+    `preview` is the beginning of the last message of the active path that is not hidden, on one
+    line, and `last_message_at` its time. Pinned chats come first in lists, archived ones have a
+    list of their own.
+    """
 
     id: UUID
     title: str
@@ -53,18 +60,26 @@ class ChatView(msgspec.Struct, kw_only=True):
     persona_id: UUID | None
     campaign_id: UUID | None
     leaf_id: UUID | None
+    tags: list[str]
+    preview: str
+    last_message_at: datetime | None
+    pinned_at: datetime | None
+    archived_at: datetime | None
     revision: int
     created_at: datetime
     updated_at: datetime
 
 
 class ChatPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The members of a chat that can be changed, without its settings."""
+    """The members of a chat that can be changed, with the tags of its settings."""
 
     title: Title = ""
     persona_id: UUID | None = None
     character_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_MEMBERS)] = []
     campaign_id: UUID | None = None
+    pinned: bool = False
+    archived: bool = False
+    tags: Annotated[list[Tag], msgspec.Meta(max_length=MAX_TAGS)] = []
 
 
 class MessageView(msgspec.Struct, kw_only=True):
