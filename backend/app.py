@@ -102,6 +102,7 @@ from backend.turns.api.controller import (
     RunningTurnController,
     TurnController,
 )
+from backend.turns.api.new_lines import NewLineController
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
 from backend.turns.play.downtime import DowntimeController
@@ -137,6 +138,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ScriptController,
     OpeningController,
     ChatController,
+    NewLineController,
     ChatExportController,
     MessageController,
     MemberController,
