@@ -96,7 +96,7 @@ def test_commands_are_completed_and_add_messages_without_a_reply(
     expect(messages(page)).to_have_count(5)
     send(page, "//dance")
     expect(messages(page)).to_have_count(7)
-    assert "authors_note" not in account.get(note)
+    assert "text" not in account.get(note)["authors_note"]
     path = account.get(f"/chats/{chat['id']}/messages")["items"]
     assert [each["role"] for each in path[-4:]] == ["system", "assistant", "user", "assistant"]
     assert path[-2]["text"] == "/dance"
@@ -106,12 +106,13 @@ def test_quick_replies_of_account_chat_and_character_are_edited_and_sent(
     page: Page, account: Account, chat: dict[str, Any], assert_accessible: Callable[[Page], None]
 ) -> None:
     character = chat["character_ids"][0]
-    phone(page)
     for address, label in (
         ("/#/settings", "Wait"),
         (f"/#/chats/{chat['id']}?panel=settings", "Look"),
         (f"/#/characters/{character}", "Lamp"),
     ):
+        page = page.context.new_page()
+        phone(page)
         page.goto(address)
         editor = page.get_by_role("group", name="Quick replies")
         add = editor.get_by_role("button", name="Add a quick reply")
