@@ -103,6 +103,7 @@ from backend.turns.api.controller import (
     RunningTurnController,
     TurnController,
 )
+from backend.turns.api.new_lines import NewLineController
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
 from backend.turns.play.downtime import DowntimeController
@@ -139,6 +140,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ScriptController,
     OpeningController,
     ChatController,
+    NewLineController,
     ChatExportController,
     MessageController,
     MemberController,

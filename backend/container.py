@@ -124,6 +124,7 @@ from backend.transfer.imports import ImportService
 from backend.transfer.services import ImportServices
 from backend.transfer.single_files import SingleFilePlanner
 from backend.turns.api.lore_tester import LoreTester
+from backend.turns.api.new_lines import NewLineService
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
 from backend.turns.api.service import TurnService
@@ -346,6 +347,7 @@ class Services:
             macros=LineMacroService(database, pool, accounts=self.accounts),
             participants=participants,
         )
+        self.new_lines = NewLineService(database, self.messages, accounts=self.accounts)
         self.client_requests = RequestLog(database, self.messages, self.chats)
         self.opening = OpeningService(
             database,

@@ -1,10 +1,11 @@
-"""Read, edit, hide, branch and delete messages."""
+"""Read, add, edit, hide, branch and delete messages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 from uuid import UUID
@@ -35,6 +36,7 @@ from backend.chats.models import (
     Message,
     decode_notices,
 )
+from backend.chats.presence import PresenceChanger
 from backend.chats.rewrites import MessageRewriter
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.chats.speaker_labels import remove_label
@@ -80,7 +82,7 @@ class MessageScripts(Protocol):
 
 
 class LineMacros(Protocol):
-    """Expands macros in edited messages of the user."""
+    """Expands macros in messages that the user edits or writes without a turn."""
 
     async def expand(
         self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
@@ -90,7 +92,7 @@ class LineMacros(Protocol):
 
 
 class MessageService:
-    """Read, edit, hide, branch and delete messages. Each route lists its errors."""
+    """Read, add, edit, hide, branch and delete messages. Each route lists its errors."""
 
     def __init__(
         self,
@@ -236,6 +238,51 @@ class MessageService:
                 await self._queue_index(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
         raise ConflictError("The chat's tokens are being recounted. Send the change again.")
+
+    async def append(self, identity: Identity, chat_id: UUID, draft: MessageDraft) -> MessageView:
+        """Add a message at the end of the active path, without a model.
+
+        Regex scripts and macros are applied to its text. Raises `ConflictError` if the chat's unit
+        changes again and again.
+        """
+        self.check_text(draft.text)
+        sealer, owner_id = identity.sealer, identity.user_id
+        async with self._database.read() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=owner_id)
+        text = await self._scripts.run_stored(
+            identity,
+            chat_id,
+            role=draft.role,
+            character_id=draft.character_id,
+            text=draft.text,
+            is_edit=False,
+        )
+        expanded = self.check_text(
+            await self._macros.expand(identity, chat_id, parent_id=chat.leaf_id, text=text)
+        )
+        # Only the user's lines are edited in the form in which they were typed.
+        typed = text if draft.role == "user" and expanded != text else None
+        draft = replace(draft, text=expanded, typed=typed)
+        for _ in range(MAX_ATTEMPTS):
+            unit = chat.count_unit
+            # Before the transaction, so that writers do not wait for a thread.
+            sealed = await self._pool.run(
+                owner_id,
+                partial(seal_draft, sealer, draft, unit=CountUnit.parse(unit)),
+                size=len(expanded),
+            )
+            async with self._database.write() as session:
+                chat = await repository.get_chat(session, chat_id, owner_id=owner_id, lock=True)
+                if chat.count_unit != unit:
+                    continue
+                changer = PresenceChanger(session, sealer, chat, self._participants)
+                await changer.begin()
+                await changer.attach(Message(**sealed))
+                chat.updated_at = now()
+                await session.flush()
+                await self._queue_index(session, identity, chat, changer.added)
+            return await self.get(identity, sealed["id"])
+        raise ConflictError("The chat's tokens are being recounted. Send the message again.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
         async with self._lock_message(identity, message_id) as (session, message, chat):

@@ -163,6 +163,20 @@ class MessagePage(msgspec.Struct, kw_only=True):
     previous: int | None
 
 
+class NewLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message to add without a model.
+
+    A character's line (`assistant`) is by `character_id`, which may be left out if the chat has at
+    most one. The user's is by `persona_id`; by default, it is by the persona of turns. A `system`
+    message has the narrator as its author.
+    """
+
+    role: Role = "user"
+    text: str
+    character_id: UUID | None = None
+    persona_id: UUID | None = None
+
+
 class MessagePatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`text` adds a sibling and makes it active. The others change the message itself."""
 

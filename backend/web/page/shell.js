@@ -3,6 +3,7 @@ import { api } from "./core/api.js";
 import { asset, fill, h, icon, pause, set } from "./core/dom.js";
 import { connection } from "./core/connection.js";
 import { forget, imports, receive } from "./core/importing.js";
+import { stayAboveKeyboard } from "./core/keyboard.js";
 import { chats, kept } from "./core/store.js";
 import { t } from "./core/words.js";
 import { files, takeUp } from "./transfer/files.js";
@@ -61,6 +62,7 @@ export function shell() {
   watch(activity);
   files.at();
   receive(element);
+  stayAboveKeyboard();
   takeUp().catch(() => {});
 
   return {

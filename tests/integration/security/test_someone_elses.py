@@ -69,6 +69,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "changeOneSummary": {"json": {"text": "Nothing happened."}},
     "rebuildChronicle": {"json": {"chat_id": str(uuid4())}},
     "compactCampaign": {"json": {"chat_id": str(uuid4())}},
+    "addMessage": {"json": {"text": "Let me in."}},
     "patchMember": {"json": {"presence": "absent"}},
     "patchMessage": {"json": {"text": "Not yours any more."}},
     "renamePasskey": {"json": {"label": "Mine"}},

@@ -11,6 +11,7 @@ import { keys } from "./actions.js";
 import { cast, membersOf, seating } from "./cast.js";
 import { composer } from "./composer.js";
 import { costing } from "./cost.js";
+import { greetings } from "./greetings.js";
 import { asked } from "./model.js";
 import { hints } from "./hints.js";
 import { Path } from "./path.js";
@@ -57,7 +58,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   Object.assign(room, scrolling, taking);
   room.composer = composer(room);
   follow(room);
-  const parts = [heading, header(room), reading, h("div", {}, stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];
+  const parts = [heading, header(room), reading, h("div", {}, greetings(room), stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];
   const talk = h("section.talk", {}, parts);
   const aside = h("aside.panel", { hidden: true });
   const element = h("div.chat", {}, talk, aside);
