@@ -14,6 +14,7 @@ import { costing } from "./cost.js";
 import { asked } from "./model.js";
 import { Path } from "./path.js";
 import { scroller } from "./scroller.js";
+import { selection } from "./selection.js";
 import { turns } from "./turn.js";
 import { watch } from "./watch.js";
 
@@ -51,12 +52,13 @@ export default async function view({ params: { id }, query, signal, title }) {
   let [turn] = await Promise.all([latest(), room.refresh(), path.reload()]);
   room.totals = turn?.totals;
 
+  room.selection = selection(room);
   const { element: reading, ...scrolling } = scroller(room);
   const { takeUp, ...taking } = turns(room);
   Object.assign(room, scrolling, taking);
   room.composer = composer(room);
   follow(room);
-  const parts = [heading, header(room), reading, h("div", {}, stage(room), chronicleWatch(room)), room.composer.element, voice];
+  const parts = [heading, header(room), reading, h("div", {}, room.selection.element, stage(room), chronicleWatch(room)), room.composer.element, voice];
   const talk = h("section.talk", {}, parts);
   const aside = h("aside.panel", { hidden: true });
   const element = h("div.chat", {}, talk, aside);
