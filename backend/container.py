@@ -140,6 +140,7 @@ from backend.turns.prompt.preview import ContextService
 from backend.turns.prompt.retrieve import Rephraser
 from backend.turns.prompt.speaker_model import SpeakerModel
 from backend.turns.run.recovery import TurnRecovery
+from backend.turns.run.removed_replies import RemovedReplies
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
 from backend.usage.months import MonthUsageService
@@ -328,7 +329,7 @@ class Services:
             user_models=user_models,
             checks_added=checks_added,
         )
-        participants.add(ImportedChats())
+        participants.add(ImportedChats(), RemovedReplies())
         self.chat_exporter = ChatExporter(
             database,
             pool,

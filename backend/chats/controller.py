@@ -249,11 +249,26 @@ class MessageController(Controller):
         """
         return await messages.use_thoughts(identity, message_id)
 
-    @delete(status_code=200, opt={RAISES: (MessageBusyError,)}, summary="Delete a message")
+    @delete(
+        status_code=200,
+        opt={RAISES: (MessageBusyError, PresenceMessageError)},
+        summary="Delete a message",
+    )
     async def delete_message(
-        self, message_id: FromPath[UUID], identity: Caller, messages: Messages
+        self,
+        message_id: FromPath[UUID],
+        identity: Caller,
+        messages: Messages,
+        alone: FromQuery[bool] = False,  # noqa: FBT002  # Litestar passes it by name
     ) -> Deleted:
-        """Delete a message and all messages below it, on every branch."""
+        """Delete a message and all messages below it, on every branch.
+
+        With `alone`, only its text and everything made from it are deleted. The messages below it
+        and its swipes stay, and so does its empty place in the tree (`removed`). A change of
+        presence cannot be deleted alone.
+        """
+        if alone:
+            return await messages.remove(identity, message_id)
         return await messages.delete(identity, message_id)
 
     @get("/siblings", summary="List swipes")

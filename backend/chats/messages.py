@@ -1,4 +1,4 @@
-"""Read, add, edit, hide, branch and delete messages."""
+"""Read, add, edit, hide, branch, remove and delete messages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Protocol
 from uuid import UUID
 
 import msgspec
+from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -23,7 +24,13 @@ from backend.chats.errors import (
     MessageTooLongError,
     NotOnlyThoughtsError,
 )
-from backend.chats.events import AudienceChanged, MessageShown, check_audience, notify_path_moved
+from backend.chats.events import (
+    AudienceChanged,
+    MessageRemoved,
+    MessageShown,
+    check_audience,
+    notify_path_moved,
+)
 from backend.chats.files import delete_unused_files
 from backend.chats.index_source import find_windows_below
 from backend.chats.models import (
@@ -34,6 +41,7 @@ from backend.chats.models import (
     MESSAGE_TYPED,
     Chat,
     Message,
+    MessageFile,
     decode_notices,
 )
 from backend.chats.presence import PresenceChanger
@@ -92,7 +100,7 @@ class LineMacros(Protocol):
 
 
 class MessageService:
-    """Read, add, edit, hide, branch and delete messages. Each route lists its errors."""
+    """Read, add, edit, hide, branch, remove and delete messages. Each route lists its errors."""
 
     def __init__(
         self,
@@ -375,6 +383,31 @@ class MessageService:
             await self._queue_index(session, identity, chat, [*deleted, *above])
             return Deleted(deleted=len(deleted), leaf_id=chat.leaf_id)
 
+    async def remove(self, identity: Identity, message_id: UUID) -> Deleted:
+        """Delete the text of one message, its files, and everything made from it. Idempotent.
+
+        Its node stays, hidden, so that its siblings and the messages below it keep their place.
+        """
+        async with self._lock_message(identity, message_id) as (session, message, chat):
+            repository.check_finished(message)
+            repository.check_no_presence(message)
+            if message.removed_at is not None:
+                return Deleted(deleted=0, leaf_id=chat.leaf_id)
+            await tree.set_hidden(session, chat, message, hidden=True)
+            await tree.set_tokens(session, message, 0)
+            _clear_texts(identity.sealer, message)
+            chat.hidden_changes += 1
+            await session.execute(delete(MessageFile).where(MessageFile.message_id == message.id))
+            await delete_unused_files(session, identity.user_id)
+            await session.flush()
+            for handler in self._participants.find_handlers(MessageRemoved):
+                await handler.message_removed(session, identity, chat, message)
+            # The document of its scene has the id of the scene's first message.
+            changed = {message.id, message.scene_id or message.id}
+            changed.update(await find_windows_below(session, [message.id]))
+            await self._queue_index(session, identity, chat, list(changed))
+            return Deleted(deleted=1, leaf_id=chat.leaf_id)
+
     @asynccontextmanager
     async def _lock_message(
         self, identity: Identity, message_id: UUID
@@ -431,6 +464,16 @@ class MessageService:
         )
 
 
+def _clear_texts(sealer: Sealer, message: Message) -> None:
+    """Delete all texts of a message except its author's name."""
+    message.sealed_content = sealer.seal(MESSAGE_CONTENT, message.id, "")
+    message.text_digest = TextDigester(sealer).compute(message.role, "")
+    message.sealed_typed = message.sealed_thinking = None
+    message.sealed_injected_context = message.sealed_source = message.notices = None
+    message.token_counts, message.status = "{}", "complete"
+    message.removed_at = message.updated_at = now()
+
+
 def _has_text(message: Message) -> bool:
     return len(message.sealed_content) > OVERHEAD
 
@@ -470,6 +513,7 @@ def _make_view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -
         notices=decode_notices(row.notices),
         sibling=sibling,
         sibling_count=sibling_count,
+        removed=row.removed_at is not None,
         shown=None,
         shown_thinking=None,
     )

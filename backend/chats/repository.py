@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Select,
     and_,
@@ -40,7 +41,7 @@ from backend.chats.members import filter_heard
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.tree import make_ancestors
 from backend.core.audience import GM, Viewpoint
-from backend.database.base import split_chunks
+from backend.database.base import skip_index, split_chunks
 from backend.generation.model import Role
 
 PAGE_SIZE = 500
@@ -207,8 +208,8 @@ async def number_siblings(
 ) -> dict[UUID, tuple[int, int]]:
     """Return the number of each message among its siblings, from 1, and the count of siblings.
 
-    The messages are of one chat. Siblings are in the order of creation. The database counts them,
-    because there may be hundreds.
+    The messages are of one chat. Siblings are in the order of creation, and those that were removed
+    do not count. The database counts them, because there may be hundreds.
     """
     if not messages:
         return {}
@@ -232,13 +233,13 @@ def _select_sibling_numbers(*, roots: bool, others: bool) -> Select[*tuple[Any, 
         families.append((Message.chat_id == bindparam("chat_id")) & (Message.position == 0))
     if others:
         families.append(Message.parent_id.in_(bindparam("parents", expanding=True)))
+    ids: BindParameter[Any] = bindparam("ids", expanding=True)
     family = (
         select(Message.id, place.label("place"), count.label("count"))
-        .where(or_(*families))
+        .where(or_(*families), or_(Message.removed_at.is_(None), Message.id.in_(ids)))
         .subquery()
     )
-    is_asked = family.c.id.in_(bindparam("ids", expanding=True))
-    return select(family.c.id, family.c.place, family.c.count).where(is_asked)
+    return select(family.c.id, family.c.place, family.c.count).where(family.c.id.in_(ids))
 
 
 async def count_chats(session: AsyncSession, owner_id: UUID) -> int:
@@ -247,12 +248,16 @@ async def count_chats(session: AsyncSession, owner_id: UUID) -> int:
 
 
 async def count_messages(session: AsyncSession, leaf: Message, role: Role) -> int:
-    """Count the messages of a role on the active path, up to and including `leaf`."""
+    """Count the messages of a role on the active path, up to and including `leaf`.
+
+    Removed ones do not count.
+    """
     query = select(func.count()).where(
         Message.chat_id == leaf.chat_id,
         Message.is_active,
         Message.position <= leaf.position,
         Message.role == role,
+        Message.removed_at.is_(None),
     )
     return await session.scalar(query) or 0
 
@@ -264,6 +269,21 @@ async def has_message(session: AsyncSession, leaf: Message, role: Role) -> bool:
         Message.is_active,
         Message.position <= leaf.position,
         Message.role == role,
+        Message.removed_at.is_(None),
+    )
+    return await session.scalar(query.limit(1)) is not None
+
+
+async def has_removed(
+    session: AsyncSession, message_ids: Collection[UUID], *, owner_id: UUID
+) -> bool:
+    """True if the text of one of a user's messages was deleted."""
+    if not message_ids:
+        return False
+    query = select(Message.id).where(
+        Message.id.in_(message_ids),
+        skip_index(Message.user_id) == owner_id,
+        Message.removed_at.is_not(None),
     )
     return await session.scalar(query.limit(1)) is not None
 

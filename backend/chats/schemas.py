@@ -91,7 +91,8 @@ class MessageView(msgspec.Struct, kw_only=True):
     `audience` is who may know the message: characters of the chat, or entities of its campaign.
     `notices` describe problems that did not end the reply. A reply with only thoughts has no
     `text`; it is hidden, because no model may receive it. With a `presence`, the message says that
-    the character `character_id` joins, leaves or is muted.
+    the character `character_id` joins, leaves or is muted. A `removed` message was deleted alone:
+    it has no text, and keeps the place of the messages below it.
     """
 
     id: UUID
@@ -119,6 +120,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     audience: Audience = "public"
     notices: list[Notice] = []
     presence: Presence | None = None
+    removed: bool = False
 
 
 DEFAULT_TALKATIVENESS = 0.5

@@ -105,7 +105,8 @@ class LogFile(msgspec.Struct, kw_only=True, omit_defaults=True):
 class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A message. `selected` marks the sibling on the active path, or on it most recently.
 
-    With a `presence`, `character_id` joins, leaves or is muted, and the message is hidden.
+    With a `presence`, `character_id` joins, leaves or is muted, and the message is hidden. One with
+    `removed_at` was deleted alone: it is hidden, and its text is ignored.
 
     `source` is the JSON of members of the file that it was imported from, exactly as written.
     """
@@ -128,6 +129,7 @@ class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     scene_place: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     source: Annotated[str, msgspec.Meta(max_length=9_000_000)] | None = None
     files: Annotated[list[LogFile], msgspec.Meta(max_length=1_000)] = []
+    removed_at: datetime | None = None
     created_at: datetime
 
 
@@ -272,6 +274,7 @@ def make_line(open_text: OpenText, row: Any) -> LogLine:
         scene_id=row.scene_id,
         scene_place=row.scene_place,
         source=open_text(MESSAGE_SOURCE, row.id, source) if source else None,
+        removed_at=row.removed_at,
         created_at=row.created_at,
     )
 
@@ -293,6 +296,8 @@ def read_log(data: bytes) -> ChatLog:
     known: set[UUID] = set()
     for number, text in enumerate(rest, start=2):
         line = _decode(_LINE, text, number)
+        if line.removed_at is not None:
+            _clear_removed(line, line.removed_at, number)
         if line.id in known:
             raise ValidationError(f"Line {number}: `id` is already used by an earlier message.")
         if line.parent_id is not None and line.parent_id not in known:
@@ -312,11 +317,25 @@ def _decode(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> L
         line = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValidationError(f"Line {number}: {error}.") from error
-    if line.created_at.tzinfo is None or line.created_at.year not in YEARS:
+    if not _is_usable(line.created_at):
         raise ValidationError(
             f"Line {number}: `created_at` has no UTC offset, or its year is out of range."
         )
     return line
+
+
+def _clear_removed(line: LogLine, removed_at: datetime, number: int) -> None:
+    """Ignore everything that a message without text cannot have."""
+    if not _is_usable(removed_at):
+        raise ValidationError(
+            f"Line {number}: `removed_at` has no UTC offset, or its year is out of range."
+        )
+    line.text, line.typed, line.thinking, line.source = "", None, None, None
+    line.presence, line.hidden, line.files = None, True, []
+
+
+def _is_usable(time: datetime) -> bool:
+    return time.tzinfo is not None and time.year in YEARS
 
 
 def build_message_rows(
@@ -376,6 +395,7 @@ def build_message_rows(
                 "sealed_source": seal_optional(sealer, MESSAGE_SOURCE, message_id, line.source),
                 "audience": audience(line.audience),
                 "text_digest": digester.compute(line.role, line.text),
+                "removed_at": line.removed_at.astimezone(UTC) if line.removed_at else None,
                 "created_at": line.created_at.astimezone(UTC),
                 "updated_at": line.created_at.astimezone(UTC),
             }

@@ -16,6 +16,7 @@ import { asked } from "./model.js";
 import { hints } from "./hints.js";
 import { Path } from "./path.js";
 import { scroller } from "./scroller.js";
+import { selection } from "./selection.js";
 import { turns } from "./turn.js";
 import { watch } from "./watch.js";
 
@@ -53,12 +54,13 @@ export default async function view({ params: { id }, query, signal, title }) {
   let [turn] = await Promise.all([latest(), room.refresh(), path.reload()]);
   room.totals = turn?.totals;
 
+  room.selection = selection(room);
   const { element: reading, ...scrolling } = scroller(room);
   const { takeUp, ...taking } = turns(room);
   Object.assign(room, scrolling, taking);
   room.composer = composer(room);
   follow(room);
-  const parts = [heading, header(room), reading, h("div", {}, greetings(room), stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];
+  const parts = [heading, header(room), reading, h("div", {}, room.selection.element, greetings(room), stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];
   const talk = h("section.talk", {}, parts);
   const aside = h("aside.panel", { hidden: true });
   const element = h("div.chat", {}, talk, aside);

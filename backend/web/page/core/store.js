@@ -99,13 +99,14 @@ function list(name, sort = (items) => items) {
       tell();
     },
     drop: () => (reading = null),
-    /** Delete an item. The deletion can be undone for some seconds. */
-    remove: (id, title) =>
+    /** Delete an item. The deletion can be undone for some seconds. `then` runs after it. */
+    remove: (id, title, then) =>
       undoable(t("common.deleted", { name: title }), {
         hide: () => store.hide(id),
         act: async (options) => {
           await api.delete(`${path}/${id}`, undefined, options);
           store.changed();
+          then?.();
         },
         show: () => store.hide(id, false),
       }),
