@@ -34,6 +34,7 @@ from backend.accounts.profile.activity import delete_old_activity
 from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
+from backend.backgrounds.controller import BACKGROUND_CONTROLLERS
 from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
@@ -137,6 +138,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     CharacterController,
     PersonaController,
     *AVATAR_CONTROLLERS,
+    *BACKGROUND_CONTROLLERS,
     ScriptController,
     OpeningController,
     ChatController,

@@ -16,6 +16,7 @@ from backend.accounts.profile.activity import ActivityLog
 from backend.accounts.profile.administration import AdministrationService
 from backend.accounts.profile.service import ProfileService
 from backend.accounts.service import AccountService
+from backend.backgrounds.service import BackgroundService
 from backend.campaigns.api.service import CampaignService
 from backend.campaigns.chat_events import CampaignSessions, ItemAudiences, WorldCopies
 from backend.campaigns.files.transfer import CampaignTransfer
@@ -239,15 +240,18 @@ class Services:
             CardBookService(index, check_added=check_entries),
             pool=pool,
             longest_message=settings.max_message_chars,
+            participants=participants,
         )
         self.personas = PersonaService(database)
         self.avatars = AvatarService(database, pool)
+        self.backgrounds = BackgroundService(database, pool)
         self.presets = PresetService(database, pool)
         participants.add(self.presets, self.characters)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
         self.model_names = ModelNames(database, user_models, pool)
         participants.add(self.model_names)
         self.lorebook_links = LorebookLinkService(database)
+        participants.add(self.backgrounds, self.lorebook_links)
         self.lore = LoreReader(pool, self.regexes)
         self.chronicles = ChronicleService(database, index)
         self.chronicle_events = EventService(
@@ -491,6 +495,7 @@ class Services:
             pool=pool,
             accounts=AccountWriter(database, self.scripts, user_models),
             avatars=self.avatars,
+            backgrounds=self.backgrounds,
             campaigns=self.campaign_transfer,
             characters=self.characters,
             chat_trees=ChatTreeImporter(

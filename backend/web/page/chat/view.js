@@ -8,6 +8,7 @@ import { chronicleWatch } from "../memory/watch.js";
 import { follow } from "../play/changes.js";
 import { stage } from "../play/stage.js";
 import { keys } from "./actions.js";
+import { backdrop } from "./background.js";
 import { cast, membersOf, seating } from "./cast.js";
 import { composer } from "./composer.js";
 import { costing } from "./cost.js";
@@ -58,6 +59,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   const { element: reading, ...scrolling } = scroller(room);
   const { takeUp, ...taking } = turns(room);
   Object.assign(room, scrolling, taking);
+  backdrop(room, reading);
   room.composer = composer(room);
   follow(room);
   const parts = [heading, header(room), reading, h("div", {}, room.selection.element, greetings(room), stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];

@@ -84,9 +84,9 @@ function list(name, sort = (items) => items) {
       });
       return sort((await reading).filter((item) => !away.has(item.id)));
     },
-    /** Hide or show an item whose deletion can still be undone. */
-    hide(id, is = true) {
-      away[is ? "add" : "delete"](id);
+    /** Hide or show an item, or several, whose deletion can still be undone. */
+    hide(ids, is = true) {
+      for (const id of [ids].flat()) away[is ? "add" : "delete"](id);
       tell();
     },
     /** Replace an item with its current version. */
@@ -122,3 +122,4 @@ export const chats = list("chats", latest);
 export const lorebooks = list("lorebooks");
 export const chronicles = list("chronicles");
 export const campaigns = list("campaigns");
+export const backgrounds = list("backgrounds");
