@@ -102,6 +102,7 @@ from backend.turns.api.controller import (
     RunningTurnController,
     TurnController,
 )
+from backend.turns.api.files import ChatFileController, FileController
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
 from backend.turns.play.downtime import DowntimeController
@@ -139,6 +140,8 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ChatController,
     ChatExportController,
     MessageController,
+    ChatFileController,
+    FileController,
     MemberController,
     LorebookController,
     LoreEntryController,

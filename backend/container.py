@@ -122,6 +122,7 @@ from backend.transfer.folders.planner import SillyTavernPlanner
 from backend.transfer.imports import ImportService
 from backend.transfer.services import ImportServices
 from backend.transfer.single_files import SingleFilePlanner
+from backend.turns.api.files import FileService
 from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
@@ -437,6 +438,12 @@ class Services:
         self.text_completions = plain_completions
         rows = RowReader(database, SOURCES)
         self.contexts = ContextService(database, builder, prompts, pool, rows)
+        self.message_files = FileService(
+            database,
+            pool,
+            user_models,
+            check_added=partial(self.quotas.check_added, STORED_BYTES),
+        )
         self.lore_tester = LoreTester(
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )

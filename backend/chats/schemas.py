@@ -29,6 +29,9 @@ MAX_AUTO_REPLIES = 50
 MAX_MEMBERS = 20
 """Characters in one chat."""
 
+MAX_MESSAGE_FILES = 8
+"""Files of a new message."""
+
 MAX_TAGS = 30
 
 Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=60)]
@@ -67,6 +70,21 @@ class ChatPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     campaign_id: UUID | None = None
 
 
+class MessageFileView(msgspec.Struct, kw_only=True):
+    """A file of a message. Its content is at `/files/{id}`.
+
+    `size` is in bytes. `width` and `height` are in pixels; null for files that were not uploaded
+    as pictures.
+    """
+
+    id: UUID
+    name: str
+    media_type: str
+    size: int
+    width: int | None
+    height: int | None
+
+
 class MessageView(msgspec.Struct, kw_only=True):
     """A message. `sibling` counts from 1 among `sibling_count` swipes.
 
@@ -76,7 +94,8 @@ class MessageView(msgspec.Struct, kw_only=True):
     `audience` is who may know the message: characters of the chat, or entities of its campaign.
     `notices` describe problems that did not end the reply. A reply with only thoughts has no
     `text`; it is hidden, because no model may receive it. With a `presence`, the message says that
-    the character `character_id` joins, leaves or is muted.
+    the character `character_id` joins, leaves or is muted. A line that has only images has the text
+    `[image]`.
     """
 
     id: UUID
@@ -104,6 +123,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     audience: Audience = "public"
     notices: list[Notice] = []
     presence: Presence | None = None
+    files: list[MessageFileView] = []
 
 
 DEFAULT_TALKATIVENESS = 0.5
