@@ -6,6 +6,7 @@ import { t } from "../core/words.js";
 import { tools } from "./actions.js";
 import { isGroup } from "./cast.js";
 import { ensemble } from "./ensemble.js";
+import { attaching } from "./pictures.js";
 
 /** Disable a button until a moment, with a countdown of seconds on it. */
 function patience(button, moment) {
@@ -50,8 +51,10 @@ export function composer(room) {
       submit();
     },
   });
+  const pictures = attaching(room, area);
   const button = h("button.primary", { type: "submit" });
-  const writing = h("div", {}, group.suggestions, h("div.desk", {}, area, button), group.element, tools(room));
+  const writing = h("div", {}, group.suggestions, pictures.element,
+    h("div.desk", {}, pictures.button, area, button), group.element, tools(room));
   const said = h("div.notice", { role: "status" });
 
   const notice = (content, { again, wait = 0, link } = {}) => {
@@ -66,17 +69,19 @@ export function composer(room) {
   async function submit(also, without = false) {
     if (room.busy || (!also && button.disabled)) return;
     const line = without ? "" : area.value;
+    const files = without ? [] : pictures.files;
     // The text is locked until the server has accepted it.
     area.readOnly = true;
     const ontaken = () => {
       area.readOnly = false;
-      if (line.trim()) area.value = "";
+      if (line.trim() || files.length) area.value = "";
+      if (files.length) pictures.clear();
       group.taken();
       keep();
       room.show();
     };
     try {
-      const wish = group.wish(line, also);
+      const wish = group.wish(line, also, files);
       if (wish) await room.take(wish, { ontaken });
       else write("");
     } catch (error) {
@@ -92,7 +97,8 @@ export function composer(room) {
   const weigh = () => {
     const last = room.path.last();
     const isOpen = last && (last.role === "user" || last.presence || isGroup(room));
-    const nothing = !room.busy && !area.value.trim() && !isOpen;
+    const isEmpty = !area.value.trim() && !pictures.files.length;
+    const nothing = !room.busy && (pictures.pending || (isEmpty && !isOpen));
     if (nothing && button.matches(":focus-visible")) area.focus();
     button.disabled = nothing;
   };
@@ -112,6 +118,7 @@ export function composer(room) {
     if (room.busy) room.stop().catch(complain);
     else submit();
   };
+  pictures.over(writing);
   return {
     element: h("form.composer", { onsubmit }, said, writing),
     notice,
@@ -119,6 +126,10 @@ export function composer(room) {
     /** The member that was chosen to speak next, or null. */
     get speaker() {
       return group.speaker;
+    },
+    /** The ids of the pictures of the line. */
+    get files() {
+      return pictures.files;
     },
     get text() {
       return area.value;

@@ -12,7 +12,7 @@ const USUAL_REPLIES = 5;
 
 /**
  * @returns {{element, suggestions, wish, taken, complete}} `wish(line)` returns the line with its
- *   audience and the speaker; `taken(wish)` says that a turn has it. `complete(line)` shows the
+ *   files, audience and speaker; `taken(wish)` says that a turn has it. `complete(line)` shows the
  *   completions of a line in `suggestions`; its `key` handles keys of the text field.
  */
 export function ensemble(room) {
@@ -111,10 +111,10 @@ export function ensemble(room) {
     get first() {
       return offered[0]?.[1];
     },
-    wish(line, also) {
+    wish(line, also, files = []) {
       const found = isGroup(room) ? read(line, room.members) : { text: line };
       const audience = found.audience ?? (whispering && listeners.size ? [...listeners] : undefined);
-      if (found.audience && !found.text.trim()) {
+      if (found.audience && !found.text.trim() && !files.length) {
         // The names alone choose the listeners of the next lines.
         listeners.clear();
         for (const id of found.audience) listeners.add(id);
@@ -123,8 +123,8 @@ export function ensemble(room) {
         room.announce(m("whispered", { names: list(found.audience.map(nameOf)) }));
         return null;
       }
-      const body = { ...(found.text.trim() && { text: found.text }), ...also };
-      if (body.text && audience) body.audience = audience;
+      const body = { ...(found.text.trim() && { text: found.text }), ...(files.length && { files }), ...also };
+      if ((body.text || body.files) && audience) body.audience = audience;
       if (!body.speaker) delete body.speaker;
       if (!also && speaker) body.speaker = speaker;
       return body;
