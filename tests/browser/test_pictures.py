@@ -47,7 +47,10 @@ def choose(page: Page, *names: str) -> None:
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Attach pictures").click()
     chooser.value.set_files(
-        [FilePayload(name=name, mimeType="image/png", buffer=picture()) for name in names]
+        [
+            FilePayload(name=name, mimeType="image/png", buffer=picture(width=300 + place))
+            for place, name in enumerate(names)
+        ]
     )
 
 
