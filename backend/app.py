@@ -105,6 +105,7 @@ from backend.turns.api.controller import (
     TurnController,
 )
 from backend.turns.api.new_lines import NewLineController
+from backend.turns.api.files import ChatFileController, FileController
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
 from backend.turns.play.downtime import DowntimeController
@@ -145,6 +146,8 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     NewLineController,
     ChatExportController,
     MessageController,
+    ChatFileController,
+    FileController,
     MemberController,
     LorebookController,
     LoreEntryController,

@@ -124,6 +124,7 @@ from backend.transfer.folders.planner import SillyTavernPlanner
 from backend.transfer.imports import ImportService
 from backend.transfer.services import ImportServices
 from backend.transfer.single_files import SingleFilePlanner
+from backend.turns.api.files import FileService
 from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.new_lines import NewLineService
 from backend.turns.api.openings import OpeningService
@@ -448,6 +449,12 @@ class Services:
         self.text_completions = plain_completions
         rows = RowReader(database, SOURCES)
         self.contexts = ContextService(database, builder, prompts, pool, rows)
+        self.message_files = FileService(
+            database,
+            pool,
+            user_models,
+            check_added=partial(self.quotas.check_added, STORED_BYTES),
+        )
         self.lore_tester = LoreTester(
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )

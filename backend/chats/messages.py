@@ -31,7 +31,7 @@ from backend.chats.events import (
     check_audience,
     notify_path_moved,
 )
-from backend.chats.files import delete_unused_files
+from backend.chats.files import copy_references, delete_unused_files, load_file_views
 from backend.chats.index_source import find_windows_below
 from backend.chats.models import (
     MESSAGE_AUTHOR,
@@ -46,7 +46,7 @@ from backend.chats.models import (
 )
 from backend.chats.presence import PresenceChanger
 from backend.chats.rewrites import MessageRewriter
-from backend.chats.schemas import Deleted, MessagePage, MessageView
+from backend.chats.schemas import Deleted, MessageFileView, MessagePage, MessageView
 from backend.chats.speaker_labels import remove_label
 from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
@@ -189,8 +189,8 @@ class MessageService:
         """Add another version of a message; the old one and all messages below it are kept.
 
         Macros in a line of the user are expanded. The new version has the message's audience,
-        unless `audience` is given. Raises `ConflictError` if the chat's unit changes again and
-        again.
+        unless `audience` is given, and the same files. Raises `ConflictError` if the chat's unit
+        changes again and again.
         """
         self.check_text(text)
         sealer, owner_id = identity.sealer, identity.user_id
@@ -242,6 +242,8 @@ class MessageService:
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
                 moved = await tree.attach_message(session, chat, edited, parent=parent)
+                await session.flush()
+                await copy_references(session, sealer, {message.id: edited.id})
                 await self._notify_moved(session, identity, chat, moved)
                 await self._queue_index(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
@@ -496,10 +498,17 @@ async def view_messages(
     session: AsyncSession, sealer: Sealer, rows: Sequence[Message]
 ) -> list[MessageView]:
     places = await repository.number_siblings(session, rows)
-    return [_make_view(sealer, row, *places[row.id]) for row in rows]
+    files = await load_file_views(session, sealer, [row.id for row in rows])
+    return [_make_view(sealer, row, *places[row.id], files.get(row.id, [])) for row in rows]
 
 
-def _make_view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> MessageView:
+def _make_view(
+    sealer: Sealer,
+    row: Message,
+    sibling: int,
+    sibling_count: int,
+    files: list[MessageFileView],
+) -> MessageView:
     thinking = row.sealed_thinking
     return make_struct(
         MessageView,
@@ -516,6 +525,7 @@ def _make_view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -
         removed=row.removed_at is not None,
         shown=None,
         shown_thinking=None,
+        files=files,
     )
 
 

@@ -29,6 +29,9 @@ MAX_AUTO_REPLIES = 50
 MAX_MEMBERS = 20
 """Characters in one chat."""
 
+MAX_MESSAGE_FILES = 8
+"""Files of a new message."""
+
 MAX_TAGS = 30
 
 Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=60)]
@@ -82,6 +85,21 @@ class ChatPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tags: Annotated[list[Tag], msgspec.Meta(max_length=MAX_TAGS)] = []
 
 
+class MessageFileView(msgspec.Struct, kw_only=True):
+    """A file of a message. Its content is at `/files/{id}`.
+
+    `size` is in bytes. `width` and `height` are in pixels; null for files that were not uploaded
+    as pictures.
+    """
+
+    id: UUID
+    name: str
+    media_type: str
+    size: int
+    width: int | None
+    height: int | None
+
+
 class MessageView(msgspec.Struct, kw_only=True):
     """A message. `sibling` counts from 1 among `sibling_count` swipes.
 
@@ -91,8 +109,9 @@ class MessageView(msgspec.Struct, kw_only=True):
     `audience` is who may know the message: characters of the chat, or entities of its campaign.
     `notices` describe problems that did not end the reply. A reply with only thoughts has no
     `text`; it is hidden, because no model may receive it. With a `presence`, the message says that
-    the character `character_id` joins, leaves or is muted. A `removed` message was deleted alone:
-    it has no text, and keeps the place of the messages below it.
+    the character `character_id` joins, leaves or is muted. A line that has only images has the text
+    `[image]`. A `removed` message was deleted alone: it has no text, and keeps the place of the
+    messages below it.
     """
 
     id: UUID
@@ -121,6 +140,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     notices: list[Notice] = []
     presence: Presence | None = None
     removed: bool = False
+    files: list[MessageFileView] = []
 
 
 DEFAULT_TALKATIVENESS = 0.5
