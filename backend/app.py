@@ -104,8 +104,8 @@ from backend.turns.api.controller import (
     RunningTurnController,
     TurnController,
 )
-from backend.turns.api.new_lines import NewLineController
 from backend.turns.api.files import ChatFileController, FileController
+from backend.turns.api.new_lines import NewLineController
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
 from backend.turns.play.downtime import DowntimeController
