@@ -60,10 +60,9 @@ def keep_codes(box: Locator) -> list[str]:
 
 
 def sign_out(page: Page) -> None:
-    page.goto("/#/security")
     # Nothing is under way that would be told that it is signed out.
-    expect(page.get_by_text("Account created")).to_be_visible()
-    expect(page.get_by_role("button", name="Add a passkey")).to_be_visible()
+    page.goto("/#/account")
+    expect(page.get_by_role("listitem").filter(has_text="Storage")).to_be_visible()
     page.wait_for_load_state("networkidle")
     with page.expect_event("load"):
         page.get_by_role("button", name="Sign out").click()

@@ -84,12 +84,12 @@ def test_a_translation_is_chosen_by_the_browser_or_in_the_settings_and_covers_ev
     chat = account.new_chat(character_ids=[account.import_card()["id"]], title="0")["id"]
     english: dict[str, Any] = json.loads((FOLDER / "texts.json").read_text(encoding="utf-8"))
 
-    def marked(texts: Any) -> Any:
+    def mark_texts(texts: Any) -> Any:
         if isinstance(texts, dict):
-            return {key: marked(value) for key, value in texts.items()}
+            return {key: mark_texts(value) for key, value in texts.items()}
         return re.sub(r"([^|]+)", lambda part: f"⟦{part[0].strip()}⟧", texts)
 
-    translation = {**marked(english), "language": "de"}
+    translation = {**mark_texts(english), "language": "de"}
     del translation["shell"]["lorebooks"]  # not translated yet
 
     def answer_index(route: Route) -> None:

@@ -54,7 +54,9 @@ export const pageSettings = {
   /** Read the settings of the account. Only the first time in this browser takes a wait. */
   async load() {
     const known = kept.get("page");
-    const reading = api.get("/me/settings").then(({ page }) => this.put(page)).catch(() => {});
+    // A change that was saved in the meantime is newer than the response.
+    const reading = api.get("/me/settings").then(({ page }) => session.page === known && this.put(page)).catch(() => {});
+    session.page = known;
     if (known) this.put(known);
     else await reading;
     // The texts of another language are loaded with the page.
