@@ -47,7 +47,7 @@ from backend.chats.schemas import (
     ForkWorld,
 )
 from backend.chats.token_counting import CountUnit
-from backend.chats.views import ChatRows, clean_tags
+from backend.chats.views import ChatListRows, clean_tags
 from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
 from backend.core.events import Participants
@@ -228,7 +228,7 @@ class ChatService:
         query = query.order_by(Chat.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
             chats, following = make_page(list(await session.scalars(query)), limit)
-            rows = await ChatRows.load(session, chats)
+            rows = await ChatListRows.load(session, chats)
         items = await self._pool.run(
             identity.user_id, partial(rows.open, identity.sealer), size=rows.size
         )
@@ -579,5 +579,5 @@ def _store_settings(sealer: Sealer, chat: Chat, settings: ChatSettings) -> None:
 
 
 async def _load_view(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatView:
-    [view] = (await ChatRows.load(session, [chat])).open(sealer)
+    [view] = (await ChatListRows.load(session, [chat])).open(sealer)
     return view

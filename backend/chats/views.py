@@ -32,7 +32,7 @@ class _StoredTags(msgspec.Struct):
 _TAGS = msgspec.json.Decoder(_StoredTags)
 
 
-class ChatRows:
+class ChatListRows:
     """Rows of chats, with their members and their last messages."""
 
     def __init__(
@@ -46,7 +46,7 @@ class ChatRows:
         self._last = last
 
     @classmethod
-    async def load(cls, session: AsyncSession, chats: Sequence[Chat]) -> ChatRows:
+    async def load(cls, session: AsyncSession, chats: Sequence[Chat]) -> ChatListRows:
         ids = [chat.id for chat in chats]
         return cls(
             chats,

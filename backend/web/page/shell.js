@@ -51,7 +51,7 @@ export function shell() {
     fill(
       recent,
       items.length > 0 && h("h2", {}, t("shell.recent")),
-      items.slice(0, RECENT).map((chat) =>
+      items.filter((chat) => !chat.archived_at).slice(0, RECENT).map((chat) =>
         h("a", { href: `#/chats/${chat.id}` }, h("span.clip", {}, chat.title || t("chats.untitled"))),
       ),
     );

@@ -31,6 +31,8 @@ const PANELS = {
   settings: ["settings", "chat", () => import("./settings.js")],
 };
 const NARROW = matchMedia("(max-width: 68rem)");
+/** Messages of a chat that may still get an automatic title. */
+const TITLED_WITHIN = 8;
 
 export default async function view({ params: { id }, query, signal, title }) {
   const place = `#/chats/${id}`;
@@ -125,6 +127,11 @@ export default async function view({ params: { id }, query, signal, title }) {
     event.preventDefault();
     room.open(null);
   });
+  // The first exchanges bring an automatic title.
+  const retitle = () => path.total <= TITLED_WITHIN && room.refresh().catch(() => {});
+  room.events.addEventListener("turn", retitle, { signal });
+  // The list of chats shows the beginning of the last message.
+  signal.addEventListener("abort", chats.drop);
   keys(room);
   seating(room);
   settle(query);

@@ -116,7 +116,12 @@ function list(name, sort = (items) => items) {
   return store;
 }
 
-const latest = (items) => items.sort((one, other) => (one.updated_at < other.updated_at ? 1 : -1));
+/** The time at which a chat was last continued. A copy is newer than its messages. */
+export const usedAt = ({ created_at: made, last_message_at: last }) => (last > made ? last : made);
+
+/** Pinned chats first, then the latest. */
+const latest = (items) => items.sort((one, other) =>
+  Boolean(other.pinned_at) - Boolean(one.pinned_at) || (usedAt(one) < usedAt(other) ? 1 : -1));
 
 export const characters = list("characters");
 export const personas = list("personas");
