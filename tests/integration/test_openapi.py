@@ -40,6 +40,7 @@ JSON, EVENTS = "application/json", "text/event-stream"
 
 BODIES: dict[str, Any] = {
     "forkChat": {"message_id": str(uuid4())},
+    "exportCharacters": {"character_ids": [str(uuid4())]},
     "patchMessage": {"hidden": True},
     "beginDowntime": {"activity": "recovery"},
     "putChatLorebook": {"state": "off"},

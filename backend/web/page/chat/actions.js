@@ -7,7 +7,7 @@ import { attempt, dialog, menu, toast } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { share } from "./audience.js";
-import { branch, choose, fork, goOn, lead, remove, say, versions } from "./branches.js";
+import { branch, choose, erase, fork, goOn, lead, remove, say, versions } from "./branches.js";
 import { alone, isGroup } from "./cast.js";
 import { described } from "./commands.js";
 import { edit } from "./editing.js";
@@ -37,7 +37,7 @@ async function swipe(message, room, step) {
 const swiping = (room, step) => alone(room, () => room.path.total && swipe(room.path.last(), room, step));
 
 const entry = (room, name, sign, does, values) => ({
-  label: say(name, values), icon: sign, danger: name === "delete", act: alone(room, does),
+  label: say(name, values), icon: sign, danger: /^delete/.test(name), act: alone(room, does),
 });
 
 /** The button that turns the thoughts of a reply without text into its text. */
@@ -82,7 +82,9 @@ export function toolbar(message, room) {
         : item("back", "down", () => goOn(message, room)),
       ...among("branches", "merge", below),
       item("fork", "copy", () => fork(message, room)),
+      ...(isMark ? [] : [item("select", "check", () => room.selection.begin(message))]),
       null,
+      ...(isMark ? [] : [item("delete_alone", "minus", () => erase([message], room))]),
       item("delete", "delete", () => remove(message, room)),
     ]);
   };

@@ -9,6 +9,7 @@ import { isGroup } from "./cast.js";
 import { completions, read } from "./commands.js";
 import { completing } from "./completing.js";
 import { ensemble } from "./ensemble.js";
+import { attaching } from "./pictures.js";
 import { quickReplies } from "./quick-replies.js";
 
 /** Disable a button until a moment, with a countdown of seconds on it. */
@@ -83,6 +84,7 @@ export function composer(room) {
       submit();
     },
   });
+  const pictures = attaching(room, area);
   const button = h("button.primary", { type: "submit" });
   const tokens = counter(room);
   const offers = completing(area, (line) => completions(line, room), write);
@@ -95,8 +97,8 @@ export function composer(room) {
   });
   const [chips, row] = tools(room);
   row.append(tokens.element);
-  const desk = h("div.desk", {}, area, button);
-  const writing = h("div", {}, quick, offers.element, desk, group.element, chips, row);
+  const desk = h("div.desk", {}, pictures.button, area, button);
+  const writing = h("div", {}, quick, offers.element, pictures.element, desk, group.element, chips, row);
   const said = h("div.notice", { role: "status" });
 
   const notice = (content, { again, wait = 0, link } = {}) => {
@@ -111,17 +113,14 @@ export function composer(room) {
   async function submit(also, without = false) {
     if (room.busy || (!also && button.disabled)) return;
     let line = without ? "" : area.value;
+    const files = without ? [] : pictures.files;
     // The text is locked until the server has accepted it.
     area.readOnly = true;
     const accepted = () => {
       area.readOnly = false;
-      if (line.trim()) area.value = line = "";
+      if (line.trim() || files.length) area.value = line = "";
       keep();
       room.show();
-    };
-    const ontaken = () => {
-      group.taken();
-      accepted();
     };
     try {
       const { text, run, body, isPlain } = read(line, room);
@@ -131,7 +130,12 @@ export function composer(room) {
         accepted();
         if (!also) return;
       }
-      const wish = body ?? group.wish(text, also ?? (line.trim() ? undefined : next()), isPlain);
+      const wish = body ?? group.wish(text, also ?? (line.trim() || files.length ? undefined : next()), { isPlain, files });
+      const ontaken = () => {
+        group.taken();
+        if (wish.files) pictures.clear();
+        accepted();
+      };
       if (wish) await room.take(wish, { ontaken });
       else write("");
     } catch (error) {
@@ -154,7 +158,8 @@ export function composer(room) {
   const weigh = () => {
     const last = room.path.last();
     const isOpen = last && (last.role === "user" || last.presence || isGroup(room) || next());
-    const nothing = !room.busy && !area.value.trim() && !isOpen;
+    const isEmpty = !area.value.trim() && !pictures.files.length;
+    const nothing = !room.busy && (pictures.pending || (isEmpty && !isOpen));
     if (nothing && button.matches(":focus-visible")) area.focus();
     button.disabled = nothing;
   };
@@ -175,6 +180,7 @@ export function composer(room) {
     if (room.busy) room.stop().catch(complain);
     else submit();
   };
+  pictures.over(writing);
   return {
     element: h("form.composer", { onsubmit }, said, writing),
     notice,
@@ -182,6 +188,10 @@ export function composer(room) {
     /** The member that was chosen to speak next, or null. */
     get speaker() {
       return group.speaker;
+    },
+    /** The ids of the pictures of the line. */
+    get files() {
+      return pictures.files;
     },
     get text() {
       return area.value;

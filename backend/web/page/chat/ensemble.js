@@ -11,7 +11,7 @@ const MOST_REPLIES = 50;
 const USUAL_REPLIES = 5;
 
 /**
- * @returns {{element, wish, taken}} `wish(line)` returns the line with its audience and the speaker;
+ * @returns {{element, wish, taken}} `wish(line)` returns the line with its files, audience and speaker;
  *   with `isPlain`, it is not read as a command. `taken()` says that a turn has it.
  */
 export function ensemble(room) {
@@ -94,10 +94,10 @@ export function ensemble(room) {
     get speaker() {
       return speaker;
     },
-    wish(line, also, isPlain) {
+    wish(line, also, { isPlain = false, files = [] } = {}) {
       const found = isGroup(room) && !isPlain ? read(line, room.members) : { text: line };
       const audience = found.audience ?? (whispering && listeners.size ? [...listeners] : undefined);
-      if (found.audience && !found.text.trim()) {
+      if (found.audience && !found.text.trim() && !files.length) {
         // The names alone choose the listeners of the next lines.
         listeners.clear();
         for (const id of found.audience) listeners.add(id);
@@ -106,8 +106,8 @@ export function ensemble(room) {
         room.announce(m("whispered", { names: list(found.audience.map(nameOf)) }));
         return null;
       }
-      const body = { ...(found.text.trim() && { text: found.text }), ...also };
-      if (body.text && audience) body.audience = audience;
+      const body = { ...(found.text.trim() && { text: found.text }), ...(files.length && { files }), ...also };
+      if ((body.text || body.files) && audience) body.audience = audience;
       if (!body.speaker) delete body.speaker;
       if (!also && speaker) body.speaker = speaker;
       return body;

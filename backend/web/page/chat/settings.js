@@ -8,6 +8,7 @@ import { t } from "../core/words.js";
 import { picker } from "../models/picker.js";
 import { dropped, fits, samplers } from "../models/sampling.js";
 import { tasks } from "../models/tasks.js";
+import { backgroundOf } from "./background.js";
 import { isGroup } from "./cast.js";
 import { exports } from "./exports.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
@@ -214,7 +215,7 @@ export default async function (room, { signal }) {
   return h("div.settings.stack", {},
     h("h3", {}, word("characters")), cast,
     h("h3", {}, word("lorebooks")), lore,
-    form.element, summary,
+    form.element, summary, await backgroundOf("chat", id, signal),
     h("nav.stack", { "aria-label": word("for_all") },
       h("h3", {}, word("for_all")),
       h("p.row", {}, ["settings", "providers", "presets", "scripts"].map((name) =>

@@ -1,12 +1,14 @@
 /** A character: its card, picture, lorebooks, and chats. */
 import { api } from "../core/api.js";
 import { attempt, deleting, menu, more, undoable } from "../core/dialogs.js";
+import { backgroundOf } from "../chat/background.js";
 import { act, fill, h, icon, refill } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { characters, lorebooks } from "../core/store.js";
 import { ago, t } from "../core/words.js";
 import { at, NOTE, patchOf } from "../chat/fields.js";
 import { replyEditor } from "../chat/reply-editor.js";
+import { duplicate, exports, star } from "./acts.js";
 import { change, NAME, editing, portrait, say } from "./parts.js";
 import { cardScripts } from "./scripts.js";
 import { files } from "../transfer/files.js";
@@ -172,19 +174,21 @@ export default async function ({ params: { id }, signal, title }) {
     const count = Object.values(counts).reduce((all, each) => all + each, 0);
     fill(sum, say("always", { count }));
   });
-  const file = (format) => ({
-    label: say("export", { format: format.toUpperCase() }),
-    icon: "download",
-    async act() {
-      await form.flush();
-      api.download(`/characters/${id}/export?format=${format}`);
-    },
-  });
+  const copy = async () => {
+    await form.flush();
+    await duplicate(item, (made) => (location.hash = `#/characters/${made.id}`));
+  };
   const erase = () => {
     characters.remove(id, item.name);
     location.hash = "#/characters";
   };
-  const acts = [...["png", "json", "charx"].map(file), null, deleting(erase)];
+  const acts = [
+    { label: say("duplicate"), icon: "copy", act: copy },
+    null,
+    ...exports(item, form.flush),
+    null,
+    deleting(erase),
+  ];
   const side = h("div");
   const prompts = presets.length > 0 && presetOf(item, presets);
   books(id, side);
@@ -198,6 +202,7 @@ export default async function ({ params: { id }, signal, title }) {
       "header.editor-head",
       {},
       h("div.grow", {}, heading, sum),
+      star(item),
       chatButton(item),
       more(say("more"), acts),
     ),
@@ -206,7 +211,7 @@ export default async function ({ params: { id }, signal, title }) {
       {},
       portrait(characters, item, signal),
       form.element,
-      h("div", {}, side, prompts, cardScripts(item, saved, signal), links(say("chats"), chats.items, "chats", when, bring)),
+      h("div", {}, side, prompts, await backgroundOf("character", id, signal), cardScripts(item, saved, signal), links(say("chats"), chats.items, "chats", when, bring)),
     ),
   );
 }
