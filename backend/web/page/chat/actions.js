@@ -150,7 +150,11 @@ export function gestures(element, room) {
   element.onpointercancel = end;
 }
 
-const help = () => dialog(say("keys"), () => h("p.keys", {}, `${say("all_keys")}\n${described()}`));
+/** The keyboard shortcuts and commands, with what each one does. */
+const help = () => dialog(say("keys"), () => {
+  const rows = `${say("all_keys")}\n${described()}`.split("\n").map((each) => each.split("\t"));
+  return h("dl.keys", {}, rows.map(([key, does]) => [h("dt", {}, key), h("dd", {}, does)]));
+});
 
 /** Keyboard shortcuts of the chat. They do not apply while the user types. */
 export function keys(room) {

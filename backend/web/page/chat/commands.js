@@ -67,8 +67,8 @@ async function note(text, room) {
 }
 
 /**
- * Each command gets the text behind it. It throws a `Problem` if it cannot do anything with it.
- * Those without a function are turns.
+ * The functions of commands get the text after the command, and throw a `Problem` if they cannot use
+ * it. Commands without a function take turns.
  */
 const COMMANDS = {
   as: speakAs,
@@ -83,9 +83,9 @@ const available = (room) => Object.keys(COMMANDS).filter((name) => name !== "whi
 /**
  * Read a line that may be a command.
  *
- * @returns {{text, run, body, isPlain}} `run()` does what the command says, `body` is the turn that
- *   it asks for. Without either, `text` is the line to send. In a line that begins with two slashes,
- *   the first one is removed, and the rest `isPlain`.
+ * @returns {{text, run, body, isPlain}} `run()` runs the command, `body` is the turn that it takes.
+ *   Without either, `text` is the line to send. In a line that begins with two slashes, the first
+ *   one is removed, and the rest `isPlain`.
  * Throws a `Problem` if there is no such command here.
  */
 export function read(line, room) {
@@ -93,7 +93,7 @@ export function read(line, room) {
   if (start.startsWith("//")) return { text: start.slice(1), isPlain: true };
   const [whole, word] = COMMAND.exec(start) ?? [];
   const name = word?.toLowerCase();
-  // The demo model has commands of its own.
+  // The demo model reads this command.
   if (!name || name === "demo") return { text: line };
   if (!available(room).includes(name)) refuse(name === "whisper" ? c("no_group") : c("unknown", { name }));
   if (name === "whisper") return { text: line };

@@ -122,11 +122,6 @@ export function composer(room) {
       keep();
       room.show();
     };
-    const ontaken = () => {
-      group.taken();
-      if (files.length) pictures.clear();
-      accepted();
-    };
     try {
       const { text, run, body, isPlain } = read(line, room);
       if (run) {
@@ -136,6 +131,11 @@ export function composer(room) {
         if (!also) return;
       }
       const wish = body ?? group.wish(text, also ?? (line.trim() || files.length ? undefined : next()), { isPlain, files });
+      const ontaken = () => {
+        group.taken();
+        if (wish.files) pictures.clear();
+        accepted();
+      };
       if (wish) await room.take(wish, { ontaken });
       else write("");
     } catch (error) {
