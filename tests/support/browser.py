@@ -196,6 +196,12 @@ def phone(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
 
 
+def finish_deletion(page: Page) -> None:
+    """Dismiss the offer to undo a deletion, and wait until the server has deleted it."""
+    with page.expect_response(lambda answer: answer.request.method == "DELETE"):
+        page.get_by_role("button", name="Dismiss").last.click()
+
+
 def dark(page: Page) -> None:
     """Set the dark colour scheme."""
     page.emulate_media(color_scheme="dark", reduced_motion="reduce")
