@@ -76,10 +76,10 @@ class BackgroundService(ChatCopied, CharacterCopied):
     async def read(self, identity: Identity, kind: BackgroundHolder, holder_id: UUID) -> Picture:
         owner_id = identity.user_id
         async with self._database.read() as session:
+            await _check_holder(session, kind, holder_id, owner_id)
             row = await _find(session, kind, holder_id, owner_id)
-            if row is None:
-                await _check_holder(session, kind, holder_id, owner_id)
-                raise BackgroundNotFoundError
+        if row is None:
+            raise BackgroundNotFoundError
         data = identity.sealer.open_bytes(BACKGROUND_IMAGE, row.id, row.sealed_image)
         return Picture(data, row.media_type, row.id.hex)
 

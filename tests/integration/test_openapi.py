@@ -84,7 +84,7 @@ class Operation(NamedTuple):
         return found
 
     def options(self) -> dict[str, Any]:
-        if self.path.endswith("/avatar") and self.method == "PUT":
+        if self.path.endswith(("/avatar", "/background")) and self.method == "PUT":
             return {"content": picture(), "headers": {"Content-Type": "image/png"}}
         if not self.body:
             return {}

@@ -32,8 +32,10 @@ export function shell() {
   const activity = place("activity", "activity");
   const settings = place("settings", "settings");
   const account = place("account", "person");
+  const keys = h("kbd", { "aria-hidden": "true" }, t("search.keys"));
+  const find = h("button.place", { onclick: search, "aria-keyshortcuts": "Control+K Meta+K" },
+    icon("search"), h("span", {}, t("search.title")), keys);
   const brand = h("a.brand", { href: "#/" }, h("img", { src: asset("icon.svg"), alt: "" }), "Talekeeper");
-  const find = h("button.place", { onclick: search, "aria-keyshortcuts": "Control+K Meta+K" }, icon("search"), h("span", {}, t("search.title")), h("kbd", {}, t("search.keys")));
   const rail = h("div.rail", {}, brand, find, places, recent, activity, settings, account);
   const skip = h("button.skip", { onclick: () => main.focus() }, t("shell.skip"));
   const element = h("div.shell", {}, skip, rail, h("div.above", {}, connection(), imports), main);

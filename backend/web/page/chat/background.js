@@ -71,5 +71,5 @@ export async function backgroundOf(kind, id, signal) {
   dropping(box, box, put, signal);
   addEventListener("backgrounds-changed", draw, { signal });
   await draw();
-  return h("section", {}, h("h2", {}, say("title")), h("small.help", {}, say(`help_${kind}`)), box);
+  return h("section", {}, h(kind === "chat" ? "h3" : "h2", {}, say("title")), h("small.help", {}, say(`help_${kind}`)), box);
 }

@@ -11,7 +11,6 @@ const MOST = 6;
 const FOUND = 24;
 const SHOWN = 160;
 const SHORTEST = 2;
-const LONGEST_NOTE = 60;
 
 /** The kinds of texts: icon, list of the container, and name in addresses. */
 const KINDS = {
@@ -27,7 +26,7 @@ const SETTINGS = {
   imports: ["imports", "archive", "files"], clients: ["clients"], account: ["account"],
 };
 
-/** All short texts of a section, without those that have values. */
+/** All texts of a section, without those that have values. */
 const flat = (found) =>
   typeof found === "string"
     ? found.split(" | ").filter((each) => !/[{}]/.test(each))
@@ -39,7 +38,7 @@ function places() {
     const title = texts.settings.areas[name];
     const known = sections.flatMap((section) => flat(texts[section])).sort((a, b) => a.length - b.length);
     const option = (fits) => {
-      const note = fits(title) ? "" : known.find((each) => each.length < LONGEST_NOTE && fits(each));
+      const note = !fits(title) && known.find(fits);
       return hit({ href: `#/${name}`, sign: icon("settings"), title, note });
     };
     return [title, [title, ...known], option];
@@ -79,13 +78,17 @@ async function named() {
   };
 }
 
-/** The items of a list that match. Those whose name begins with the words come first. */
+/** The items of a list that match. Those with a match in their name, or in a short text, come first. */
 function matches(rows, typed) {
   const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (text) => words.every((word) => text.toLowerCase().includes(word));
-  const begins = ([title]) => title.toLowerCase().startsWith(typed.toLowerCase());
+  const rank = ([title, known]) => {
+    if (title.toLowerCase().startsWith(typed.toLowerCase())) return 0;
+    if (fits(title)) return 1;
+    return known.length > 2 ? 2 + known.find(fits).length : 2;
+  };
   const found = rows.filter(([, known]) => known.some(fits));
-  return found.sort((a, b) => begins(b) - begins(a)).slice(0, MOST).map(([, , option]) => option(fits));
+  return found.sort((a, b) => rank(a) - rank(b)).slice(0, MOST).map(([, , option]) => option(fits));
 }
 
 function content(lists, close, signal) {
@@ -152,6 +155,10 @@ function content(lists, close, signal) {
     } else if (event.key === "Enter") {
       event.preventDefault();
       (active ?? all[0])?.click();
+    } else if (event.key === "Escape") {
+      // By default, the first one would only empty the field.
+      event.preventDefault();
+      close();
     }
   };
   const input = h("input", {
