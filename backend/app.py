@@ -39,6 +39,7 @@ from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
+from backend.chats.files import delete_expired_uploads
 from backend.chats.member_controller import MemberController
 from backend.chronicles.controller import (
     ChronicleController,
@@ -365,6 +366,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
             "optimize": database.optimize,
             "activity": partial(delete_old_activity, database),
             "uploads": services.imports.sweep,
+            "waiting_files": partial(delete_expired_uploads, database),
             "unfinished_chats": services.chat_importer.delete_abandoned,
         }
     return chores

@@ -37,6 +37,7 @@ from backend.database.base import (
     split_chunks,
     upsert,
 )
+from backend.database.engine import Database
 from backend.generation.model import PromptImage
 from backend.vault.sealing import Sealer, digest
 
@@ -214,16 +215,34 @@ async def delete_unused_files(session: AsyncSession, owner_id: UUID) -> None:
 
     They are locked first, and looked at again: another transaction may just have added a reference.
     """
-    is_unused = ~exists().where(MessageFile.file_id == StoredFile.id) & or_(
-        StoredFile.waits_until.is_(None), StoredFile.waits_until < now()
-    )
+    is_unused = ~exists().where(MessageFile.file_id == StoredFile.id)
     query = select(StoredFile.id).where(StoredFile.user_id == owner_id, is_unused)
     ids = list(await session.scalars(query.order_by(StoredFile.id).with_for_update()))
+    # SQLite reads the content of a row to get at `waits_until`, so only unused rows are looked at.
     for part in split_chunks(ids):
         await session.execute(
-            delete(StoredFile).where(StoredFile.id.in_(part), is_unused),
+            delete(StoredFile).where(
+                StoredFile.id.in_(part),
+                is_unused,
+                or_(StoredFile.waits_until.is_(None), StoredFile.waits_until < now()),
+            ),
             execution_options=UNSYNCHRONIZED,
         )
+
+
+async def delete_expired_uploads(database: Database) -> None:
+    """Delete uploaded files of all users that no message refers to in time."""
+    is_unused = ~exists().where(MessageFile.file_id == StoredFile.id)
+    async with database.read() as session:
+        ids = list(await session.scalars(select(StoredFile.id).where(is_unused)))
+    for part in split_chunks(ids):
+        async with database.write() as session:
+            await session.execute(
+                delete(StoredFile).where(
+                    StoredFile.id.in_(part), is_unused, StoredFile.waits_until < now()
+                ),
+                execution_options=UNSYNCHRONIZED,
+            )
 
 
 async def copy_references(

@@ -8,7 +8,6 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.accounts.auth.identity import Identity
@@ -89,15 +88,32 @@ class FileService:
         self._user_models = user_models
         self._check_added = check_added
 
-    async def upload(self, identity: Identity, chat_id: UUID, upload: Upload) -> UploadedPicture:
+    async def estimate_tokens(self, identity: Identity, chat_id: UUID) -> int:
+        """Return the tokens of a picture for the model of a chat, or 0 if it reads none.
+
+        Raises `ChatNotFoundError`.
+        """
+        async with self._database.read() as session:
+            chat = await get_chat(session, chat_id, owner_id=identity.user_id)
+            models = await self._user_models.of(session, identity.user, identity.sealer)
+            chosen = read_settings(identity.sealer, chat).model or identity.settings.model
+            try:
+                spec = models.spec(chosen or models.default_id)
+            except UnknownModelError:
+                return IMAGE_TOKENS
+            if spec.image_support == "none":
+                return 0
+            tokenizer = choose_tokenizer(spec.tokenizer)
+            ratio = await load_ratio(session, identity.user_id, spec, tokenizer)
+        return round(IMAGE_TOKENS * ratio)
+
+    async def upload(
+        self, identity: Identity, chat_id: UUID, upload: Upload, *, tokens: int
+    ) -> UploadedPicture:
         """Store a picture for the next line of a chat.
 
         Raises `ChatNotFoundError`, `ImageError`, `TooLargeError`, `StorageQuotaExceededError`.
         """
-        async with self._database.read() as session:
-            chat = await get_chat(session, chat_id, owner_id=identity.user_id)
-            model = read_settings(identity.sealer, chat).model
-            tokens = await self._estimate_tokens(session, identity, model)
         file, description = await self._pool.run(
             identity.user_id, partial(_seal_picture, identity.sealer, upload)
         )
@@ -144,20 +160,6 @@ class FileService:
             raise StoredFileNotFoundError
         return found
 
-    async def _estimate_tokens(
-        self, session: AsyncSession, identity: Identity, model: str | None
-    ) -> int:
-        """Return the tokens of a picture for a chat with this model in its settings."""
-        models = await self._user_models.of(session, identity.user, identity.sealer)
-        try:
-            spec = models.spec(model or identity.settings.model or models.default_id)
-        except UnknownModelError:
-            return IMAGE_TOKENS
-        if spec.image_support == "none":
-            return 0
-        tokenizer = choose_tokenizer(spec.tokenizer)
-        return round(IMAGE_TOKENS * await load_ratio(session, identity.user_id, spec, tokenizer))
-
 
 def _seal_picture(sealer: Sealer, upload: Upload) -> tuple[SealedFile, FileDescription]:
     """Encode a picture again and seal it. CPU-bound. Raises `ImageError`, `TooLargeError`."""
@@ -201,7 +203,10 @@ class ChatFileController(Controller):
 
         Send its id in `files` of the turn within 24 hours.
         """
-        return await message_files.upload(identity, chat_id, await read_upload(request))
+        # Also finds out if the chat exists, before the body is read.
+        tokens = await message_files.estimate_tokens(identity, chat_id)
+        upload = await read_upload(request)
+        return await message_files.upload(identity, chat_id, upload, tokens=tokens)
 
 
 class FileController(Controller):

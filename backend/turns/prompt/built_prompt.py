@@ -32,6 +32,7 @@ from backend.context.record import (
 from backend.core.audience import GM, Witness
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
+from backend.generation.images import count_image_tokens
 from backend.generation.message_shapes import shape_messages
 from backend.generation.model import (
     MAX_REPLY_CHARACTERS,
@@ -246,6 +247,7 @@ def make_calls_prompt(
     if tokens + BLOCK_TOKENS > room:
         prompt = Prompt(_shorten(prompt.messages))
         tokens = count([message.text for message in prompt.messages])
+        tokens += window.to_model_tokens(count_image_tokens(*prompt.messages))
     if tokens + BLOCK_TOKENS > room:
         return None
     return replace(prompt, messages=[*prompt.messages, *end], reply_room=room - tokens)

@@ -33,7 +33,7 @@ MAX_IMAGES_SHARE: Final = 2
 """Images take at most half of a prompt."""
 
 LOOK_BACK_MESSAGES: Final = 200
-"""The last messages of the path whose images a prompt may contain."""
+"""Images of earlier messages are not sent."""
 
 LINE: Final = -1
 """The place of the images of the line that is answered. Other places are positions of messages."""

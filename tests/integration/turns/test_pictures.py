@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from sqlalchemy import update
 
+from backend.chats.files import delete_expired_uploads
 from backend.chats.models import StoredFile
 from backend.database.base import now
 from backend.generation.images import IMAGE_TOKENS
@@ -210,7 +211,15 @@ async def test_unknown_files_are_refused_and_uploads_wait_for_a_day(
     past = update(StoredFile).where(StoredFile.id == UUID(found["id"]))
     async with server.parts.database.write() as session:
         await session.execute(past.values(waits_until=now() - timedelta(minutes=1)))
+    # A message in time keeps a file.
+    kept = await upload(ada, chat, picture(width=7, height=7))
+    await take_turn(ada, chat, text="Look here!", files=[kept["id"]])
+    await delete_expired_uploads(server.parts.database)
+    problem(await ada.ask("GET", f"/files/{found['id']}"), 404, "file-not-found")
+    await read_picture(ada, kept)
+
     # The same picture, with another name, waits again.
+    await upload(ada, chat, picture(width=8, height=8))
     again = await upload(ada, chat, picture(width=8, height=8), "again.png")
     await read_picture(ada, again)
     await take_turn(ada, chat, text="Look!", files=[again["id"]])

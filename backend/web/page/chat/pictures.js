@@ -26,7 +26,7 @@ export function gallery({ files = [], author }) {
   const picture = (file) => {
     const alt = t("pictures.alt", { name: file.name, author });
     const { width, height } = file;
-    const open = () => dialog(file.name, () => h("img.whole", { src: source(file), alt }), { wide: true });
+    const open = () => dialog(file.name, () => h("img.enlarged", { src: source(file), alt }), { wide: true });
     return h("button.picture", { type: "button", title: t("pictures.open"), onclick: open },
       h("img", { src: source(file), alt, width, height, loading: "lazy" }));
   };
