@@ -34,10 +34,12 @@ from backend.accounts.profile.activity import delete_old_activity
 from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
+from backend.backgrounds.controller import BACKGROUND_CONTROLLERS
 from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
+from backend.chats.files import delete_expired_uploads
 from backend.chats.member_controller import MemberController
 from backend.chronicles.controller import (
     ChronicleController,
@@ -103,6 +105,8 @@ from backend.turns.api.controller import (
     RunningTurnController,
     TurnController,
 )
+from backend.turns.api.files import ChatFileController, FileController
+from backend.turns.api.new_lines import NewLineController
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
 from backend.turns.play.downtime import DowntimeController
@@ -136,11 +140,15 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     CharacterController,
     PersonaController,
     *AVATAR_CONTROLLERS,
+    *BACKGROUND_CONTROLLERS,
     ScriptController,
     OpeningController,
     ChatController,
+    NewLineController,
     ChatExportController,
     MessageController,
+    ChatFileController,
+    FileController,
     MemberController,
     LorebookController,
     LoreEntryController,
@@ -358,6 +366,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
             "optimize": database.optimize,
             "activity": partial(delete_old_activity, database),
             "uploads": services.imports.sweep,
+            "waiting_files": partial(delete_expired_uploads, database),
             "unfinished_chats": services.chat_importer.delete_abandoned,
         }
     return chores

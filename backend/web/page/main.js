@@ -145,4 +145,16 @@ addEventListener("unhandledrejection", (event) => complain(event.reason));
 const miss = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
 for (const each of ["dragover", "drop"]) addEventListener(each, miss);
 
+/**
+ * Let the browser store the files of the page, so that it opens without a network and can be
+ * installed. Browsers offer service workers only in secure contexts.
+ */
+function storeFiles() {
+  const worker = "/worker.js";
+  // The only policy that the Content Security Policy allows. It creates no markup.
+  const policy = globalThis.trustedTypes?.createPolicy("worker", { createScriptURL: () => worker });
+  navigator.serviceWorker?.register(policy?.createScriptURL("") ?? worker).catch(() => {});
+}
+
+addEventListener("load", storeFiles, { once: true });
 start();

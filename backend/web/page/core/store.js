@@ -86,9 +86,9 @@ function list(name, sort = (items) => items) {
       });
       return sort((await reading).filter((item) => !away.has(item.id)));
     },
-    /** Hide or show an item whose deletion can still be undone. */
-    hide(id, is = true) {
-      away[is ? "add" : "delete"](id);
+    /** Hide or show an item, or several, whose deletion can still be undone. */
+    hide(ids, is = true) {
+      for (const id of [ids].flat()) away[is ? "add" : "delete"](id);
       tell();
     },
     /** Replace an item with its current version. */
@@ -101,13 +101,14 @@ function list(name, sort = (items) => items) {
       tell();
     },
     drop: () => (reading = null),
-    /** Delete an item. The deletion can be undone for some seconds. */
-    remove: (id, title) =>
+    /** Delete an item. The deletion can be undone for some seconds. `then` runs after it. */
+    remove: (id, title, then) =>
       undoable(t("common.deleted", { name: title }), {
         hide: () => store.hide(id),
         act: async (options) => {
           await api.delete(`${path}/${id}`, undefined, options);
           store.changed();
+          then?.();
         },
         show: () => store.hide(id, false),
       }),
@@ -115,7 +116,12 @@ function list(name, sort = (items) => items) {
   return store;
 }
 
-const latest = (items) => items.sort((one, other) => (one.updated_at < other.updated_at ? 1 : -1));
+/** The time at which a chat was last continued. A copy is newer than its messages. */
+export const usedAt = ({ created_at: made, last_message_at: last }) => (last > made ? last : made);
+
+/** Pinned chats first, then the latest. */
+const latest = (items) => items.sort((one, other) =>
+  Boolean(other.pinned_at) - Boolean(one.pinned_at) || (usedAt(one) < usedAt(other) ? 1 : -1));
 
 export const characters = list("characters");
 export const personas = list("personas");
@@ -123,3 +129,4 @@ export const chats = list("chats", latest);
 export const lorebooks = list("lorebooks");
 export const chronicles = list("chronicles");
 export const campaigns = list("campaigns");
+export const backgrounds = list("backgrounds");
