@@ -23,18 +23,27 @@ from backend.characters.errors import CardError, ImageError
 MAX_PICTURE_PIXELS = 25_000_000
 AVATAR_SIDE = 1024
 THUMBNAIL_SIDE = 256
+BACKGROUND_SIDE = 2560
 PLACEHOLDER_SIDE = 512
 
 # Pillow only warns about smaller decompression bombs; this makes them an error.
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
+MESSAGE_PICTURE_SIDE = 2048
+"""Vision models read pictures of at most 1,568 to 2,048 pixels a side, and scale down larger ones.
+"""
+MAX_PNG_BYTES = 3_000_000
+"""A larger PNG becomes a JPEG. Claude accepts 5 MB in base64."""
+
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _UNASSIGNED_CHARACTER = "\U0010ffff"
 _AVATAR_QUALITY = 90
+_JPEG_QUALITY = 90
 _RIFF = struct.Struct("<4sI4s")
 _CHUNK = struct.Struct("<4sI")
 _PIXEL_CHUNKS = frozenset({b"VP8 ", b"VP8L", b"VP8X", b"ALPH"})
 _THUMBNAIL_QUALITY = 80
+_BACKGROUND_QUALITY = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,36 @@ class EncodedAvatar:
     height: int
     thumbnail: bytes
     thumbnail_media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPicture:
+    """A picture of a message: a PNG or a JPEG, which all vision models read."""
+
+    data: bytes
+    media_type: str
+    width: int
+    height: int
+
+
+def reencode_picture(data: bytes) -> EncodedPicture:
+    """Encode a PNG, JPEG, WebP or GIF (its first frame) for a message. Raises `ImageError`.
+
+    The picture is rotated as its EXIF data says, scaled down to `MESSAGE_PICTURE_SIDE`, and
+    stripped of all metadata. Drawings with sharp edges and transparent pictures stay PNGs.
+    """
+    is_lossless = data.startswith((png.SIGNATURE, b"GIF8"))
+    image = _decode(data)
+    image.thumbnail((MESSAGE_PICTURE_SIDE, MESSAGE_PICTURE_SIDE), Image.Resampling.LANCZOS)
+    if is_lossless or image.mode == "RGBA":
+        encoded = _encode(image, "PNG")
+        if len(encoded) <= MAX_PNG_BYTES:
+            return EncodedPicture(encoded, "image/png", image.width, image.height)
+    if image.mode == "RGBA":
+        background = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(background, image).convert("RGB")
+    encoded = _encode(image, "JPEG", quality=_JPEG_QUALITY)
+    return EncodedPicture(encoded, "image/jpeg", image.width, image.height)
 
 
 def reencode_avatar(data: bytes) -> EncodedAvatar:
@@ -71,6 +110,18 @@ def reencode_avatar(data: bytes) -> EncodedAvatar:
         thumbnail=_encode(thumbnail, "WEBP", quality=_THUMBNAIL_QUALITY),
         thumbnail_media_type="image/webp",
     )
+
+
+def reencode_background(data: bytes) -> bytes:
+    """Encode a picture as `reencode_avatar` does, in one size: a WebP of `BACKGROUND_SIDE` pixels.
+
+    Raises `ImageError`.
+    """
+    image = _decode(data)
+    if max(image.size) <= BACKGROUND_SIDE and _has_only_pixels(data):
+        return data
+    image.thumbnail((BACKGROUND_SIDE, BACKGROUND_SIDE), Image.Resampling.LANCZOS)
+    return _encode(image, "WEBP", quality=_BACKGROUND_QUALITY)
 
 
 def _has_only_pixels(data: bytes) -> bool:

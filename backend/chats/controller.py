@@ -70,9 +70,15 @@ class ChatController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
         character_id: FromQuery[UUID | None] = None,
+        archived: FromQuery[bool | None] = None,
     ) -> Page[ChatView]:
-        """List the chats of one character or of all, newest first."""
-        return await chats.list_chats(identity, limit=limit, after=after, character_id=character_id)
+        """List the chats of one character or of all, newest first.
+
+        With `archived: true` only archived chats, with `archived: false` only the others.
+        """
+        return await chats.list_chats(
+            identity, limit=limit, after=after, character_id=character_id, archived=archived
+        )
 
     @get("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError,)}, summary="Read a chat")
     async def get_chat(
@@ -162,6 +168,20 @@ class ChatController(Controller):
         return await chats.fork(
             identity, chat_id, message_id=data.message_id, title=data.title, world=data.world
         )
+
+    @post(
+        "/{chat_id:uuid}/duplicate",
+        opt={RAISES: (ChatNotFoundError, MessageBusyError)},
+        summary="Duplicate a chat",
+    )
+    async def duplicate_chat(
+        self, chat_id: FromPath[UUID], identity: Caller, chats: Chats
+    ) -> ChatView:
+        """Copy a chat with all branches, swipes, files and settings. The title says it is a copy.
+
+        The copy of a campaign's chat stays in the campaign.
+        """
+        return await chats.duplicate(identity, chat_id)
 
 
 class MessageController(Controller):

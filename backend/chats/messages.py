@@ -1,10 +1,11 @@
-"""Read, edit, hide, branch, remove and delete messages."""
+"""Read, add, edit, hide, branch, remove and delete messages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 from uuid import UUID
@@ -30,7 +31,7 @@ from backend.chats.events import (
     check_audience,
     notify_path_moved,
 )
-from backend.chats.files import delete_unused_files
+from backend.chats.files import copy_references, delete_unused_files, load_file_views
 from backend.chats.index_source import find_windows_below
 from backend.chats.models import (
     MESSAGE_AUTHOR,
@@ -43,8 +44,9 @@ from backend.chats.models import (
     MessageFile,
     decode_notices,
 )
+from backend.chats.presence import PresenceChanger
 from backend.chats.rewrites import MessageRewriter
-from backend.chats.schemas import Deleted, MessagePage, MessageView
+from backend.chats.schemas import Deleted, MessageFileView, MessagePage, MessageView
 from backend.chats.speaker_labels import remove_label
 from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
@@ -88,7 +90,7 @@ class MessageScripts(Protocol):
 
 
 class LineMacros(Protocol):
-    """Expands macros in edited messages of the user."""
+    """Expands macros in messages that the user edits or writes without a turn."""
 
     async def expand(
         self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
@@ -98,7 +100,7 @@ class LineMacros(Protocol):
 
 
 class MessageService:
-    """Read, edit, hide, branch, remove and delete messages. Each route lists its errors."""
+    """Read, add, edit, hide, branch, remove and delete messages. Each route lists its errors."""
 
     def __init__(
         self,
@@ -187,8 +189,8 @@ class MessageService:
         """Add another version of a message; the old one and all messages below it are kept.
 
         Macros in a line of the user are expanded. The new version has the message's audience,
-        unless `audience` is given. Raises `ConflictError` if the chat's unit changes again and
-        again.
+        unless `audience` is given, and the same files. Raises `ConflictError` if the chat's unit
+        changes again and again.
         """
         self.check_text(text)
         sealer, owner_id = identity.sealer, identity.user_id
@@ -240,10 +242,57 @@ class MessageService:
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
                 moved = await tree.attach_message(session, chat, edited, parent=parent)
+                await session.flush()
+                await copy_references(session, sealer, {message.id: edited.id})
                 await self._notify_moved(session, identity, chat, moved)
                 await self._queue_index(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
         raise ConflictError("The chat's tokens are being recounted. Send the change again.")
+
+    async def append(self, identity: Identity, chat_id: UUID, draft: MessageDraft) -> MessageView:
+        """Add a message at the end of the active path, without a model.
+
+        Regex scripts and macros are applied to its text. Raises `ConflictError` if the chat's unit
+        changes again and again.
+        """
+        self.check_text(draft.text)
+        sealer, owner_id = identity.sealer, identity.user_id
+        async with self._database.read() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=owner_id)
+        text = await self._scripts.run_stored(
+            identity,
+            chat_id,
+            role=draft.role,
+            character_id=draft.character_id,
+            text=draft.text,
+            is_edit=False,
+        )
+        expanded = self.check_text(
+            await self._macros.expand(identity, chat_id, parent_id=chat.leaf_id, text=text)
+        )
+        # Only the user's lines are edited in the form in which they were typed.
+        typed = text if draft.role == "user" and expanded != text else None
+        draft = replace(draft, text=expanded, typed=typed)
+        for _ in range(MAX_ATTEMPTS):
+            unit = chat.count_unit
+            # Before the transaction, so that writers do not wait for a thread.
+            sealed = await self._pool.run(
+                owner_id,
+                partial(seal_draft, sealer, draft, unit=CountUnit.parse(unit)),
+                size=len(expanded),
+            )
+            async with self._database.write() as session:
+                chat = await repository.get_chat(session, chat_id, owner_id=owner_id, lock=True)
+                if chat.count_unit != unit:
+                    continue
+                changer = PresenceChanger(session, sealer, chat, self._participants)
+                await changer.begin()
+                await changer.attach(Message(**sealed))
+                chat.updated_at = now()
+                await session.flush()
+                await self._queue_index(session, identity, chat, changer.added)
+            return await self.get(identity, sealed["id"])
+        raise ConflictError("The chat's tokens are being recounted. Send the message again.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
         async with self._lock_message(identity, message_id) as (session, message, chat):
@@ -449,10 +498,17 @@ async def view_messages(
     session: AsyncSession, sealer: Sealer, rows: Sequence[Message]
 ) -> list[MessageView]:
     places = await repository.number_siblings(session, rows)
-    return [_make_view(sealer, row, *places[row.id]) for row in rows]
+    files = await load_file_views(session, sealer, [row.id for row in rows])
+    return [_make_view(sealer, row, *places[row.id], files.get(row.id, [])) for row in rows]
 
 
-def _make_view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> MessageView:
+def _make_view(
+    sealer: Sealer,
+    row: Message,
+    sibling: int,
+    sibling_count: int,
+    files: list[MessageFileView],
+) -> MessageView:
     thinking = row.sealed_thinking
     return make_struct(
         MessageView,
@@ -469,6 +525,7 @@ def _make_view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -
         removed=row.removed_at is not None,
         shown=None,
         shown_thinking=None,
+        files=files,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -27,7 +28,7 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 from sqlalchemy.types import NullType
 
 from backend.chats.errors import (
@@ -353,6 +354,28 @@ async def stream_path(session: AsyncSession, message: Message) -> AsyncIterator[
         yield page
 
 
+async def stream_tree(session: AsyncSession, chat_id: UUID) -> AsyncIterator[Sequence[Any]]:
+    """Yield all columns of a chat's messages in pages, parents first and siblings in order.
+
+    The session must not be used for anything else until the last page.
+    """
+    query = (
+        select(Message.__table__)
+        .where(Message.chat_id == chat_id)
+        .order_by(Message.position, Message.id)
+    )
+    result = await session.stream(query.execution_options(yield_per=PAGE_SIZE))
+    async for page in result.partitions():
+        yield page
+
+
+async def check_no_reply_streams(session: AsyncSession, chat_id: UUID) -> None:
+    """Raise `MessageBusyError` while a reply of the chat is being written."""
+    streaming = select(Message.id).where(Message.chat_id == chat_id, Message.status == "streaming")
+    if await session.scalar(streaming.limit(1)) is not None:
+        raise MessageBusyError("Stop it first, or wait until it is finished.")
+
+
 async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
     query = select(Message.id).where(
         Message.chat_id == message.chat_id, Message.status == "streaming"
@@ -362,6 +385,42 @@ async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
         if await session.scalar(select(climb.c.id).where(climb.c.id == message.id)):
             return True
     return False
+
+
+_NEWEST = aliased(Message)
+_NEWEST_SHOWN = (
+    select(_NEWEST.id)
+    .where(
+        _NEWEST.chat_id == Chat.id,
+        _NEWEST.is_active,
+        ~_NEWEST.hidden,
+        _NEWEST.removed_at.is_(None),
+    )
+    .order_by(_NEWEST.position.desc())
+    .limit(1)
+    .correlate(Chat)
+    .scalar_subquery()
+)
+_LAST_SHOWN = select(Message.chat_id, Message.id, Message.sealed_content, Message.created_at).where(
+    Message.id.in_(select(_NEWEST_SHOWN).where(Chat.id.in_(bindparam("chat_ids", expanding=True))))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LastMessage:
+    """The last message of a chat that is in its prompts."""
+
+    id: UUID
+    sealed_content: bytes
+    created_at: datetime
+
+
+async def find_last_messages(
+    session: AsyncSession, chat_ids: Sequence[UUID]
+) -> dict[UUID, LastMessage]:
+    """Return the last message of each chat's path, without hidden and removed ones."""
+    rows = await session.execute(_LAST_SHOWN, {"chat_ids": chat_ids})
+    return {row.chat_id: LastMessage(row.id, row.sealed_content, row.created_at) for row in rows}
 
 
 @dataclass(frozen=True, slots=True)

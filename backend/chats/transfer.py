@@ -28,6 +28,7 @@ from backend.chats.models import (
     MESSAGE_TYPED,
     Chat,
     Presence,
+    TitleOrigin,
 )
 from backend.chats.schemas import MAX_MEMBERS, ChatSettings, Title
 from backend.chats.text_digests import TextDigester
@@ -43,6 +44,7 @@ MAX_MESSAGES = 250_000
 
 YEARS = range(1970, 9_999)
 
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 Author = Annotated[str, msgspec.Meta(max_length=500)]
 LoggedText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
 Audience = Annotated[str, msgspec.Meta(max_length=4_000)]
@@ -81,6 +83,9 @@ class LogHead(msgspec.Struct, kw_only=True):
     settings: ChatSettings | None = None
     variables: dict[str, str] = {}
     origins: Annotated[list[LogOrigin], msgspec.Meta(max_length=10_000)] = []
+    title_origin: TitleOrigin = "user"
+    pinned_at: Moment | None = None
+    archived_at: Moment | None = None
     created_at: datetime
 
 
@@ -216,6 +221,7 @@ def write_log(
     head.leaf_id = above[chat.leaf_id]
     if not is_whole:
         head.title, head.joined_later = "", []
+        head.pinned_at = head.archived_at = None
     return msgspec.json.Encoder().encode_lines([head, *lines])
 
 
@@ -228,8 +234,20 @@ def make_head(open_text: OpenText, chat: Chat, members: Mapping[UUID, bool]) -> 
         character_ids=list(members),
         joined_later=[each for each, is_there in members.items() if not is_there],
         persona_id=chat.persona_id,
+        title_origin=chat.title_origin,
+        pinned_at=chat.pinned_at,
+        archived_at=chat.archived_at,
         created_at=chat.created_at,
     )
+
+
+def get_list_columns(head: LogHead) -> dict[str, Any]:
+    """Return the columns of a chat that lists are sorted and filtered by."""
+    return {
+        "title_origin": head.title_origin,
+        "pinned_at": head.pinned_at.astimezone(UTC) if head.pinned_at else None,
+        "archived_at": head.archived_at.astimezone(UTC) if head.archived_at else None,
+    }
 
 
 def make_line(open_text: OpenText, row: Any) -> LogLine:
@@ -271,6 +289,9 @@ def read_log(data: bytes) -> ChatLog:
     if len(rest) > MAX_MESSAGES:
         raise ValidationError(f"A chat file can contain at most {MAX_MESSAGES:,} messages.")
     head = _decode(_HEAD, first, 1)
+    for at in (head.pinned_at, head.archived_at):
+        if at is not None and at.year not in YEARS:
+            raise ValidationError("Line 1: the year of a time is out of range.")
     lines: list[LogLine] = []
     known: set[UUID] = set()
     for number, text in enumerate(rest, start=2):

@@ -171,7 +171,7 @@ def test_the_archive_of_the_account_is_made_downloaded_and_offered_before_deleti
     watch.expected.append("/me/archive/status")
     account.import_card()
     page.goto("/#/settings")
-    page.get_by_role("link", name="Your data").click()
+    page.get_by_role("link", name="Data", exact=True).click()
 
     page.get_by_role("button", name="Make the archive").click()
 
@@ -207,5 +207,5 @@ def test_the_archive_says_how_many_items_could_not_be_decrypted(
     }
     page.route("**/me/archive/status", lambda route: route.fulfill(json=status))
     page.goto("/#/settings")
-    page.get_by_role("link", name="Your data").click()
+    page.get_by_role("link", name="Data", exact=True).click()
     expect(page.get_by_text("2 items could not be decrypted and are left out")).to_be_visible()

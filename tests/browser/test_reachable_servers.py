@@ -51,7 +51,7 @@ def test_an_administrator_finds_the_address_and_the_certificate_as_qr_codes(
     administrator.enter(context)
     page = context.new_page()
     phone(page)
-    page.goto("/#/settings")
+    page.goto("/#/server")
     part = page.locator("section").filter(has_text="Phones on the same network")
     for name, path in (("address", ""), ("certificate", "/api/v1/lan/certificate")):
         drawn = part.get_by_role("img", name=f"QR code for the {name}")

@@ -39,6 +39,9 @@ FLAGS = (
 )
 """Flags of a Chromium that runs as root and sends no requests by itself."""
 
+BLOCKED_WORKER = "Service Worker registration blocked by Playwright"
+"""Playwright's warning in contexts without service workers."""
+
 AXE = "axe-core@4.14.1"
 AXE_INTEGRITY = (
     "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
@@ -158,6 +161,8 @@ class Watch:
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type not in {"error", "warning"}:
+            return
+        if message.text == BLOCKED_WORKER:
             return
         url: str = message.location["url"]
         failed = message.text.startswith("Failed to load resource")

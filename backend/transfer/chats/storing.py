@@ -196,6 +196,7 @@ class ChatImporter:
             id=chat_id,
             user_id=identity.user_id,
             sealed_title=sealer.seal(CHAT_TITLE, chat_id, title),
+            title_origin=target.title_origin,
             count_unit=unit,
             created_at=clean_time(head.created_at) or at,
             updated_at=at,

@@ -212,7 +212,7 @@ export function turns(room) {
   }
 
   /** Show an error, with a retry if no message offers one. */
-  function ended(view, { text, ...body } = {}) {
+  function ended(view, { text, files, ...body } = {}) {
     const { state, reply_id: reply } = view;
     if (state !== "failed" && (state !== "interrupted" || reply)) return;
     const problem = new Problem(view.problem ?? { title: t("chat.cut_off") });

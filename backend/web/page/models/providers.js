@@ -10,6 +10,7 @@ import { session } from "../core/store.js";
 import { t } from "../core/words.js";
 import { allowed } from "./addresses.js";
 import { chosen } from "./chosen.js";
+import { offers } from "./local.js";
 import { ADDRESS, adding, KEY, MODELS, PATH, refused, test } from "./parts.js";
 import { m } from "./picker.js";
 
@@ -163,5 +164,5 @@ export default async function ({ signal, title, query }) {
   return h("div.page.narrow", {},
     h("header", {}, h("h1", {}, m("providers")), act("plus", m("add"), add, "primary")),
     areas("providers"),
-    h("p.soft.lead", {}, m("help")), empty, list, addresses);
+    h("p.soft.lead", {}, m("help")), offers(() => attempt(read), signal), empty, list, addresses);
 }
