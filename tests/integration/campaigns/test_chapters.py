@@ -222,6 +222,7 @@ async def test_without_summaries_there_are_no_chapters(play: Play, model: Record
     assert len(await play.chapters()) == 1
 
 
+@pytest.mark.every_database
 async def test_a_removed_message_takes_the_summaries_that_contain_it(play: Play) -> None:
     ids = [await play.end(number) for number in range(1, 5)]
     [chapter] = await play.chapters()
