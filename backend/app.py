@@ -39,6 +39,7 @@ from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
+from backend.chats.files import delete_expired_uploads
 from backend.chats.member_controller import MemberController
 from backend.chronicles.controller import (
     ChronicleController,
@@ -67,6 +68,7 @@ from backend.lan.controller import LanController
 from backend.llm.controller import ModelController, TokenController
 from backend.llm.providers.addresses import ProviderAddressController
 from backend.llm.providers.controller import ProviderController, ProviderPresetController
+from backend.llm.providers.local import LocalServerController
 from backend.lorebooks.controller import (
     LINK_CONTROLLERS,
     ChatLorebookController,
@@ -103,10 +105,13 @@ from backend.turns.api.controller import (
     RunningTurnController,
     TurnController,
 )
+from backend.turns.api.files import ChatFileController, FileController
+from backend.turns.api.new_lines import NewLineController
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
 from backend.turns.play.downtime import DowntimeController
 from backend.usage.models_in_use import ModelsInUseController
+from backend.usage.months import MonthUsageController
 from backend.usage.spending import ChatUsageController, MeasureController
 from backend.web.controller import PageController
 
@@ -139,8 +144,11 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ScriptController,
     OpeningController,
     ChatController,
+    NewLineController,
     ChatExportController,
     MessageController,
+    ChatFileController,
+    FileController,
     MemberController,
     LorebookController,
     LoreEntryController,
@@ -164,6 +172,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     DowntimeController,
     MeasureController,
     ChatUsageController,
+    MonthUsageController,
     TurnController,
     RunningTurnController,
     MessageContextController,
@@ -172,6 +181,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ProviderPresetController,
     ProviderAddressController,
     ProviderController,
+    LocalServerController,
     TokenController,
     SearchController,
     MemoryController,
@@ -356,6 +366,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
             "optimize": database.optimize,
             "activity": partial(delete_old_activity, database),
             "uploads": services.imports.sweep,
+            "waiting_files": partial(delete_expired_uploads, database),
             "unfinished_chats": services.chat_importer.delete_abandoned,
         }
     return chores

@@ -29,9 +29,16 @@ PLACEHOLDER_SIDE = 512
 # Pillow only warns about smaller decompression bombs; this makes them an error.
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
+MESSAGE_PICTURE_SIDE = 2048
+"""Vision models read pictures of at most 1,568 to 2,048 pixels a side, and scale down larger ones.
+"""
+MAX_PNG_BYTES = 3_000_000
+"""A larger PNG becomes a JPEG. Claude accepts 5 MB in base64."""
+
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _UNASSIGNED_CHARACTER = "\U0010ffff"
 _AVATAR_QUALITY = 90
+_JPEG_QUALITY = 90
 _RIFF = struct.Struct("<4sI4s")
 _CHUNK = struct.Struct("<4sI")
 _PIXEL_CHUNKS = frozenset({b"VP8 ", b"VP8L", b"VP8X", b"ALPH"})
@@ -52,6 +59,36 @@ class EncodedAvatar:
     height: int
     thumbnail: bytes
     thumbnail_media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPicture:
+    """A picture of a message: a PNG or a JPEG, which all vision models read."""
+
+    data: bytes
+    media_type: str
+    width: int
+    height: int
+
+
+def reencode_picture(data: bytes) -> EncodedPicture:
+    """Encode a PNG, JPEG, WebP or GIF (its first frame) for a message. Raises `ImageError`.
+
+    The picture is rotated as its EXIF data says, scaled down to `MESSAGE_PICTURE_SIDE`, and
+    stripped of all metadata. Drawings with sharp edges and transparent pictures stay PNGs.
+    """
+    is_lossless = data.startswith((png.SIGNATURE, b"GIF8"))
+    image = _decode(data)
+    image.thumbnail((MESSAGE_PICTURE_SIDE, MESSAGE_PICTURE_SIDE), Image.Resampling.LANCZOS)
+    if is_lossless or image.mode == "RGBA":
+        encoded = _encode(image, "PNG")
+        if len(encoded) <= MAX_PNG_BYTES:
+            return EncodedPicture(encoded, "image/png", image.width, image.height)
+    if image.mode == "RGBA":
+        background = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(background, image).convert("RGB")
+    encoded = _encode(image, "JPEG", quality=_JPEG_QUALITY)
+    return EncodedPicture(encoded, "image/jpeg", image.width, image.height)
 
 
 def reencode_avatar(data: bytes) -> EncodedAvatar:

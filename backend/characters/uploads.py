@@ -27,6 +27,7 @@ from backend.characters.avatars import Picture
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.model import MAX_FILE_BYTES, MEGABYTE
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
+from backend.generation.images import IMAGE_TYPES
 from backend.http.schemas import AnyRequest, is_current, make_unchanged
 
 FIELD = "file"
@@ -35,7 +36,6 @@ MAX_UPLOAD_BYTES = MAX_FILE_BYTES + MEGABYTE
 """Limit of the body of an upload: the file, and space for the form around it."""
 
 MULTIPART = "multipart/form-data"
-IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 
 _MAX_PARTS = 16
 

@@ -25,6 +25,18 @@ class MessageTooLongError(ValidationError):
     slug, title = "message-too-long", "Message too long"
 
 
+class UnknownFileError(ValidationError):
+    """A file of a new message does not exist, belongs to another user, or has waited too long."""
+
+    slug, title = "unknown-file", "Unknown file"
+
+
+class StoredFileNotFoundError(NotFoundError):
+    """The file does not exist or belongs to another user."""
+
+    slug, title = "file-not-found", "File not found"
+
+
 class EmptyMessageError(ValidationError):
     """The message has no text."""
 

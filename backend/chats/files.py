@@ -1,7 +1,8 @@
 """Pictures and files of messages, each stored once for all messages with the same content.
 
 No function commits. The content is sealed, and found again by a digest that is keyed with the
-user's key. A file is deleted when no message refers to it any more.
+user's key. A file is deleted when no message refers to it any more. An uploaded file waits for a
+message for `WAIT_DURATION`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import hashlib
 import mimetypes
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, exists, insert, select
+from sqlalchemy import delete, exists, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.drafts import reseal
+from backend.chats.errors import UnknownFileError
 from backend.chats.models import (
     FILE_DATA,
     FILE_DESCRIPTION,
@@ -25,20 +28,43 @@ from backend.chats.models import (
     MessageFile,
     StoredFile,
 )
-from backend.database.base import UNSYNCHRONIZED, new_id, split_chunks, upsert
+from backend.chats.schemas import MessageFileView
+from backend.database.base import (
+    UNSYNCHRONIZED,
+    new_id,
+    now,
+    skip_index,
+    split_chunks,
+    upsert,
+)
+from backend.database.engine import Database
 from backend.generation.model import PromptImage
 from backend.vault.sealing import Sealer, digest
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 
+WAIT_DURATION: Final = timedelta(hours=24)
+"""The time for which an uploaded file is kept without a message."""
+
 _KEY_PURPOSE: Final = "files/digest"
 
 
-class FileDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The media type of a stored file, and its size in bytes."""
+class FileDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The media type of a stored file, and its size in bytes.
+
+    An uploaded picture also has its name, and its width and height in pixels.
+    """
 
     media_type: str
     size: int
+    name: str = ""
+    width: int | None = None
+    height: int | None = None
+
+    @property
+    def extension(self) -> str:
+        """The extension of a file of this type, with its dot."""
+        return mimetypes.guess_extension(self.media_type) or ".bin"
 
 
 class FileName(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +83,15 @@ class SealedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingFile:
+    """An uploaded file that a new message will have."""
+
+    id: UUID
+    digest: bytes
+    description: FileDescription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SealedReference:
     """A file of a message. `digest` is None if the content is missing."""
 
@@ -69,15 +104,17 @@ def compute_digest(sealer: Sealer, data: bytes) -> bytes:
     return digest(sealer.derive_key(_KEY_PURPOSE), hashlib.sha256(data).digest())
 
 
-def seal_file(sealer: Sealer, data: bytes, *, media_type: str) -> SealedFile:
-    """CPU-bound."""
+def seal_file(
+    sealer: Sealer, data: bytes, *, media_type: str = "", description: FileDescription | None = None
+) -> SealedFile:
+    """Seal a file with its media type, or with a whole description. CPU-bound."""
     file_id, found = new_id(), compute_digest(sealer, data)
-    description = msgspec.json.encode(FileDescription(media_type=media_type, size=len(data)))
+    description = description or FileDescription(media_type=media_type, size=len(data))
     row = {
         "id": file_id,
         "user_id": sealer.user_id,
         "digest": found,
-        "sealed_description": sealer.seal_bytes(FILE_DESCRIPTION, file_id, description),
+        "sealed_description": seal_description(sealer, file_id, description),
         "sealed_data": sealer.seal_bytes(FILE_DATA, file_id, data),
     }
     return SealedFile(digest=found, row=row)
@@ -120,6 +157,10 @@ def seal_images(
 
 def open_name(sealer: Sealer, row_id: UUID, blob: bytes) -> FileName:
     return msgspec.json.decode(sealer.open_bytes(FILE_REFERENCE, row_id, blob), type=FileName)
+
+
+def seal_description(sealer: Sealer, file_id: UUID, description: FileDescription) -> bytes:
+    return sealer.seal_bytes(FILE_DESCRIPTION, file_id, msgspec.json.encode(description))
 
 
 def open_description(sealer: Sealer, file_id: UUID, blob: bytes) -> FileDescription:
@@ -170,18 +211,38 @@ async def _lock_files(
 
 
 async def delete_unused_files(session: AsyncSession, owner_id: UUID) -> None:
-    """Delete a user's files that no message refers to.
+    """Delete a user's files that no message refers to, and that wait for none.
 
     They are locked first, and looked at again: another transaction may just have added a reference.
     """
     is_unused = ~exists().where(MessageFile.file_id == StoredFile.id)
     query = select(StoredFile.id).where(StoredFile.user_id == owner_id, is_unused)
     ids = list(await session.scalars(query.order_by(StoredFile.id).with_for_update()))
+    # SQLite reads the content of a row to get at `waits_until`, so only unused rows are looked at.
     for part in split_chunks(ids):
         await session.execute(
-            delete(StoredFile).where(StoredFile.id.in_(part), is_unused),
+            delete(StoredFile).where(
+                StoredFile.id.in_(part),
+                is_unused,
+                or_(StoredFile.waits_until.is_(None), StoredFile.waits_until < now()),
+            ),
             execution_options=UNSYNCHRONIZED,
         )
+
+
+async def delete_expired_uploads(database: Database) -> None:
+    """Delete uploaded files of all users that no message refers to in time."""
+    is_unused = ~exists().where(MessageFile.file_id == StoredFile.id)
+    async with database.read() as session:
+        ids = list(await session.scalars(select(StoredFile.id).where(is_unused)))
+    for part in split_chunks(ids):
+        async with database.write() as session:
+            await session.execute(
+                delete(StoredFile).where(
+                    StoredFile.id.in_(part), is_unused, StoredFile.waits_until < now()
+                ),
+                execution_options=UNSYNCHRONIZED,
+            )
 
 
 async def copy_references(
@@ -200,3 +261,107 @@ async def copy_references(
             rows.append({**row, **own})
         if rows:
             await session.execute(insert(MessageFile), rows)
+
+
+async def store_upload(
+    session: AsyncSession,
+    sealer: Sealer,
+    file: SealedFile,
+    description: FileDescription,
+    *,
+    until: datetime,
+) -> UUID:
+    """Store a file that waits for a message, and return its id.
+
+    A file with the same content is kept, with the new description.
+    """
+    row = {**file.row, "waits_until": until}
+    await upsert(session, StoredFile, row, key=("user_id", "digest"), update=("waits_until",))
+    query = select(StoredFile.id).where(
+        StoredFile.user_id == sealer.user_id, StoredFile.digest == file.digest
+    )
+    file_id = (await session.scalars(query)).one()
+    if file_id != row["id"]:
+        await session.execute(
+            update(StoredFile)
+            .where(StoredFile.id == file_id)
+            .values(sealed_description=seal_description(sealer, file_id, description)),
+            execution_options=UNSYNCHRONIZED,
+        )
+    return file_id
+
+
+async def load_waiting_files(
+    session: AsyncSession, sealer: Sealer, file_ids: Sequence[UUID]
+) -> list[WaitingFile]:
+    """Return files for a new message, in order and each once. Raises `UnknownFileError`."""
+    wanted = list(dict.fromkeys(file_ids))
+    query = select(StoredFile.id, StoredFile.digest, StoredFile.sealed_description).where(
+        StoredFile.id.in_(wanted), skip_index(StoredFile.user_id) == sealer.user_id
+    )
+    rows = {row.id: row for row in await session.execute(query)}
+    if len(rows) < len(wanted):
+        raise UnknownFileError("Upload the file again.")
+    return [
+        WaitingFile(
+            id=row.id,
+            digest=row.digest,
+            description=open_description(sealer, row.id, row.sealed_description),
+        )
+        for row in map(rows.__getitem__, wanted)
+    ]
+
+
+async def claim_files(session: AsyncSession, owner_id: UUID, files: Sequence[WaitingFile]) -> None:
+    """Lock files for a new message, which refers to them from now on.
+
+    Raises `UnknownFileError` if one of them was deleted.
+    """
+    ids = [each.id for each in files]
+    query = (
+        select(StoredFile.id)
+        .where(StoredFile.id.in_(ids), StoredFile.user_id == owner_id)
+        .order_by(StoredFile.id)
+        .with_for_update(key_share=True)
+    )
+    if len((await session.scalars(query)).all()) < len(ids):
+        raise UnknownFileError("Upload the file again.")
+    await session.execute(
+        update(StoredFile).where(StoredFile.id.in_(ids)).values(waits_until=None),
+        execution_options=UNSYNCHRONIZED,
+    )
+
+
+async def load_file_views(
+    session: AsyncSession, sealer: Sealer, message_ids: Sequence[UUID]
+) -> dict[UUID, list[MessageFileView]]:
+    """Return the files of messages, in order. Files without content are left out."""
+    found: dict[UUID, list[MessageFileView]] = {}
+    for ids in split_chunks(message_ids, _BATCH_ROWS):
+        query = (
+            select(
+                MessageFile.id.label("reference_id"),
+                MessageFile.message_id,
+                MessageFile.sealed_reference,
+                StoredFile.id,
+                StoredFile.sealed_description,
+            )
+            .join(StoredFile, StoredFile.id == MessageFile.file_id)
+            .where(
+                MessageFile.message_id.in_(ids), skip_index(MessageFile.user_id) == sealer.user_id
+            )
+            .order_by(MessageFile.message_id, MessageFile.place)
+        )
+        for row in await session.execute(query):
+            about = open_description(sealer, row.id, row.sealed_description)
+            name = open_name(sealer, row.reference_id, row.sealed_reference).name
+            view = MessageFileView(
+                id=row.id,
+                name=name or about.name or f"image{about.extension}",
+                media_type=about.media_type,
+                size=about.size,
+                width=about.width,
+                height=about.height,
+            )
+            found.setdefault(row.message_id, []).append(view)
+    return found

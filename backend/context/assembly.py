@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from backend.context.budget import Budget, ContextOverflowError, Gap, fill, find_middle_gap
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
-from backend.generation.images import count_image_tokens
+from backend.generation.images import IMAGE_TOKENS, count_image_tokens
 from backend.generation.message_shapes import count_shape, limit_shape_tokens
 from backend.generation.model import PromptMessage, Role
 from backend.generation.tokens import MESSAGE_OVERHEAD
@@ -70,8 +70,8 @@ class PromptItem(Struct, frozen=True, kw_only=True):
     and tail, neighbours of one role share a message, unless `starts` is set. `block` is the title
     of its preset block. `order` sorts items at one position: lore by insertion order, memories by
     time. `rank` is the search rank from 1, or 0 for a requested item. `tokens` counts the item at
-    its position. Before the layout, it counts only the text, 0 if not counted. `message` is the
-    message of a client, which is sent as it is.
+    its position. Before the layout, it counts only the text, 0 if not counted. `message` is sent as
+    it is: the message of a client, or a line with images.
     """
 
     kind: str
@@ -125,10 +125,17 @@ class History:
     """Tokens of the reasoning before a message, by position. Included in `tokens`."""
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
     """Markers before messages with a limited audience, by position. Included in `tokens`."""
+    images: Mapping[int, int] = field(default_factory=dict[int, int])
+    """The number of images of a stored message, by position. Their tokens are in `tokens`."""
     changed: Mapping[int, PromptMessage] = field(default_factory=dict[int, PromptMessage])
     """Messages of a client that differ from the stored ones, by position."""
     has_names: bool = True
     """False if a client sends messages without names that Talekeeper would send with them."""
+
+    @property
+    def image_tokens(self) -> int:
+        """The tokens of the images of stored messages."""
+        return IMAGE_TOKENS * sum(self.images.values())
 
 
 def layout(

@@ -35,8 +35,8 @@ class RecordError(AppError):
 class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One item of the prompt. Its text is stored once per chat under `text_hash`.
 
-    `block` is the title of its preset block, and `images` the number of images in a client's
-    message. `reason` describes `reasons` in words for users. It is not stored.
+    `block` is the title of its preset block, and `images` the number of images in its message.
+    `reason` describes `reasons` in words for users. It is not stored.
     """
 
     kind: str
@@ -71,7 +71,8 @@ class RecordedMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The history of the prompt: the messages from `first` to `last`, except for `without`.
 
-    `leaf_id` is the last message. `cut` is the number of its characters that were sent if it was
+    `leaf_id` is the last message. `images` are the numbers of images of stored messages, by
+    position. `cut` is the number of its characters that were sent if it was
     continued. `thoughts` are the positions of replies that were sent with their thoughts. `marks`
     are the marks of messages with a limited audience, by position. `changed` are the messages that
     a client sent in another form than the stored one, by position.
@@ -89,6 +90,7 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     omitted_last: int | None = None
     thoughts: list[int] = []
     marks: dict[int, str] = {}
+    images: dict[int, int] = {}
     changed: dict[int, RecordedMessage] = {}
 
 

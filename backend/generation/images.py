@@ -17,6 +17,13 @@ https://platform.openai.com/docs/guides/images-vision,
 https://ai.google.dev/gemini-api/docs/tokens, https://platform.claude.com/docs/en/build-with-claude/vision
 """
 
+IMAGE_TEXT = "[image]"
+"""The text of a line that has only images. A line is never empty, because it is stored, searched
+and compared as a message."""
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+"""Media types that vision models read."""
+
 _MAX_SEARCHED_CHARACTERS = 4_000
 
 _REFUSAL = re.compile(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from backend.generation.images import IMAGE_TEXT
 from backend.openai_api.contracts import (
     Instruction,
     InstructionKind,
@@ -22,9 +23,6 @@ from backend.openai_api.contracts import (
 )
 from backend.openai_api.nudges import PLACEHOLDERS, collapse, find_chat_marker, find_nudge
 from backend.openai_api.quiet_forms import find_quiet_form
-
-IMAGE_TEXT = "[image]"
-"""The text of a line that has only images."""
 
 MAX_PIECES = 50
 MAX_INSTRUCTIONS = 50
@@ -339,7 +337,6 @@ def _make_line(sent: _SentText, message: SentMessage, speakers: _Speakers) -> Li
     author, offset = speakers.find_name(sent.role, sent.text)
     if not author and message.name:
         author = speakers.find_spelling(sent.role, message.name)
-    # A line is never empty, because it is stored and compared as a message.
     text = sent.text[offset:].strip() or sent.text or IMAGE_TEXT
     return Line(
         role=sent.role,

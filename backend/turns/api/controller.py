@@ -19,6 +19,7 @@ from backend.chats.errors import (
     MessageNotFoundError,
     MessageTooLongError,
     NobodyPresentError,
+    UnknownFileError,
 )
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroLimitError
@@ -85,6 +86,7 @@ PROMPT_ERRORS = (
     SpeakerNeededError,
     ContextOverflowError,
     MacroLimitError,
+    UnknownFileError,
     UnknownModelError,
     SettingNotTakenError,
 )

@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.profile.settings import BudgetSettings
-from backend.chats.schemas import MAX_AUTO_REPLIES, MessageView
+from backend.chats.schemas import MAX_AUTO_REPLIES, MAX_MESSAGE_FILES, MessageView
 from backend.context.assembly import LeftOut
 from backend.context.blocks import PresetFields
 from backend.context.record import (
@@ -25,6 +25,9 @@ from backend.generation.sampling import SamplingField
 from backend.llm.slot_rules import Occupation
 from backend.turns.models import TurnKind, TurnState
 
+LineFiles = Annotated[list[UUID], msgspec.Meta(max_length=MAX_MESSAGE_FILES)]
+"""Files of a new line, in order. `POST /chats/{chat_id}/files` returns their ids."""
+
 MAX_ANSWER_CHARACTERS = 2_000
 """Limit of an answer in the player's own words."""
 
@@ -32,7 +35,8 @@ MAX_ANSWER_CHARACTERS = 2_000
 class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The request of a turn.
 
-    `text` is the user's line. Without it, the last line of the path is answered. `regenerate_of`
+    `text` is the user's line, and `files` are pictures that belong to it. A line may have only
+    pictures. Without a line, the last one of the path is answered. `regenerate_of`
     adds a swipe to a reply, `continue` continues the last reply, `impersonate` writes the user's
     next line and stores nothing. `speaker` is the character that replies; by default, the chat's
     settings choose it. With `turn_id` the request can be repeated safely. Up to `auto_replies`
@@ -54,6 +58,7 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     audience: Audience | None = None
     viewpoint: ViewpointText | None = None
     auto_replies: Annotated[int, msgspec.Meta(ge=0, le=MAX_AUTO_REPLIES)] | None = None
+    files: LineFiles = []
 
 
 class ChoiceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,10 +135,10 @@ class Suggestions(msgspec.Struct, kw_only=True):
 class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Options for the context of the next turn.
 
-    `text` is a draft of the user's line. A blank one is ignored. `budgets` override those of the
-    chat and the account. `preset` replaces the chosen preset. `prompt` adds the prompt, `diff` the
-    difference to the prompt of the last reply. The prompt contains only the knowledge of
-    `viewpoint`. `speaker` is the character that replies.
+    `text` is a draft of the user's line, with its `files`. A blank one is ignored. `budgets`
+    override those of the chat and the account. `preset` replaces the chosen preset. `prompt` adds
+    the prompt, `diff` the difference to the prompt of the last reply. The prompt contains only the
+    knowledge of `viewpoint`. `speaker` is the character that replies.
     """
 
     text: str | None = None
@@ -143,6 +148,7 @@ class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
     diff: Literal["previous"] | None = None
     viewpoint: ViewpointText | None = None
     speaker: UUID | None = None
+    files: LineFiles = []
 
 
 class ShownMessage(msgspec.Struct, kw_only=True):
@@ -156,7 +162,7 @@ class HistoryView(msgspec.Struct, kw_only=True):
     """The part of the path that the prompt contains.
 
     `changed` are the positions of messages that a client sent in another form than the stored one,
-    and `images` is the number of images that it sent with them.
+    and `images` is the number of images in the history.
     """
 
     first: int

@@ -47,6 +47,7 @@ from backend.turns.models import NOT_BUILT, TURN_OUTPUT, TURN_PROBLEM, Turn, Tur
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.built_prompt import BuiltPrompt
 from backend.turns.prompt.client import ClientPrompt
+from backend.turns.prompt.images import name_images
 from backend.turns.prompt.speaker_choice import TurnSpeaker
 from backend.turns.run.chains import FindOpen, ReplyChains
 from backend.turns.run.events import (
@@ -152,6 +153,7 @@ class TurnService:
         Raises `TurnInProgressError`, `TurnIdReusedError`, `QuotaExceededError`, `ChatChangedError`
         and the errors of `PromptBuilder.build`. Nothing is stored then.
         """
+        request = name_images(request)
         turn_id, fingerprint = (
             request.turn_id or new_id(),
             _compute_fingerprint(identity, chat_id, request),

@@ -25,18 +25,21 @@ from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.story_clock import StoryClock
 from backend.characters.public_cards import PublicCards
 from backend.chats.errors import EmptyMessageError
+from backend.chats.files import load_waiting_files
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
+from backend.chats.repository import HistoryColumns
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import choose_chat_model
 from backend.chats.token_counting import CountUnit
+from backend.context.assembly import History
 from backend.context.budget import Budget
 from backend.context.macros import MacroBudget, MacroLimitError
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
 from backend.enrichment.outbox import SUMMARY_SECONDS, EnrichmentOutbox
 from backend.enrichment.reader import choose_model, safe_sampling
-from backend.generation.model import ModelSpec
+from backend.generation.model import ModelSpec, PromptImage
 from backend.generation.sampling import SamplingField
 from backend.generation.tokens import choose_tokenizer
 from backend.llm.server_slots import ModelBusyError, ModelSlots
@@ -68,6 +71,13 @@ from backend.turns.prompt.history import (
     find_history_begin,
     load_last_thoughts,
     open_history,
+)
+from backend.turns.prompt.images import (
+    LINE,
+    ChosenImages,
+    list_stored_images,
+    list_waiting_images,
+    load_images,
 )
 from backend.turns.prompt.load import ChatLoader
 from backend.turns.prompt.lore import LoreReader
@@ -297,6 +307,9 @@ class PromptBuilder:
                 speaker=speaker,
             )
             loaded = await loader.load(chat_id, request)
+            if request.files:
+                files = await load_waiting_files(session, identity.sealer, request.files)
+                loaded = replace(loaded, files=files)
             scripts = await load_scripts(session, identity, self._scripts, loaded)
             if scripts is not None:
                 loaded = replace(loaded, scripts=scripts)
@@ -347,18 +360,20 @@ class PromptBuilder:
     async def _load_history(
         self, session: AsyncSession, identity: Identity, loaded: LoadedChat, window: PromptWindow
     ) -> LoadedPrompt:
-        """Load the sealed messages that the history may take, with the thoughts to send."""
+        """Load the sealed messages that the history may take, with thoughts and images to send."""
         chain = loaded.settings, identity.settings
         most = find_first_set(chain, "reasoning_sent", default=0)
         if loaded.client is not None:
             most = 0  # a client has chosen its history
         read = await self._histories.read(session, loaded, window)
+        lines = read.columns.select(read.known)
         return LoadedPrompt(
             loaded=loaded,
             window=window,
-            lines=read.columns.select(read.known),
+            lines=lines,
             read=read,
             thoughts=await load_last_thoughts(session, loaded, most),
+            images=await _load_images(session, identity, loaded, window, lines),
         )
 
     async def _retrieve(
@@ -383,8 +398,9 @@ class PromptBuilder:
         size = sealed + opened if is_counted else sealed // SEALED_FACTOR
         if loaded.client is not None:
             size += loaded.client.characters
-        history, messages = await self._pool.run(
-            identity.user_id, partial(open_history, identity, prompt), size=size
+        size += prompt.images.size // SEALED_FACTOR
+        history, messages, images = await self._pool.run(
+            identity.user_id, partial(_open_prompt, identity, prompt), size=size
         )
         self._histories.keep(prompt, messages)
         # A remote embedding model may be slow, so no connection is held while waiting.
@@ -424,13 +440,15 @@ class PromptBuilder:
             window=window,
             lines=prompt.lines,
             thoughts=prompt.thoughts,
+            images=prompt.images,
             history=history,
+            line_images=images,
             memories=memories,
             consequences=consequences,
             days=days,
             near_misses=near_misses(found, memories),
             by_meaning=found.by_meaning,
-            notes=found.notes,
+            notes=[*found.notes, *prompt.images.notes],
         )
 
     async def make_window(
@@ -522,6 +540,41 @@ async def _estimate_search_end(
         always += compute_lore_reserve(loaded.lore.settings, window.budget.prompt)
     budget = window.to_stored(window.budget.for_history(always))
     return await find_history_begin(session, loaded, budget=budget)
+
+
+async def _load_images(
+    session: AsyncSession,
+    identity: Identity,
+    loaded: LoadedChat,
+    window: PromptWindow,
+    lines: HistoryColumns,
+) -> ChosenImages:
+    """Load the images of the line and the history. A client sends its images itself."""
+    line, leaf = loaded.target.line, loaded.target.leaf
+    if loaded.client is not None:
+        return ChosenImages()
+    found = list_waiting_images(loaded.files)
+    last = line or leaf
+    if last is not None:
+        found += await list_stored_images(
+            session,
+            identity.sealer,
+            loaded.chat.id,
+            last=last.position,
+            line=line.position if line else None,
+            positions=lines.positions,
+        )
+    return await load_images(
+        session, identity.user_id, found, spec=window.spec, budget=window.budget
+    )
+
+
+def _open_prompt(
+    identity: Identity, prompt: LoadedPrompt
+) -> tuple[History, HistoryColumns, tuple[PromptImage, ...]]:
+    """Return the unsealed history, all messages that were read, and the images of the line."""
+    images = prompt.images.open(identity.sealer)
+    return *open_history(identity, prompt, images), images.get(LINE, ())
 
 
 async def _check_path(session: AsyncSession, loaded: LoadedChat) -> None:

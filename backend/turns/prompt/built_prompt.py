@@ -32,6 +32,7 @@ from backend.context.record import (
 from backend.core.audience import GM, Witness
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
+from backend.generation.images import count_image_tokens
 from backend.generation.message_shapes import shape_messages
 from backend.generation.model import (
     MAX_REPLY_CHARACTERS,
@@ -195,7 +196,8 @@ class BuiltPrompt:
         window, loaded = self.window, self.loaded
         if loaded.client is not None and 0 < loaded.sent_begin < loaded.path_tokens:
             return loaded.path_tokens - loaded.sent_begin
-        return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
+        taken = self.assembled.fixed_tokens + self.assembled.history.image_tokens
+        return window.to_stored(window.budget.for_history(taken))
 
 
 def misses_rounds(loaded: LoadedChat, assembled: AssembledPrompt) -> bool:
@@ -245,6 +247,7 @@ def make_calls_prompt(
     if tokens + BLOCK_TOKENS > room:
         prompt = Prompt(_shorten(prompt.messages))
         tokens = count([message.text for message in prompt.messages])
+        tokens += window.to_model_tokens(count_image_tokens(*prompt.messages))
     if tokens + BLOCK_TOKENS > room:
         return None
     return replace(prompt, messages=[*prompt.messages, *end], reply_room=room - tokens)
@@ -452,6 +455,7 @@ def _record_history(built: BuiltPrompt) -> RecordedHistory | None:
         omitted_last=history.positions[gap.stop - 1] if gap else None,
         thoughts=sorted(present.intersection(history.thoughts)),
         marks={place: words for place, words in history.marks.items() if place in present},
+        images={place: count for place, count in history.images.items() if place in present},
         changed={
             place: RecordedMessage(role=message.role, images=len(message.images), text=message.text)
             for place, message in history.changed.items()
@@ -466,7 +470,8 @@ def _summarise_older(built: BuiltPrompt) -> LeftOut | None:
     first = history.positions[0] if history.positions else (leaf.position + 1 if leaf else 0)
     if first <= 0 or leaf is None:
         return None
-    tokens = max(0, built.loaded.path_tokens - sum(history.tokens))
+    kept = sum(history.tokens) - history.image_tokens
+    tokens = max(0, built.loaded.path_tokens - kept)
     if tokens == 0:
         return None
     title = "message 1" if first == 1 else f"messages 1 to {first}"

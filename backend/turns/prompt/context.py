@@ -21,6 +21,7 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import find_rules, is_unsettled
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
+from backend.chats.files import WaitingFile
 from backend.chats.members import Group, NamedMembers, list_heard
 from backend.chats.models import Chat, Message
 from backend.chats.repository import HistoryColumns
@@ -35,7 +36,7 @@ from backend.core.audience import GM, PUBLIC, AudienceMarks, Viewpoint, Witness
 from backend.core.reasons import ReasonKind
 from backend.enrichment.summaries.pieces import PathSummary
 from backend.enrichment.summaries.store import HOT_ROUNDS
-from backend.generation.model import ChatModel, ModelSpec, Role
+from backend.generation.model import ChatModel, ModelSpec, PromptImage, Role
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling, SamplingField
 from backend.generation.tokens import find_starting_ratio
@@ -49,6 +50,7 @@ from backend.regex.scripts import Scripts
 from backend.turns.models import TurnKind
 from backend.turns.prompt.cast import Cast
 from backend.turns.prompt.client import ClientParts
+from backend.turns.prompt.images import ChosenImages
 from backend.turns.prompt.remembered import RememberedChats
 from backend.turns.prompt.viewed_path import KnownPath, UnknownMessage
 
@@ -221,6 +223,7 @@ class LoadedChat:
         line: The user's new line, as it is stored.
         said: The line that is answered, as the model gets it. None if no line is answered.
         typed: The new line before its macros were expanded. None if it has no macros.
+        files: The uploaded files of the new line.
         expands_macros: True if macros in the user's line are expanded before it is stored.
         has_scripts: True if the account has regex scripts. `scripts` are the ones that run.
         group: The members of the chat.
@@ -257,6 +260,7 @@ class LoadedChat:
     line: str | None = None
     said: str | None = None
     typed: str | None = None
+    files: Sequence[WaitingFile] = ()
     expands_macros: bool = True
     has_scripts: bool = False
     scripts: Scripts | None = None
@@ -485,6 +489,7 @@ class LoadedPrompt:
         lines: The history as it is stored, without texts, oldest first, up to the leaf.
         read: The messages that were read, with texts.
         thoughts: The sealed thoughts of replies in it: message id and thoughts, by position.
+        images: The sealed images of the history and of the line.
     """
 
     loaded: LoadedChat
@@ -492,6 +497,7 @@ class LoadedPrompt:
     lines: HistoryColumns
     read: ReadHistory = field(default_factory=ReadHistory)
     thoughts: SealedThoughts = field(default_factory=dict[int, tuple[UUID, bytes]])
+    images: ChosenImages = field(default_factory=ChosenImages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,6 +508,7 @@ class RetrievedPrompt(LoadedPrompt):
 
     Attributes:
         history: The history as the model gets it, after regex scripts, with its tokens.
+        line_images: The images of the line that is answered.
         memories: The search results that apply, best first.
         consequences: Campaign items that changed because of a message, by message id.
         days: The day of the story of each memory, by source id. See `StoryClock.find_days`.
@@ -511,6 +518,7 @@ class RetrievedPrompt(LoadedPrompt):
     """
 
     history: History
+    line_images: tuple[PromptImage, ...] = ()
     memories: Sequence[Memory] = ()
     consequences: Mapping[UUID, Sequence[MemoryItem]] = field(
         default_factory=dict[UUID, Sequence[MemoryItem]]

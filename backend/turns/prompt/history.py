@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter as Counts
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
@@ -38,8 +38,8 @@ from backend.context.budget import ContextOverflowError, find_eviction_point, fi
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind
-from backend.generation.images import count_image_tokens
-from backend.generation.model import PromptMessage
+from backend.generation.images import IMAGE_TOKENS, count_image_tokens
+from backend.generation.model import PromptImage, PromptMessage
 from backend.turns.prompt.client import ClientParts
 from backend.turns.prompt.context import (
     LoadedChat,
@@ -128,8 +128,13 @@ def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
     return begin if reached is None else reached
 
 
-def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, HistoryColumns]:
-    """Return the unsealed history as it is sent, and all messages that were read. CPU-bound."""
+def open_history(
+    identity: Identity, prompt: LoadedPrompt, images: Mapping[int, tuple[PromptImage, ...]]
+) -> tuple[History, HistoryColumns]:
+    """Return the unsealed history as it is sent, and all messages that were read. CPU-bound.
+
+    `images` are those of its messages, by position.
+    """
     lines, unit, client = prompt.lines, prompt.window.unit, prompt.loaded.client
     scripts = prompt.loaded.scripts if client is None else None
     read = _open_columns(identity.sealer, prompt.read.columns)
@@ -166,7 +171,12 @@ def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, His
     messages = list(map(PromptMessage, lines.roles, texts))
     positions = list(lines.positions)
     words = {positions[at]: said for at, said in marks.items()}
-    return History(messages, tokens, positions, thoughts, words), read
+    counts = {position: len(images[position]) for position in positions if position in images}
+    for at, position in enumerate(positions) if counts else ():
+        if position in images:
+            messages[at] = structs.replace(messages[at], images=images[position])
+            tokens[at] += IMAGE_TOKENS * counts[position]
+    return History(messages, tokens, positions, thoughts, words, counts), read
 
 
 def _open_columns(sealer: Sealer, columns: HistoryColumns) -> HistoryColumns:
@@ -317,8 +327,9 @@ def _find_begin(prompt: RetrievedPrompt, fixed: Plan, reserved: int, count: Coun
         fits = window.to_stored(window.budget.for_history(taken))
         return max(find_eviction_point(loaded.path_tokens, fits), loaded.summed_up)
 
-    # Stored tokens do not include thoughts and marks.
+    # Stored tokens do not include thoughts, images and marks.
     taken = fixed.fixed + reserved + sum(prompt.history.thoughts.values())
+    taken += prompt.history.image_tokens
     begin = find_begin(taken)
     if not prompt.history.marks:
         return begin
@@ -359,6 +370,7 @@ def _drop_before(prompt: RetrievedPrompt, begin: int) -> History:
         history.positions[dropped:],
         history.thoughts,
         history.marks,
+        {at: count for at, count in history.images.items() if at in history.positions[dropped:]},
     )
 
 

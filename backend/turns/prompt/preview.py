@@ -56,6 +56,7 @@ from backend.turns.prompt.assemble import render_memory, render_omitted
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.built_prompt import make_record
 from backend.turns.prompt.history import SUMMARY_KIND, prefix_thoughts
+from backend.turns.prompt.images import name_images
 from backend.vault.sealing import Sealer
 
 REPEATED_KINDS = frozenset({"lore", "event", "memory", "campaign", "entity", "public_part"})
@@ -98,7 +99,9 @@ def view_context(record: ContextRecord) -> ContextView:
                 tokens=history.tokens,
                 hidden=history.without,
                 changed=sorted(history.changed),
-                images=sum(each.images for each in history.changed.values()),
+                images=sum(
+                    (*history.images.values(), *(each.images for each in history.changed.values()))
+                ),
                 omitted_first=history.omitted_first,
                 omitted_last=history.omitted_last,
                 reason="history",
@@ -163,7 +166,7 @@ def compare_prompts(
     new = {_get_identity(item): item for item in (*after.items, *after.retrieved)}
     shared = 0
     for one, other in zip(before_messages, after_messages, strict=False):
-        if one != other:
+        if (one.role, one.text) != (other.role, other.text):
             break
         shared += 1
     characters = sum(len(message.text) for message in after_messages)
@@ -228,12 +231,10 @@ class ContextService:
         room for a prompt.
         """
         text = request.text if request.text and request.text.strip() else None
-        built = await self._builder.build(
-            identity,
-            chat_id,
-            TurnRequest(text=text, viewpoint=request.viewpoint, speaker=request.speaker),
-            tried=request,
+        turn = TurnRequest(
+            text=text, files=request.files, viewpoint=request.viewpoint, speaker=request.speaker
         )
+        built = await self._builder.build(identity, chat_id, name_images(turn), tried=request)
         messages = built.sent_messages
         loaded = built.loaded
         record = await self._explain(
@@ -307,6 +308,9 @@ class ContextService:
             for text in await repository.find_texts(session, message.chat_id, digests)
         }
         restore_texts(record, texts)
+        recalled = _find_source_ids([*record.items, *record.retrieved], "memory")
+        if await chats.has_removed(session, recalled, owner_id=message.user_id):
+            raise RecordError("A message in it was deleted.")
         lines = await _load_lines(session, message, record.history) if record.history else ()
         return _LoadedRecord(message.id, record, lines)
 

@@ -26,6 +26,7 @@ from backend.context.blocks import (
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand, may_hold_macros
 from backend.core.reasons import Reason, ReasonKind
 from backend.enrichment.summaries.pieces import LostPart
+from backend.generation.model import PromptMessage
 from backend.llm.answers import CHARACTERS_PER_TOKEN
 from backend.lorebooks.entries import Position, Trigger
 from backend.prompts import PromptLibrary, UsedPrompts
@@ -254,6 +255,7 @@ class SectionBuilder:
         self._prompts = prompts
         self._identity = identity
         self._window = prompt.window
+        self._line_images = prompt.line_images
         self._loaded = prompt.loaded
         self._order = order
         self._lore = lore
@@ -560,6 +562,7 @@ class SectionBuilder:
         loaded, target = self._loaded, self._loaded.target
         names = {"user": loaded.cast.user_name, "char": self._listener}
         reason: ReasonKind = "turn"
+        message: PromptMessage | None = None
         if suggestions:
             prompt = self._prompts["assist/suggestions"]
             text, reason = prompt.render(**names, count=suggestions), "suggestions"
@@ -575,6 +578,8 @@ class SectionBuilder:
             text = format_line(author, loaded.said or "", names=names_sent)
             audience = target.line.audience if target.line else loaded.audience
             text = loaded.marks.mark(text, audience)
+            if self._line_images:
+                message = PromptMessage("user", text, images=self._line_images)
         return PromptItem(
             kind="user_line" if reason == "turn" else "instruction",
             title="User's line" if reason == "turn" else reason.capitalize(),
@@ -583,6 +588,7 @@ class SectionBuilder:
             role="user",
             reasons=[Reason(reason)],
             source_id=target.line.id if target.line else None,
+            message=message,
         )
 
     @property

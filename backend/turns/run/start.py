@@ -22,6 +22,8 @@ from backend.chats.files import (
     FileName,
     SealedFile,
     SealedReference,
+    WaitingFile,
+    claim_files,
     insert_files,
     seal_file,
     seal_reference,
@@ -86,8 +88,8 @@ class TurnStarter:
         `replaced` is a reserved turn that this one takes the place of.
 
         Returns None if the chat has changed since the prompt was built. Raises `OvertakenError` if
-        another turn came first, `NotContinuableError`, and `ChainEndedError` if the reserved turn
-        was stopped or replaced.
+        another turn came first, `NotContinuableError`, `UnknownFileError`, and `ChainEndedError` if
+        the reserved turn was stopped or replaced.
         """
         loaded, target = built.loaded, built.loaded.target
         line_draft = await self._draft_line(identity, built)
@@ -118,6 +120,8 @@ class TurnStarter:
                 moved = await tree.attach_message(session, chat, line, parent=parent)
                 if line_draft.references:
                     await session.flush()
+                    if loaded.files:
+                        await claim_files(session, identity.user_id, loaded.files)
                     await insert_files(
                         session, identity.user_id, line_draft.files, line_draft.references
                     )
@@ -186,7 +190,7 @@ class TurnStarter:
         images = [each for each in said.images if each.data] if said else []
         return await self._pool.run(
             identity.user_id,
-            partial(_seal_line, identity.sealer, draft, images, unit=unit),
+            partial(_seal_line, identity.sealer, draft, images, loaded.files, unit=unit),
             size=len(loaded.line) + sum(len(each.data) for each in images) // SEALED_FACTOR,
         )
 
@@ -288,15 +292,21 @@ class _SealedLine:
 
 
 def _seal_line(
-    sealer: Sealer, draft: MessageDraft, images: Sequence[PromptImage], *, unit: CountUnit
+    sealer: Sealer,
+    draft: MessageDraft,
+    images: Sequence[PromptImage],
+    stored: Sequence[WaitingFile],
+    *,
+    unit: CountUnit,
 ) -> _SealedLine:
+    """Seal a line with the images of a client, or with uploaded files, which are stored already."""
     row = seal_draft(sealer, draft, unit=unit)
     files = [seal_file(sealer, each.data, media_type=each.media_type) for each in images]
+    named = [("", each.digest) for each in files]
+    named += [(each.description.name, each.digest) for each in stored]
     references = [
-        seal_reference(
-            sealer, row["id"], FileName(name="", path=""), place=place, digest=file.digest
-        )
-        for place, file in enumerate(files)
+        seal_reference(sealer, row["id"], FileName(name=name, path=""), place=place, digest=digest)
+        for place, (name, digest) in enumerate(named)
     ]
     return _SealedLine(row, files, references)
 

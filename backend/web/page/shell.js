@@ -2,7 +2,9 @@
 import { api } from "./core/api.js";
 import { attempt } from "./core/dialogs.js";
 import { asset, fill, h, icon, pause, set } from "./core/dom.js";
+import { connection } from "./core/connection.js";
 import { forget, imports, receive } from "./core/importing.js";
+import { stayAboveKeyboard } from "./core/keyboard.js";
 import { chats, kept } from "./core/store.js";
 import { t } from "./core/words.js";
 import { files, takeUp } from "./transfer/files.js";
@@ -19,7 +21,7 @@ const RECENT = 12;
 const AREAS = {
   "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats",
   providers: "settings", presets: "settings", scripts: "settings", imports: "settings",
-  clients: "settings",
+  clients: "settings", "memory-settings": "settings", security: "settings", server: "settings",
 };
 
 /** @returns {{element, main, at(path)}} `at` marks the current area. */
@@ -36,7 +38,7 @@ export function shell() {
   const brand = h("a.brand", { href: "#/" }, h("img", { src: asset("icon.svg"), alt: "" }), "Talekeeper");
   const rail = h("div.rail", {}, brand, find, places, recent, activity, settings, account);
   const skip = h("button.skip", { onclick: () => main.focus() }, t("shell.skip"));
-  const element = h("div.shell", {}, skip, rail, imports, main);
+  const element = h("div.shell", {}, skip, rail, h("div.above", {}, connection(), imports), main);
 
   let path = "";
   const mark = () => {
@@ -51,7 +53,7 @@ export function shell() {
     fill(
       recent,
       items.length > 0 && h("h2", {}, t("shell.recent")),
-      items.slice(0, RECENT).map((chat) =>
+      items.filter((chat) => !chat.archived_at).slice(0, RECENT).map((chat) =>
         h("a", { href: `#/chats/${chat.id}` }, h("span.clip", {}, chat.title || t("chats.untitled"))),
       ),
     );
@@ -65,6 +67,7 @@ export function shell() {
   watch(activity);
   files.at();
   receive(element);
+  stayAboveKeyboard();
   takeUp().catch(() => {});
 
   return {

@@ -54,6 +54,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "putChatLorebook": {"json": {"state": "off"}},
     "orderLoreEntries": {"json": {"entry_ids": []}},
     "testLorebook": {"json": {"texts": ["Who lit the lamp?"]}},
+    "uploadPicture": {"files": {"file": ("x.png", b"")}},
     "forkChat": {"json": {"message_id": str(uuid4())}},
     "restoreCampaignVersion": {"json": {"version": 1}},
     "createCampaignEntity": {"json": {"kind": "npc", "name": "Mine"}},
@@ -71,6 +72,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "changeOneSummary": {"json": {"text": "Nothing happened."}},
     "rebuildChronicle": {"json": {"chat_id": str(uuid4())}},
     "compactCampaign": {"json": {"chat_id": str(uuid4())}},
+    "addMessage": {"json": {"text": "Let me in."}},
     "patchMember": {"json": {"presence": "absent"}},
     "patchMessage": {"json": {"text": "Not yours any more."}},
     "renamePasskey": {"json": {"label": "Mine"}},
@@ -103,6 +105,7 @@ class Belongings:
             "jobs/{job_id}",
             "messages/{message_id}/siblings",
             "messages/{message_id}/context",
+            "files/{file_id}",
             "lorebooks/{lorebook_id}",
             "lorebooks/{lorebook_id}/entries",
             "lorebooks/{lorebook_id}/entries/{entry_id}",
@@ -230,6 +233,8 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     chronicle_id = await opt_in(owner, chat["id"])
     events = await owner.turn(chat["id"], text="Who lit the lamp?")
     reply_id = events[0].data["reply_id"]
+    form = {"file": ("lamp.png", picture(width=8, height=8))}
+    file = ok(await client.post(f"{API}/chats/{chat['id']}/files", files=form), 201)
     event_id = await new_event(owner, chronicle_id, "Mara lit the lamp.")
     await sum_up(owner, chat["id"], "The lamp was lit.", through=reply_id)
     summary = await owner.get(f"/chats/{chat['id']}/summary")
@@ -269,6 +274,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "run_id": run["id"],
             "summary_id": summary["id"],
             "message_id": reply_id,
+            "file_id": file["id"],
             "turn_id": events[0].data["turn_id"],
             "key_id": key["id"],
             "passkey_id": passkey["passkey"]["id"],

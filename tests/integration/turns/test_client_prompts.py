@@ -328,6 +328,9 @@ async def test_the_line_is_stored_as_it_was_sent_with_its_images(
     assert context["items"][-1]["images"] == 1
     stored = (await ada.messages(chat))[-2]
     assert stored["text"] == text
+    [shown_file] = stored["files"]
+    assert (shown_file["name"], shown_file["media_type"]) == ("image.png", "image/png")
+    assert shown_file["size"] == len(PICTURE.data)
     query = (
         select(StoredFile)
         .join(MessageFile, MessageFile.file_id == StoredFile.id)

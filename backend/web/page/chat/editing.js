@@ -5,13 +5,14 @@ import { fill, h } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { t } from "../core/words.js";
 import { lead, say, told } from "./branches.js";
+import { worded, wording } from "./pictures.js";
 
 /** Replace the text of a message with a textarea. `place` is the message's element. */
 export function edit(message, room, place) {
   if (place.matches(".edited")) return;
   const { id, position } = message;
   // Macros are edited in the form in which they were typed.
-  const text = message.typed ?? message.text;
+  const text = message.typed ?? wording(message);
   const name = `edit.${id}`;
   const draft = kept.get(name);
   const before = document.activeElement;
@@ -34,7 +35,7 @@ export function edit(message, room, place) {
     const changed = area.value !== text;
     area.readOnly = true;
     try {
-      if (changed) await api.patch(`/messages/${id}`, { text: area.value });
+      if (changed) await api.patch(`/messages/${id}`, { text: worded(area.value, message) });
       else if (answers && followed) await lead(room, id, false);
     } catch (error) {
       area.readOnly = false;

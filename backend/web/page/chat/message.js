@@ -8,6 +8,7 @@ import { gestures, isQuiet, mending, promotion, toolbar } from "./actions.js";
 import { mark } from "./audience.js";
 import { m } from "./cast.js";
 import { isCut, notices } from "./notices.js";
+import { gallery, wording } from "./pictures.js";
 
 const SIGNS = { present: "people", absent: "leave", muted: "mute" };
 
@@ -37,6 +38,11 @@ export function drawn(first, room) {
     if (silent && opened !== message.id) thoughts.open = true;
     opened = silent && message.id;
     id = message.id;
+    if (message.removed) {
+      text = null;
+      element.className = "message removed";
+      return fill(element);
+    }
     if (isQuiet(message) && !grows) {
       element.className = `message notice-line ${role}`;
       element.ariaLabel = m("change");
@@ -49,11 +55,12 @@ export function drawn(first, room) {
     element.ariaBusy = String(grows);
     const { activeElement } = document;
     const pressed = element.contains(activeElement) && activeElement.closest(".tools button");
-    const prose = h("div.prose", {}, !grows && markdown(message.shown ?? message.text));
+    const prose = h("div.prose", {}, !grows && markdown(message.shown ?? wording(message)));
     text = grows ? growing(prose) : null;
     text?.write(message.text);
     fill(
       element,
+      !grows && room.selection.box(message),
       likeness(message, room),
       h(
         "header",
@@ -66,6 +73,7 @@ export function drawn(first, room) {
       ),
       thoughts,
       prose,
+      gallery(message),
       grows
         ? h("p.writing", { role: "img", "aria-label": t("chat.writing", { name: author }) },
             h("i"), h("i"), h("i"))

@@ -14,6 +14,7 @@ import { exports } from "./exports.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 import { groupFields } from "./group.js";
 import { joining } from "./joining.js";
+import { replyEditor } from "./reply-editor.js";
 import { summaries } from "./summaries.js";
 
 /** A select of objects, with an option for none of them. */
@@ -29,6 +30,7 @@ const DETAILS = {
   ],
   authors_note: NOTE,
   instructions: ["scenario", "system_prompt", "post_history_instructions"].map((name) => text(name, 200_000)),
+  quick_replies: [{ name: "quick_replies", control: replyEditor }],
   budgets: [
     ...numbers("budgets", {
       total: [1024, 1e7], history: [0, 1e7], retrieval: [0, 1e7], reply_reserve: [1, 1e6],

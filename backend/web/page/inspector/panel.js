@@ -183,7 +183,8 @@ export default async function panel(room, { options: { message, viewpoint }, sig
     if (message) return api.get(`/messages/${message}/context`, { query: { diff: "previous" }, signal });
     const from = seen?.read() ?? room.composer.speaker;
     const whose = from === "gm" ? { viewpoint: from } : from ? { speaker: from, viewpoint: from } : {};
-    const wish = { text: room.composer.text, budgets: sliders.tried, diff: "previous", ...whose };
+    const { text, files } = room.composer;
+    const wish = { text, files, budgets: sliders.tried, diff: "previous", ...whose };
     return api.post(`${chat}/context`, { ...wish, prompt: exact.element.open }, { signal });
   };
   // Requests run one after the other, and only the latest input is sent next.

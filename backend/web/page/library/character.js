@@ -7,6 +7,7 @@ import { control } from "../core/form.js";
 import { characters, lorebooks } from "../core/store.js";
 import { ago, t } from "../core/words.js";
 import { at, NOTE, patchOf } from "../chat/fields.js";
+import { replyEditor } from "../chat/reply-editor.js";
 import { duplicate, exports, star } from "./acts.js";
 import { change, NAME, editing, portrait, say } from "./parts.js";
 import { cardScripts } from "./scripts.js";
@@ -44,6 +45,8 @@ const TOGETHER = [
   formed("extensions.talkativeness", { kind: "number", min: 0, max: 1, step: 0.05, placeholder: 0.5 }),
 ];
 
+const REPLIES = "extensions.talekeeper.quick_replies";
+
 const FORM = [
   ...Object.entries(GROUPS).map(([group, names]) => ({
     title: group && say(group),
@@ -51,21 +54,23 @@ const FORM = [
   })),
   { title: say("together"), fields: TOGETHER },
   { title: say("note"), fields: NOTE },
+  { title: t("replies.title"), fields: [{ name: REPLIES, control: replyEditor }] },
 ];
 
-/** The author's note of a card is stored in its extensions, as are the fields for groups. */
+/** A card's note, quick replies and fields for groups are stored in its extensions. */
 const extended = (item) => {
   const note = { position: "at_depth", role: "system", scan: false, ...item.extensions.talekeeper?.authors_note };
   return Object.fromEntries([
     ...NOTE.map(({ name }) => [name, note[name.split(".")[1]]]),
-    ...TOGETHER.map(({ name }) => [name, at(item, name)]),
+    ...[...TOGETHER, { name: REPLIES }].map(({ name }) => [name, at(item, name)]),
   ]);
 };
 const cardPatch = (changes) => {
-  const { "extensions.talekeeper.public": seen, "extensions.talkativeness": talk, ...own } = changes;
+  const { "extensions.talekeeper.public": seen, "extensions.talkativeness": talk, [REPLIES]: replies, ...own } = changes;
   const { authors_note: patched } = patchOf(own);
   const patch = Object.fromEntries(Object.entries(own).filter(([name]) => !name.includes(".")));
-  const ours = { ...(seen !== undefined && { public: seen || null }), ...(patched && { authors_note: patched }) };
+  const quick = replies && { quick_replies: replies.length ? replies : null };
+  const ours = { ...(seen !== undefined && { public: seen || null }), ...quick, ...(patched && { authors_note: patched }) };
   const extensions = { ...(talk !== undefined && { talkativeness: talk }), ...(Object.keys(ours).length && { talekeeper: ours }) };
   if (Object.keys(extensions).length) patch.extensions = extensions;
   return patch;
