@@ -34,6 +34,7 @@ from backend.accounts.profile.activity import delete_old_activity
 from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
+from backend.backgrounds.controller import BACKGROUND_CONTROLLERS
 from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
@@ -67,6 +68,7 @@ from backend.lan.controller import LanController
 from backend.llm.controller import ModelController, TokenController
 from backend.llm.providers.addresses import ProviderAddressController
 from backend.llm.providers.controller import ProviderController, ProviderPresetController
+from backend.llm.providers.local import LocalServerController
 from backend.lorebooks.controller import (
     LINK_CONTROLLERS,
     ChatLorebookController,
@@ -104,10 +106,12 @@ from backend.turns.api.controller import (
     TurnController,
 )
 from backend.turns.api.files import ChatFileController, FileController
+from backend.turns.api.new_lines import NewLineController
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
 from backend.turns.play.downtime import DowntimeController
 from backend.usage.models_in_use import ModelsInUseController
+from backend.usage.months import MonthUsageController
 from backend.usage.spending import ChatUsageController, MeasureController
 from backend.web.controller import PageController
 
@@ -136,9 +140,11 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     CharacterController,
     PersonaController,
     *AVATAR_CONTROLLERS,
+    *BACKGROUND_CONTROLLERS,
     ScriptController,
     OpeningController,
     ChatController,
+    NewLineController,
     ChatExportController,
     MessageController,
     ChatFileController,
@@ -166,6 +172,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     DowntimeController,
     MeasureController,
     ChatUsageController,
+    MonthUsageController,
     TurnController,
     RunningTurnController,
     MessageContextController,
@@ -174,6 +181,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ProviderPresetController,
     ProviderAddressController,
     ProviderController,
+    LocalServerController,
     TokenController,
     SearchController,
     MemoryController,

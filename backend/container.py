@@ -16,6 +16,7 @@ from backend.accounts.profile.activity import ActivityLog
 from backend.accounts.profile.administration import AdministrationService
 from backend.accounts.profile.service import ProfileService
 from backend.accounts.service import AccountService
+from backend.backgrounds.service import BackgroundService
 from backend.campaigns.api.service import CampaignService
 from backend.campaigns.chat_events import CampaignSessions, ItemAudiences, WorldCopies
 from backend.campaigns.files.transfer import CampaignTransfer
@@ -71,6 +72,7 @@ from backend.jobs.worker import build_worker
 from backend.lan.service import LocalNetwork
 from backend.llm.models import SLOT_LEASES
 from backend.llm.providers.addresses import ProviderAddressService
+from backend.llm.providers.local import LocalServers
 from backend.llm.providers.service import ProviderService
 from backend.llm.providers.trials import ProviderTests
 from backend.llm.server_slots import ModelSlots
@@ -124,6 +126,7 @@ from backend.transfer.services import ImportServices
 from backend.transfer.single_files import SingleFilePlanner
 from backend.turns.api.files import FileService
 from backend.turns.api.lore_tester import LoreTester
+from backend.turns.api.new_lines import NewLineService
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
 from backend.turns.api.service import TurnService
@@ -139,8 +142,10 @@ from backend.turns.prompt.preview import ContextService
 from backend.turns.prompt.retrieve import Rephraser
 from backend.turns.prompt.speaker_model import SpeakerModel
 from backend.turns.run.recovery import TurnRecovery
+from backend.turns.run.removed_replies import RemovedReplies
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
+from backend.usage.months import MonthUsageService
 from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
@@ -181,6 +186,7 @@ class Services:
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
         self.provider_addresses = ProviderAddressService(database, user_models)
         self.provider_tests = ProviderTests(database, self.providers, user_models)
+        self.local_servers = LocalServers(self.providers, user_models, settings)
 
         participants = Participants(RequestCaches())
         self.open_keys = open_keys = OpenKeys(participants)
@@ -235,15 +241,18 @@ class Services:
             CardBookService(index, check_added=check_entries),
             pool=pool,
             longest_message=settings.max_message_chars,
+            participants=participants,
         )
         self.personas = PersonaService(database)
         self.avatars = AvatarService(database, pool)
+        self.backgrounds = BackgroundService(database, pool)
         self.presets = PresetService(database, pool)
         participants.add(self.presets, self.characters)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
         self.model_names = ModelNames(database, user_models, pool)
         participants.add(self.model_names)
         self.lorebook_links = LorebookLinkService(database)
+        participants.add(self.backgrounds, self.lorebook_links)
         self.lore = LoreReader(pool, self.regexes)
         self.chronicles = ChronicleService(database, index)
         self.chronicle_events = EventService(
@@ -264,6 +273,7 @@ class Services:
         self.downtime = DowntimeService(database, names)
         self.measures = MeasureService(database, user_models)
         self.chat_usage = ChatUsageService(database, user_models)
+        self.month_usage = MonthUsageService(database, user_models)
         self.models_in_use = ModelsInUseService(database, user_models, settings)
         joining = ChatChronicles(index)
         self.character_memories = CharacterMemoryService(
@@ -324,7 +334,7 @@ class Services:
             user_models=user_models,
             checks_added=checks_added,
         )
-        participants.add(ImportedChats())
+        participants.add(ImportedChats(), RemovedReplies())
         self.chat_exporter = ChatExporter(
             database,
             pool,
@@ -343,6 +353,7 @@ class Services:
             macros=LineMacroService(database, pool, accounts=self.accounts),
             participants=participants,
         )
+        self.new_lines = NewLineService(database, self.messages, accounts=self.accounts)
         self.client_requests = RequestLog(database, self.messages, self.chats)
         self.opening = OpeningService(
             database,
@@ -491,6 +502,7 @@ class Services:
             pool=pool,
             accounts=AccountWriter(database, self.scripts, user_models),
             avatars=self.avatars,
+            backgrounds=self.backgrounds,
             campaigns=self.campaign_transfer,
             characters=self.characters,
             chat_trees=ChatTreeImporter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,16 +31,17 @@ from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import Change, Operations
 from backend.campaigns.ledger.paths import IS_COMPACTED, clear_marks, copy_marks
-from backend.campaigns.ledger.records import LOCKED, get_campaign, open_campaign
+from backend.campaigns.ledger.records import LOCKED, find_campaign, get_campaign, open_campaign
 from backend.campaigns.models import (
     Actor,
     CampaignChange,
     CampaignItem,
+    CampaignMark,
     CampaignProposal,
     ChangeSource,
     ProposalSource,
 )
-from backend.campaigns.scenes.chapters import narrow_chapters
+from backend.campaigns.scenes.chapters import find_chapters, narrow_chapters
 from backend.campaigns.state.witnesses import find_message_audience
 from backend.characters.models import Character
 from backend.chats import tree
@@ -47,6 +49,7 @@ from backend.chats.events import (
     AudienceChanged,
     CampaignChosen,
     ChatDeleted,
+    MessageRemoved,
     PathMoved,
     StoreWorld,
     WorldCopied,
@@ -71,7 +74,9 @@ from backend.quotas.service import CheckAdded
 from backend.vault.sealing import Sealer
 
 
-class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, WorldShared):
+class CampaignSessions(
+    AudienceChanged, CampaignChosen, ChatDeleted, MessageRemoved, PathMoved, WorldShared
+):
     """Keeps the state of campaigns consistent with their chats."""
 
     async def audience_changed(
@@ -80,6 +85,53 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
         """Undo the results of a message that other people may know, so that it is read again."""
         if message.audience != before:
             await clear_marks(session, identity.sealer, message.id)
+
+    async def message_removed(
+        self, session: AsyncSession, identity: Identity, chat: Chat, message: Message
+    ) -> None:
+        """Detach all changes that were made from a removed message, and delete its proposals.
+
+        Summaries of its scenes, and chapters of these, contain it and are detached as well.
+        """
+        sealer = identity.sealer
+        own = (
+            select(CampaignChange.campaign_id, CampaignChange.id)
+            .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+            .where(ChangeSource.message_id == message.id)
+        )
+        caused: defaultdict[UUID, set[UUID]] = defaultdict(set)
+        for row in await session.execute(own):
+            caused[row.campaign_id].add(row.id)
+        mark = await session.get(CampaignMark, message.id)
+        told = {chat.campaign_id, mark.campaign_id if mark else None, *caused} - {None}
+        # Campaigns are locked in one order, so that two requests cannot deadlock.
+        ids = sorted(each for each in told if each is not None)
+        found = [await find_campaign(session, sealer, each, lock=True) for each in ids]
+        await clear_marks(session, sealer, message.id)
+        for campaign in filter(None, found):
+            changes = caused[campaign.id]
+            changes |= await _find_retellings(session, sealer, message, campaign.id)
+            await ledger_paths.detach_changes(
+                session, sealer, campaign, list(changes), chat_id=chat.id
+            )
+        await self._remove_proposals(session, identity, message)
+
+    async def _remove_proposals(
+        self, session: AsyncSession, identity: Identity, message: Message
+    ) -> None:
+        """Delete the proposals that come from no other message."""
+        other = aliased(ProposalSource)
+        elsewhere = exists().where(
+            other.proposal_id == ProposalSource.proposal_id, other.message_id != message.id
+        )
+        theirs = ProposalSource.message_id == message.id
+        only_here = select(ProposalSource.proposal_id).where(theirs, ~elsewhere)
+        await session.execute(
+            delete(CampaignProposal).where(
+                CampaignProposal.id.in_(only_here), CampaignProposal.user_id == identity.user_id
+            )
+        )
+        await session.execute(delete(ProposalSource).where(theirs))
 
     async def path_moved(
         self, session: AsyncSession, sealer: Sealer | None, chat: Chat, *, above: int
@@ -233,6 +285,31 @@ def _select_caused_changes(message: Message, campaign_id: UUID) -> Select[UUID, 
 
 async def _find_affected(session: AsyncSession, message: Message, campaign_id: UUID) -> set[UUID]:
     """Return scenes that summarise a message, and the items that changed with their summaries."""
+    _, versions = await _find_summaries(session, message, campaign_id)
+    together = select(CampaignChange.item_id).where(
+        CampaignChange.campaign_id == campaign_id, CampaignChange.version.in_(versions)
+    )
+    return set(await session.scalars(together)) if versions else set()
+
+
+async def _find_retellings(
+    session: AsyncSession, sealer: Sealer, message: Message, campaign_id: UUID
+) -> set[UUID]:
+    """Return the changes of scenes' summaries that contain a message, and of their chapters."""
+    scenes, versions = await _find_summaries(session, message, campaign_id)
+    chapters = await find_chapters(session, sealer, campaign_id, scenes)
+    query = select(CampaignChange.id).where(
+        CampaignChange.campaign_id == campaign_id,
+        CampaignChange.actor == "compactor",
+        or_(CampaignChange.version.in_(versions), CampaignChange.item_id.in_(chapters)),
+    )
+    return set(await session.scalars(query)) if versions else set()
+
+
+async def _find_summaries(
+    session: AsyncSession, message: Message, campaign_id: UUID
+) -> tuple[set[UUID], set[int]]:
+    """Return the scenes that summarise a message, and the versions of their summaries."""
     compressed = (
         select(CampaignChange.item_id, CampaignChange.version)
         .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
@@ -248,7 +325,8 @@ async def _find_affected(session: AsyncSession, message: Message, campaign_id: U
             CampaignItem.kind == "scene",
         )
     )
-    found: set[UUID] = set()
+    scenes: set[UUID] = set()
+    versions: set[int] = set()
     for row in (await session.execute(compressed)).all():
         of_scene = select(CampaignChange.id).where(
             CampaignChange.item_id == row.item_id, CampaignChange.is_on_path
@@ -260,11 +338,9 @@ async def _find_affected(session: AsyncSession, message: Message, campaign_id: U
         )
         # It begins with the message that its first reply answers.
         if begun is not None and begun - 1 <= message.position:
-            together = select(CampaignChange.item_id).where(
-                CampaignChange.campaign_id == campaign_id, CampaignChange.version == row.version
-            )
-            found.update(await session.scalars(together))
-    return found
+            scenes.add(row.item_id)
+            versions.add(row.version)
+    return scenes, versions
 
 
 MAX_NAME = 200

@@ -20,7 +20,7 @@ from backend.accounts.auth.identity import Identity
 from backend.characters.avatars import seal_avatar
 from backend.characters.cards.charx import find_main_icon
 from backend.characters.cards.codec import omit
-from backend.characters.cards.model import Asset, Card, check_greetings
+from backend.characters.cards.model import NAME, Asset, Card, check_greetings
 from backend.characters.cards.png import SIGNATURE, remove_texts
 from backend.characters.cards.reader import normalise, read_card
 from backend.characters.cards.text import parse_json
@@ -37,6 +37,7 @@ from backend.characters.models import (
     ASSET_DATA,
     ASSET_DESCRIPTION,
     AVATAR_IMAGE,
+    AVATAR_THUMBNAIL,
     CARD_FILE,
     CHARACTER_SOURCE,
     AssetDescription,
@@ -55,7 +56,7 @@ from backend.core.files import file_stem
 from backend.database.base import Base, new_id
 from backend.errors import TooLargeError, ValidationError
 from backend.http.schemas import merge_patch
-from backend.vault.sealing import Sealer
+from backend.vault.sealing import Column, Sealer
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +314,80 @@ def patch_card(
     return replace(result, shown=view_import(prepared), prepared=prepared, drops_book=drops_book)
 
 
+@dataclass(frozen=True, slots=True)
+class CopySource:
+    """The sealed rows of a character to copy."""
+
+    row: Character
+    book: LazyBook | None
+    avatar: Avatar | None
+    file: CardFile | None
+    assets: Sequence[CharacterAsset]
+
+
+def copy_rows(sealer: Sealer, source: CopySource, name: str | None, books: CardBooks) -> CardRows:
+    """Return the rows of a copy. Prompts use the nickname, so they still name the original.
+
+    Raises the errors of `check_card`.
+    """
+    row = source.row
+    card = open_card(sealer, row.id, row.sealed_card)
+    shown = view_stored(card, source.book)
+    name = name or card.name[: NAME.allowed - len(_COPY_SUFFIX)] + _COPY_SUFFIX
+    card = check_card(
+        msgspec.structs.replace(
+            card,
+            name=name,
+            nickname=card.nickname or card.name,
+            character_book=shown.book if shown else None,
+        )
+    )
+    kept, copy_id = remove_book(card), new_id()
+    copy = Character(
+        id=copy_id,
+        user_id=sealer.user_id,
+        sealed_source=_reseal(sealer, CHARACTER_SOURCE, row.id, row.sealed_source, copy_id),
+        scripts_allowed=row.scripts_allowed,
+        preset_id=row.preset_id,
+    )
+    seal_card(sealer, copy, kept)
+    files: list[Base] = [
+        _seal_asset(sealer, copy_id, open_asset(sealer, asset)) for asset in source.assets
+    ]
+    if source.file is not None:
+        data = sealer.open_bytes(CARD_FILE, source.file.id, source.file.sealed_data)
+        files.append(_seal_card_file(sealer, copy_id, data))
+    avatar = _copy_avatar(sealer, source.avatar, copy_id) if source.avatar else None
+    book = prepare_book(sealer, books, card, copy_id)
+    return CardRows(kept, copy, avatar, files, book, [])
+
+
+def _copy_avatar(sealer: Sealer, avatar: Avatar, character_id: UUID) -> Avatar:
+    copy_id = new_id()
+    return Avatar(
+        id=copy_id,
+        user_id=sealer.user_id,
+        character_id=character_id,
+        media_type=avatar.media_type,
+        thumbnail_media_type=avatar.thumbnail_media_type,
+        is_imported=avatar.is_imported,
+        sealed_image=_reseal(sealer, AVATAR_IMAGE, avatar.id, avatar.sealed_image, copy_id),
+        sealed_thumbnail=_reseal(
+            sealer, AVATAR_THUMBNAIL, avatar.id, avatar.sealed_thumbnail, copy_id
+        ),
+    )
+
+
+def _reseal(
+    sealer: Sealer, column: Column, row_id: UUID, blob: bytes | None, copy_id: UUID
+) -> bytes | None:
+    """Seal a value again for a copy of its row."""
+    if blob is None:
+        return None
+    return sealer.seal_bytes(column, copy_id, sealer.open_bytes(column, row_id, blob))
+
+
+_COPY_SUFFIX = " (copy)"
 _FALLBACK_STEM = "character"
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9 ._-]+")
 

@@ -6,6 +6,7 @@ from uuid import UUID
 from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
+from litestar.response import Stream
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
@@ -24,6 +25,8 @@ from backend.characters.repository import HolderKind
 from backend.characters.schemas import (
     AvatarSize,
     CharacterChange,
+    CharacterCopy,
+    CharacterExport,
     CharacterItem,
     CharacterView,
     ExportFormat,
@@ -47,6 +50,7 @@ from backend.http.schemas import (
     FILES,
     PATCHES,
     RAISES,
+    STORES,
     AnyRequest,
     IfMatch,
     Page,
@@ -142,7 +146,7 @@ class CharacterController(Controller):
         characters: NamedDependency[CharacterService],
         if_match: IfMatch = None,
     ) -> Response[CharacterView]:
-        """Merge a patch into the card's fields and `keeps_memories`. Null restores a default."""
+        """Merge a patch into the card's fields and flags. Null restores a default."""
         return tag_view(await characters.patch(identity, character_id, data, if_match=if_match))
 
     @delete(
@@ -159,6 +163,51 @@ class CharacterController(Controller):
     ) -> None:
         """Delete a character, its picture and its files. Its chats are kept."""
         await characters.delete(identity, character_id, if_match=if_match)
+
+    @post(
+        "/{character_id:uuid}/duplicate",
+        opt={RAISES: (CharacterNotFoundError, CardError, CardLimitError)},
+        summary="Duplicate a character",
+    )
+    async def duplicate_character(
+        self,
+        character_id: FromPath[UUID],
+        data: JSONBody[CharacterCopy],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+    ) -> Response[CharacterView]:
+        """Copy a character with its picture, files, lorebooks, preset and background.
+
+        The copy has the original's name as its nickname, so chats still use that name. It has no
+        chats and no memories.
+        """
+        return tag_view(await characters.duplicate(identity, character_id, name=data.name))
+
+    @post(
+        "/export",
+        status_code=200,
+        opt={RAISES: (CharacterNotFoundError,), FILES: ("application/zip",), STORES: False},
+        summary="Export several card files",
+    )
+    async def export_characters(
+        self,
+        request: AnyRequest,
+        data: JSONBody[CharacterExport],
+        identity: NamedDependency[Identity],
+        characters: NamedDependency[CharacterService],
+        activity: NamedDependency[ActivityLog],
+    ) -> Response[Any]:
+        """Return a zip of cards, which is streamed. Cards of the same name are numbered."""
+        chunks = await characters.export_many(identity, data.character_ids, file_format=data.format)
+        await activity.note(request, "exported", detail="character")
+        return Stream(
+            chunks,
+            media_type="application/zip",
+            headers={
+                "Content-Disposition": 'attachment; filename="characters.zip"',
+                "X-Content-Type-Options": "nosniff",
+            },
+        )
 
     @put(
         "/{character_id:uuid}/regex-scripts",

@@ -23,6 +23,7 @@ from backend.characters.errors import CardError, ImageError
 MAX_PICTURE_PIXELS = 25_000_000
 AVATAR_SIDE = 1024
 THUMBNAIL_SIDE = 256
+BACKGROUND_SIDE = 2560
 PLACEHOLDER_SIDE = 512
 
 # Pillow only warns about smaller decompression bombs; this makes them an error.
@@ -42,6 +43,7 @@ _RIFF = struct.Struct("<4sI4s")
 _CHUNK = struct.Struct("<4sI")
 _PIXEL_CHUNKS = frozenset({b"VP8 ", b"VP8L", b"VP8X", b"ALPH"})
 _THUMBNAIL_QUALITY = 80
+_BACKGROUND_QUALITY = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,18 @@ def reencode_avatar(data: bytes) -> EncodedAvatar:
         thumbnail=_encode(thumbnail, "WEBP", quality=_THUMBNAIL_QUALITY),
         thumbnail_media_type="image/webp",
     )
+
+
+def reencode_background(data: bytes) -> bytes:
+    """Encode a picture as `reencode_avatar` does, in one size: a WebP of `BACKGROUND_SIDE` pixels.
+
+    Raises `ImageError`.
+    """
+    image = _decode(data)
+    if max(image.size) <= BACKGROUND_SIDE and _has_only_pixels(data):
+        return data
+    image.thumbnail((BACKGROUND_SIDE, BACKGROUND_SIDE), Image.Resampling.LANCZOS)
+    return _encode(image, "WEBP", quality=_BACKGROUND_QUALITY)
 
 
 def _has_only_pixels(data: bytes) -> bool:

@@ -57,6 +57,7 @@ class CharacterRow:
 
     id: UUID
     sealed_summary: bytes
+    is_favourite: bool
     revision: int
     created_at: datetime
     updated_at: datetime
@@ -101,6 +102,7 @@ async def list_characters(
         select(
             Character.id,
             Character.sealed_summary,
+            Character.is_favourite,
             Character.revision,
             Character.created_at,
             Character.updated_at,
@@ -204,6 +206,25 @@ async def find_card_file(
     return await session.scalar(
         select(CardFile).where(CardFile.character_id == character_id, CardFile.user_id == owner_id)
     )
+
+
+async def find_character_avatar(
+    session: AsyncSession, character_id: UUID, *, owner_id: UUID
+) -> Avatar | None:
+    """Return a character's avatar in both sizes."""
+    return await session.scalar(
+        select(Avatar).where(Avatar.character_id == character_id, Avatar.user_id == owner_id)
+    )
+
+
+async def find_missing(
+    session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID
+) -> set[UUID]:
+    """Return the ids that are not those of a user's characters."""
+    query = select(Character.id).where(
+        Character.id.in_(character_ids), Character.user_id == owner_id
+    )
+    return set(character_ids) - set(await session.scalars(query))
 
 
 async def get_persona(

@@ -14,6 +14,13 @@ from backend.characters.cards.model import NAME, TEXT, Card
 AvatarSize = Literal["full", "thumbnail"]
 ExportFormat = Literal["png", "json", "charx"]
 
+GivenName = Annotated[
+    str,
+    msgspec.Meta(min_length=1, max_length=NAME.allowed, pattern=r"\S", description="Not blank."),
+]
+MAX_EXPORTED = 500
+"""Limit of characters in one export."""
+
 
 class NewCharacter(Card, kw_only=True, forbid_unknown_fields=True):
     """A new character: the fields of its card. Only `name` is required."""
@@ -23,10 +30,12 @@ class CharacterChange(Card, kw_only=True, forbid_unknown_fields=True):
     """The fields of a card that can be changed.
 
     With `keeps_memories`, the character remembers in each chat what it learned in its others. An
-    exported card has it as `extensions.talekeeper.keeps_memories`.
+    exported card has it as `extensions.talekeeper.keeps_memories`. A favourite is marked for lists;
+    its card and its `revision` do not change.
     """
 
     keeps_memories: bool = False
+    is_favourite: bool = False
 
 
 class CharacterView(Card, kw_only=True):
@@ -43,6 +52,7 @@ class CharacterView(Card, kw_only=True):
     scripts_allowed: bool | None
     preset_id: UUID | None
     keeps_memories: bool
+    is_favourite: bool
     has_avatar: bool
     revision: int
     created_at: datetime
@@ -57,10 +67,24 @@ class CharacterItem(msgspec.Struct, kw_only=True):
     nickname: str
     tags: list[str]
     creator: str
+    is_favourite: bool
     has_avatar: bool
     revision: int
     created_at: datetime
     updated_at: datetime
+
+
+class CharacterCopy(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The name of a copy. By default it is the name of the original with "(copy)" at its end."""
+
+    name: GivenName | None = None
+
+
+class CharacterExport(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The characters whose cards a zip shall have, and the format of the cards."""
+
+    character_ids: Annotated[list[UUID], msgspec.Meta(min_length=1, max_length=MAX_EXPORTED)]
+    format: ExportFormat = "png"
 
 
 class ScriptConsent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -94,12 +118,7 @@ class ImportedCharacter(msgspec.Struct, kw_only=True):
 class PersonaFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A name and description that the user plays under."""
 
-    name: Annotated[
-        str,
-        msgspec.Meta(
-            min_length=1, max_length=NAME.allowed, pattern=r"\S", description="Not blank."
-        ),
-    ]
+    name: GivenName
     description: Annotated[str, msgspec.Meta(max_length=TEXT.allowed)] = ""
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -16,9 +17,11 @@ from backend.characters.card_rows import (
     BookView,
     CardBooks,
     CardRows,
+    CopySource,
     ExportRows,
     FileDownload,
     LazyBook,
+    copy_rows,
     export_card,
     import_rows,
     make_rows,
@@ -28,6 +31,8 @@ from backend.characters.card_rows import (
 )
 from backend.characters.cards.model import Card, check_greetings, describe_long_greetings
 from backend.characters.cards.writer import ExportSpec
+from backend.characters.errors import CharacterNotFoundError
+from backend.characters.events import CharacterCopied
 from backend.characters.models import Character, Summary, open_card, open_summary, seal_card
 from backend.characters.repository import CharacterRow
 from backend.characters.schemas import (
@@ -39,6 +44,9 @@ from backend.characters.schemas import (
     ImportedCharacter,
 )
 from backend.core.cpu_pool import CpuPool
+from backend.core.events import Participants
+from backend.core.files import file_stem
+from backend.core.zip_files import ZipStream
 from backend.database.base import RecordCreated, now, record_nothing
 from backend.database.engine import Database
 from backend.errors import ConflictError, ValidationError
@@ -59,8 +67,15 @@ class CharacterService:
     """
 
     def __init__(
-        self, database: Database, books: CardBooks, *, pool: CpuPool, longest_message: int
+        self,
+        database: Database,
+        books: CardBooks,
+        *,
+        pool: CpuPool,
+        longest_message: int,
+        participants: Participants | None = None,
     ) -> None:
+        self._participants = participants or Participants()
         self._pool = pool
         self._database = database
         self._longest_message = longest_message
@@ -91,10 +106,7 @@ class CharacterService:
             identity.user_id, partial(make_rows, identity.sealer, card, self._books)
         )
         async with self._database.write() as session:
-            session.add(rows.character)
-            if rows.book is not None:
-                await session.flush()
-                await rows.book.store(session, identity)
+            await self._add(session, identity, rows)
         return _make_view(rows.character, rows.card, view_import(rows.book), has_avatar=False)
 
     async def get(self, identity: Identity, character_id: UUID) -> CharacterView:
@@ -117,8 +129,12 @@ class CharacterService:
         if_match: str | None,
     ) -> CharacterView:
         reject_unknown(patch, CharacterChange)
-        patch = _move_memory(patch)
         owner_id, sealer = identity.user_id, identity.sealer
+        is_favourite = _read_flag(patch, "is_favourite")
+        patch = _move_memory({key: patch[key] for key in patch if key != "is_favourite"})
+        if is_favourite is not None and not patch:
+            await self._mark(identity, character_id, is_favourite=is_favourite, if_match=if_match)
+            return await self.get(identity, character_id)
         for _ in range(MAX_ATTEMPTS):
             async with self._database.read() as session:
                 before = await repository.get_character(session, character_id, owner_id=owner_id)
@@ -145,6 +161,8 @@ class CharacterService:
                 if character.revision != before.revision:
                     continue
                 seal_card(sealer, character, changed.card)
+                if is_favourite is not None:
+                    character.is_favourite = is_favourite
                 if changed.new_scripts:
                     character.scripts_allowed = None
                 character.revision += 1
@@ -156,6 +174,52 @@ class CharacterService:
                 has_avatar = await repository.has_avatar(session, character)
             return _make_view(character, changed.card, changed.shown, has_avatar=has_avatar)
         raise ConflictError("Another request is changing it. Send the change again.")
+
+    async def _mark(
+        self, identity: Identity, character_id: UUID, *, is_favourite: bool, if_match: str | None
+    ) -> None:
+        async with self._database.write() as session:
+            character = await repository.get_character(
+                session, character_id, owner_id=identity.user_id, lock=True
+            )
+            check_revision(if_match, character.revision)
+            character.is_favourite = is_favourite
+
+    async def duplicate(
+        self, identity: Identity, character_id: UUID, *, name: str | None
+    ) -> CharacterView:
+        """Copy a character with its picture, files, lorebooks and preset, but not its chats."""
+        owner_id = identity.user_id
+        async with self._database.read() as session:
+            source = CopySource(
+                await repository.get_character(
+                    session, character_id, owner_id=owner_id, source=True
+                ),
+                await self._books.find(session, identity, character_id),
+                await repository.find_character_avatar(session, character_id, owner_id=owner_id),
+                await repository.find_card_file(session, character_id, owner_id=owner_id),
+                await repository.list_assets(session, character_id, owner_id=owner_id),
+            )
+        rows = await self._pool.run(
+            owner_id, partial(copy_rows, identity.sealer, source, name, self._books)
+        )
+        async with self._database.write() as session:
+            await self._add(session, identity, rows)
+            for handler in self._participants.find_handlers(CharacterCopied):
+                await handler.character_copied(session, identity, character_id, rows.character.id)
+        return _make_view(
+            rows.character, rows.card, view_import(rows.book), has_avatar=rows.avatar is not None
+        )
+
+    async def _add(self, session: AsyncSession, identity: Identity, rows: CardRows) -> None:
+        """Store the rows of a new character."""
+        session.add(rows.character)
+        await session.flush()
+        session.add_all(rows.files)
+        if rows.avatar is not None:
+            session.add(rows.avatar)
+        if rows.book is not None:
+            await rows.book.store(session, identity)
 
     async def characters_named(
         self, session: AsyncSession, identity: Identity, character_ids: Collection[UUID]
@@ -197,13 +261,7 @@ class CharacterService:
             return await self._find_earlier_import(identity, made_id, rows)
         async with self._database.write() as session:
             await record_made(session, rows.character.id)
-            session.add(rows.character)
-            await session.flush()
-            session.add_all(rows.files)
-            if rows.avatar is not None:
-                session.add(rows.avatar)
-            if rows.book is not None:
-                await rows.book.store(session, identity)
+            await self._add(session, identity, rows)
             await record(session, rows.character.id)
         made = _make_view(
             rows.character, rows.card, view_import(rows.book), has_avatar=rows.avatar is not None
@@ -271,6 +329,33 @@ class CharacterService:
             owner_id, partial(export_card, sealer, stored, self._books, file_format, spec)
         )
 
+    async def export_many(
+        self, identity: Identity, character_ids: Sequence[UUID], *, file_format: ExportFormat
+    ) -> AsyncIterator[bytes]:
+        """Return a zip of cards, one piece for each. Raises `CharacterNotFoundError`."""
+        wanted = list(dict.fromkeys(character_ids))
+        async with self._database.read() as session:
+            missing = await repository.find_missing(session, wanted, owner_id=identity.user_id)
+        if missing:
+            raise CharacterNotFoundError
+        return self._write_zip(identity, wanted, file_format)
+
+    async def _write_zip(
+        self, identity: Identity, character_ids: Sequence[UUID], file_format: ExportFormat
+    ) -> AsyncIterator[bytes]:
+        zipped, taken = ZipStream(), set[str]()
+        for character_id in character_ids:
+            # One that was deleted since the request began is left out.
+            with suppress(CharacterNotFoundError):
+                file = await self.export(identity, character_id, file_format=file_format, spec="v3")
+                path = _choose_path(file, taken)
+                is_compressed = file_format != "json"
+                yield await self._pool.run(
+                    identity.user_id,
+                    partial(zipped.put, path, file.data, is_compressed=is_compressed),
+                )
+        yield zipped.close()
+
     async def _open_book(
         self, identity: Identity, card: Card, stored: LazyBook | None
     ) -> BookView | None:
@@ -280,13 +365,31 @@ class CharacterService:
         return await self._pool.run(identity.user_id, partial(view_stored, card, stored))
 
 
+def _choose_path(file: FileDownload, taken: set[str]) -> str:
+    """Return a path in a zip. Equal names are numbered."""
+    stem = file_stem(file.stem, fallback="character")
+    path, number = stem, 2
+    while path.casefold() in taken:
+        path, number = f"{stem} ({number})", number + 1
+    taken.add(path.casefold())
+    return f"{path}.{file.extension}"
+
+
+def _read_flag(patch: dict[str, Any], name: str) -> bool | None:
+    """Return a boolean member of a patch, or None if it is absent. Null is the default, false."""
+    if name not in patch:
+        return None
+    wanted = patch[name]
+    if wanted is not None and not isinstance(wanted, bool):
+        raise ValidationError(f"`{name}` must be true or false.")
+    return wanted or False
+
+
 def _move_memory(patch: dict[str, Any]) -> dict[str, Any]:
     """Return a patch of the card that keeps `keeps_memories` among its extensions."""
-    if "keeps_memories" not in patch:
+    wanted = _read_flag(patch, "keeps_memories")
+    if wanted is None:
         return patch
-    wanted = patch["keeps_memories"]
-    if wanted is not None and not isinstance(wanted, bool):
-        raise ValidationError("`keeps_memories` must be true or false.")
     moved = {"extensions": {"talekeeper": {"keeps_memories": wanted or None}}}
     extensions = patch.get("extensions")
     others = cast("dict[str, Any]", extensions) if isinstance(extensions, dict) else {}

@@ -70,9 +70,15 @@ class ChatController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
         character_id: FromQuery[UUID | None] = None,
+        archived: FromQuery[bool | None] = None,
     ) -> Page[ChatView]:
-        """List the chats of one character or of all, newest first."""
-        return await chats.list_chats(identity, limit=limit, after=after, character_id=character_id)
+        """List the chats of one character or of all, newest first.
+
+        With `archived: true` only archived chats, with `archived: false` only the others.
+        """
+        return await chats.list_chats(
+            identity, limit=limit, after=after, character_id=character_id, archived=archived
+        )
 
     @get("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError,)}, summary="Read a chat")
     async def get_chat(
@@ -163,6 +169,20 @@ class ChatController(Controller):
             identity, chat_id, message_id=data.message_id, title=data.title, world=data.world
         )
 
+    @post(
+        "/{chat_id:uuid}/duplicate",
+        opt={RAISES: (ChatNotFoundError, MessageBusyError)},
+        summary="Duplicate a chat",
+    )
+    async def duplicate_chat(
+        self, chat_id: FromPath[UUID], identity: Caller, chats: Chats
+    ) -> ChatView:
+        """Copy a chat with all branches, swipes, files and settings. The title says it is a copy.
+
+        The copy of a campaign's chat stays in the campaign.
+        """
+        return await chats.duplicate(identity, chat_id)
+
 
 class MessageController(Controller):
     """Messages of a chat's tree."""
@@ -229,11 +249,26 @@ class MessageController(Controller):
         """
         return await messages.use_thoughts(identity, message_id)
 
-    @delete(status_code=200, opt={RAISES: (MessageBusyError,)}, summary="Delete a message")
+    @delete(
+        status_code=200,
+        opt={RAISES: (MessageBusyError, PresenceMessageError)},
+        summary="Delete a message",
+    )
     async def delete_message(
-        self, message_id: FromPath[UUID], identity: Caller, messages: Messages
+        self,
+        message_id: FromPath[UUID],
+        identity: Caller,
+        messages: Messages,
+        alone: FromQuery[bool] = False,  # noqa: FBT002  # Litestar passes it by name
     ) -> Deleted:
-        """Delete a message and all messages below it, on every branch."""
+        """Delete a message and all messages below it, on every branch.
+
+        With `alone`, only its text and everything made from it are deleted. The messages below it
+        and its swipes stay, and so does its empty place in the tree (`removed`). A change of
+        presence cannot be deleted alone.
+        """
+        if alone:
+            return await messages.remove(identity, message_id)
         return await messages.delete(identity, message_id)
 
     @get("/siblings", summary="List swipes")

@@ -105,8 +105,8 @@ def make_message(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> Mes
 def copy_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) -> dict[str, Any]:
     """Return the columns of a message's copy for another chat, with a new id and sealed again.
 
-    `row` has all columns. Call it for each message of the path, from the root down. `copied` maps
-    messages to their copies and is extended.
+    `row` has all columns. Call it for parents before their children. `copied` maps messages to
+    their copies and is extended.
     """
     copy_id = copied[row.id] = new_id()
     sealed = {
@@ -119,8 +119,6 @@ def copy_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) 
         "id": copy_id,
         "chat_id": chat_id,
         "parent_id": copied.get(row.parent_id),
-        "is_active": True,
-        "is_selected": True,
         "scene_id": copied.get(row.scene_id),
         "updated_at": now(),
     }

@@ -212,6 +212,17 @@ class MessageShown(Protocol):
 
 
 @runtime_checkable
+class MessageRemoved(Protocol):
+    """The text of a message was deleted. Its node and the messages below it stay."""
+
+    async def message_removed(
+        self, session: AsyncSession, identity: Identity, chat: Chat, message: Message
+    ) -> None:
+        """Delete data that was made from the text. The chat's row is locked."""
+        ...
+
+
+@runtime_checkable
 class MessagesRewritten(Protocol):
     """The texts of messages are about to be replaced in place."""
 

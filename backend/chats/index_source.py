@@ -49,7 +49,8 @@ class MessageSource(TableSource):
     """Messages of all branches. `recall` drops those that are not active.
 
     Messages that say who joins or leaves are not indexed. Windows and scenes end there, because the
-    messages before and after are known to different characters.
+    messages before and after are known to different characters. Removed messages are not indexed
+    either, and windows and scenes skip them.
     """
 
     kind: Kind = "message"
@@ -59,7 +60,11 @@ class MessageSource(TableSource):
         container_id=get_table(Message).c.chat_id,
         order=(Message.position,),
         is_listed=get_table(Chat).c.is_ready,
-        is_indexed=and_(Message.status != "streaming", Message.presence.is_(None)),
+        is_indexed=and_(
+            Message.status != "streaming",
+            Message.presence.is_(None),
+            Message.removed_at.is_(None),
+        ),
     )
 
     async def rows(
@@ -154,6 +159,7 @@ _COLUMNS = (
     _ROW.position,
     _ROW.status,
     _ROW.presence,
+    _ROW.removed_at,
     _ROW.scene_id,
     _ROW.is_active,
     _ROW.is_selected,
@@ -170,7 +176,11 @@ _IN_CHAT_OWNED = select(*_COLUMNS).where(_IN_CHAT, _OWNED)
 _BY_ID = _IN_CHAT_OWNED.where(_ROW.id.in_(_IDS))
 _SELECTED_CHILDREN = _IN_CHAT_OWNED.where(_ROW.parent_id.in_(_IDS), _ROW.is_selected)
 _SCENES = _IN_CHAT_OWNED.where(
-    _ROW.scene_id.in_(_IDS), _ROW.is_active, _ROW.status != "streaming", _ROW.presence.is_(None)
+    _ROW.scene_id.in_(_IDS),
+    _ROW.is_active,
+    _ROW.status != "streaming",
+    _ROW.presence.is_(None),
+    _ROW.removed_at.is_(None),
 )
 _FIRST, _LAST = (
     select(end(_ROW.position)).where(_IN_CHAT, _ROW.id.in_(_IDS)).scalar_subquery()
@@ -285,7 +295,7 @@ class _ChatExcerpt:
     def _documents(self, message_id: UUID, scene: Sequence[UUID]) -> list[IndexDocument]:
         found: list[IndexDocument] = []
         row = self.rows[message_id]
-        if row.status != "streaming" and row.presence is None:
+        if row.status != "streaming" and row.presence is None and row.removed_at is None:
             found += build_message_documents(
                 self._line(message_id),
                 before=[self._line(each) for each in self._ids_before(message_id)],
@@ -328,7 +338,8 @@ class _ChatExcerpt:
         found: list[UUID] = []
         parent = self.rows[message_id].parent_id
         while parent is not None and self._is_near(parent) and len(found) < WINDOW:
-            found.append(parent)
+            if self.rows[parent].removed_at is None:
+                found.append(parent)
             parent = self.rows[parent].parent_id
         return self._keep_shared(message_id, found[::-1])
 
@@ -337,7 +348,8 @@ class _ChatExcerpt:
         found: list[UUID] = []
         child = self._selected.get(message_id)
         while child is not None and self._is_near(child) and len(found) < WINDOW:
-            found.append(child)
+            if self.rows[child].removed_at is None:
+                found.append(child)
             child = self._selected.get(child)
         return self._keep_shared(message_id, found)
 

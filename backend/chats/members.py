@@ -212,6 +212,7 @@ _LAST_LINE = (
         Message.is_active,
         Message.position <= bindparam("position"),
         Message.presence.is_(None),
+        Message.removed_at.is_(None),
         ~_match_briefings(),
     )
     .order_by(Message.position.desc())
@@ -220,7 +221,7 @@ _LAST_LINE = (
 
 
 def is_line(message: Message) -> bool:
-    """True if a message can be answered. Changes of presence and briefings cannot.
+    """True if a message can be answered. Changes of presence, briefings and removed ones cannot.
 
     A briefing is the story so far, for one character that joins.
     """
@@ -229,7 +230,7 @@ def is_line(message: Message) -> bool:
         and message.character_id is not None
         and message.audience not in {GM, PUBLIC}
     )
-    return message.presence is None and not is_briefing
+    return message.presence is None and message.removed_at is None and not is_briefing
 
 
 async def find_last_line(session: AsyncSession, leaf: Message | None) -> Message | None:

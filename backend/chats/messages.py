@@ -1,15 +1,17 @@
-"""Read, edit, hide, branch and delete messages."""
+"""Read, add, edit, hide, branch, remove and delete messages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 from uuid import UUID
 
 import msgspec
+from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -22,7 +24,13 @@ from backend.chats.errors import (
     MessageTooLongError,
     NotOnlyThoughtsError,
 )
-from backend.chats.events import AudienceChanged, MessageShown, check_audience, notify_path_moved
+from backend.chats.events import (
+    AudienceChanged,
+    MessageRemoved,
+    MessageShown,
+    check_audience,
+    notify_path_moved,
+)
 from backend.chats.files import copy_references, delete_unused_files, load_file_views
 from backend.chats.index_source import find_windows_below
 from backend.chats.models import (
@@ -33,8 +41,10 @@ from backend.chats.models import (
     MESSAGE_TYPED,
     Chat,
     Message,
+    MessageFile,
     decode_notices,
 )
+from backend.chats.presence import PresenceChanger
 from backend.chats.rewrites import MessageRewriter
 from backend.chats.schemas import Deleted, MessageFileView, MessagePage, MessageView
 from backend.chats.speaker_labels import remove_label
@@ -80,7 +90,7 @@ class MessageScripts(Protocol):
 
 
 class LineMacros(Protocol):
-    """Expands macros in edited messages of the user."""
+    """Expands macros in messages that the user edits or writes without a turn."""
 
     async def expand(
         self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
@@ -90,7 +100,7 @@ class LineMacros(Protocol):
 
 
 class MessageService:
-    """Read, edit, hide, branch and delete messages. Each route lists its errors."""
+    """Read, add, edit, hide, branch, remove and delete messages. Each route lists its errors."""
 
     def __init__(
         self,
@@ -239,6 +249,51 @@ class MessageService:
             return await self.get(identity, edited.id)
         raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
+    async def append(self, identity: Identity, chat_id: UUID, draft: MessageDraft) -> MessageView:
+        """Add a message at the end of the active path, without a model.
+
+        Regex scripts and macros are applied to its text. Raises `ConflictError` if the chat's unit
+        changes again and again.
+        """
+        self.check_text(draft.text)
+        sealer, owner_id = identity.sealer, identity.user_id
+        async with self._database.read() as session:
+            chat = await repository.get_chat(session, chat_id, owner_id=owner_id)
+        text = await self._scripts.run_stored(
+            identity,
+            chat_id,
+            role=draft.role,
+            character_id=draft.character_id,
+            text=draft.text,
+            is_edit=False,
+        )
+        expanded = self.check_text(
+            await self._macros.expand(identity, chat_id, parent_id=chat.leaf_id, text=text)
+        )
+        # Only the user's lines are edited in the form in which they were typed.
+        typed = text if draft.role == "user" and expanded != text else None
+        draft = replace(draft, text=expanded, typed=typed)
+        for _ in range(MAX_ATTEMPTS):
+            unit = chat.count_unit
+            # Before the transaction, so that writers do not wait for a thread.
+            sealed = await self._pool.run(
+                owner_id,
+                partial(seal_draft, sealer, draft, unit=CountUnit.parse(unit)),
+                size=len(expanded),
+            )
+            async with self._database.write() as session:
+                chat = await repository.get_chat(session, chat_id, owner_id=owner_id, lock=True)
+                if chat.count_unit != unit:
+                    continue
+                changer = PresenceChanger(session, sealer, chat, self._participants)
+                await changer.begin()
+                await changer.attach(Message(**sealed))
+                chat.updated_at = now()
+                await session.flush()
+                await self._queue_index(session, identity, chat, changer.added)
+            return await self.get(identity, sealed["id"])
+        raise ConflictError("The chat's tokens are being recounted. Send the message again.")
+
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
         async with self._lock_message(identity, message_id) as (session, message, chat):
             if not hidden:
@@ -330,6 +385,31 @@ class MessageService:
             await self._queue_index(session, identity, chat, [*deleted, *above])
             return Deleted(deleted=len(deleted), leaf_id=chat.leaf_id)
 
+    async def remove(self, identity: Identity, message_id: UUID) -> Deleted:
+        """Delete the text of one message, its files, and everything made from it. Idempotent.
+
+        Its node stays, hidden, so that its siblings and the messages below it keep their place.
+        """
+        async with self._lock_message(identity, message_id) as (session, message, chat):
+            repository.check_finished(message)
+            repository.check_no_presence(message)
+            if message.removed_at is not None:
+                return Deleted(deleted=0, leaf_id=chat.leaf_id)
+            await tree.set_hidden(session, chat, message, hidden=True)
+            await tree.set_tokens(session, message, 0)
+            _clear_texts(identity.sealer, message)
+            chat.hidden_changes += 1
+            await session.execute(delete(MessageFile).where(MessageFile.message_id == message.id))
+            await delete_unused_files(session, identity.user_id)
+            await session.flush()
+            for handler in self._participants.find_handlers(MessageRemoved):
+                await handler.message_removed(session, identity, chat, message)
+            # The document of its scene has the id of the scene's first message.
+            changed = {message.id, message.scene_id or message.id}
+            changed.update(await find_windows_below(session, [message.id]))
+            await self._queue_index(session, identity, chat, list(changed))
+            return Deleted(deleted=1, leaf_id=chat.leaf_id)
+
     @asynccontextmanager
     async def _lock_message(
         self, identity: Identity, message_id: UUID
@@ -386,6 +466,16 @@ class MessageService:
         )
 
 
+def _clear_texts(sealer: Sealer, message: Message) -> None:
+    """Delete all texts of a message except its author's name."""
+    message.sealed_content = sealer.seal(MESSAGE_CONTENT, message.id, "")
+    message.text_digest = TextDigester(sealer).compute(message.role, "")
+    message.sealed_typed = message.sealed_thinking = None
+    message.sealed_injected_context = message.sealed_source = message.notices = None
+    message.token_counts, message.status = "{}", "complete"
+    message.removed_at = message.updated_at = now()
+
+
 def _has_text(message: Message) -> bool:
     return len(message.sealed_content) > OVERHEAD
 
@@ -432,6 +522,7 @@ def _make_view(
         notices=decode_notices(row.notices),
         sibling=sibling,
         sibling_count=sibling_count,
+        removed=row.removed_at is not None,
         shown=None,
         shown_thinking=None,
         files=files,

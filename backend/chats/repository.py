@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Select,
     and_,
@@ -26,7 +28,7 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 from sqlalchemy.types import NullType
 
 from backend.chats.errors import (
@@ -39,7 +41,7 @@ from backend.chats.members import filter_heard
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.tree import make_ancestors
 from backend.core.audience import GM, Viewpoint
-from backend.database.base import split_chunks
+from backend.database.base import skip_index, split_chunks
 from backend.generation.model import Role
 
 PAGE_SIZE = 500
@@ -206,8 +208,8 @@ async def number_siblings(
 ) -> dict[UUID, tuple[int, int]]:
     """Return the number of each message among its siblings, from 1, and the count of siblings.
 
-    The messages are of one chat. Siblings are in the order of creation. The database counts them,
-    because there may be hundreds.
+    The messages are of one chat. Siblings are in the order of creation, and those that were removed
+    do not count. The database counts them, because there may be hundreds.
     """
     if not messages:
         return {}
@@ -231,13 +233,13 @@ def _select_sibling_numbers(*, roots: bool, others: bool) -> Select[*tuple[Any, 
         families.append((Message.chat_id == bindparam("chat_id")) & (Message.position == 0))
     if others:
         families.append(Message.parent_id.in_(bindparam("parents", expanding=True)))
+    ids: BindParameter[Any] = bindparam("ids", expanding=True)
     family = (
         select(Message.id, place.label("place"), count.label("count"))
-        .where(or_(*families))
+        .where(or_(*families), or_(Message.removed_at.is_(None), Message.id.in_(ids)))
         .subquery()
     )
-    is_asked = family.c.id.in_(bindparam("ids", expanding=True))
-    return select(family.c.id, family.c.place, family.c.count).where(is_asked)
+    return select(family.c.id, family.c.place, family.c.count).where(family.c.id.in_(ids))
 
 
 async def count_chats(session: AsyncSession, owner_id: UUID) -> int:
@@ -246,12 +248,16 @@ async def count_chats(session: AsyncSession, owner_id: UUID) -> int:
 
 
 async def count_messages(session: AsyncSession, leaf: Message, role: Role) -> int:
-    """Count the messages of a role on the active path, up to and including `leaf`."""
+    """Count the messages of a role on the active path, up to and including `leaf`.
+
+    Removed ones do not count.
+    """
     query = select(func.count()).where(
         Message.chat_id == leaf.chat_id,
         Message.is_active,
         Message.position <= leaf.position,
         Message.role == role,
+        Message.removed_at.is_(None),
     )
     return await session.scalar(query) or 0
 
@@ -263,6 +269,21 @@ async def has_message(session: AsyncSession, leaf: Message, role: Role) -> bool:
         Message.is_active,
         Message.position <= leaf.position,
         Message.role == role,
+        Message.removed_at.is_(None),
+    )
+    return await session.scalar(query.limit(1)) is not None
+
+
+async def has_removed(
+    session: AsyncSession, message_ids: Collection[UUID], *, owner_id: UUID
+) -> bool:
+    """True if the text of one of a user's messages was deleted."""
+    if not message_ids:
+        return False
+    query = select(Message.id).where(
+        Message.id.in_(message_ids),
+        skip_index(Message.user_id) == owner_id,
+        Message.removed_at.is_not(None),
     )
     return await session.scalar(query.limit(1)) is not None
 
@@ -333,6 +354,28 @@ async def stream_path(session: AsyncSession, message: Message) -> AsyncIterator[
         yield page
 
 
+async def stream_tree(session: AsyncSession, chat_id: UUID) -> AsyncIterator[Sequence[Any]]:
+    """Yield all columns of a chat's messages in pages, parents first and siblings in order.
+
+    The session must not be used for anything else until the last page.
+    """
+    query = (
+        select(Message.__table__)
+        .where(Message.chat_id == chat_id)
+        .order_by(Message.position, Message.id)
+    )
+    result = await session.stream(query.execution_options(yield_per=PAGE_SIZE))
+    async for page in result.partitions():
+        yield page
+
+
+async def check_no_reply_streams(session: AsyncSession, chat_id: UUID) -> None:
+    """Raise `MessageBusyError` while a reply of the chat is being written."""
+    streaming = select(Message.id).where(Message.chat_id == chat_id, Message.status == "streaming")
+    if await session.scalar(streaming.limit(1)) is not None:
+        raise MessageBusyError("Stop it first, or wait until it is finished.")
+
+
 async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
     query = select(Message.id).where(
         Message.chat_id == message.chat_id, Message.status == "streaming"
@@ -342,6 +385,42 @@ async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
         if await session.scalar(select(climb.c.id).where(climb.c.id == message.id)):
             return True
     return False
+
+
+_NEWEST = aliased(Message)
+_NEWEST_SHOWN = (
+    select(_NEWEST.id)
+    .where(
+        _NEWEST.chat_id == Chat.id,
+        _NEWEST.is_active,
+        ~_NEWEST.hidden,
+        _NEWEST.removed_at.is_(None),
+    )
+    .order_by(_NEWEST.position.desc())
+    .limit(1)
+    .correlate(Chat)
+    .scalar_subquery()
+)
+_LAST_SHOWN = select(Message.chat_id, Message.id, Message.sealed_content, Message.created_at).where(
+    Message.id.in_(select(_NEWEST_SHOWN).where(Chat.id.in_(bindparam("chat_ids", expanding=True))))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LastMessage:
+    """The last message of a chat that is in its prompts."""
+
+    id: UUID
+    sealed_content: bytes
+    created_at: datetime
+
+
+async def find_last_messages(
+    session: AsyncSession, chat_ids: Sequence[UUID]
+) -> dict[UUID, LastMessage]:
+    """Return the last message of each chat's path, without hidden and removed ones."""
+    rows = await session.execute(_LAST_SHOWN, {"chat_ids": chat_ids})
+    return {row.chat_id: LastMessage(row.id, row.sealed_content, row.created_at) for row in rows}
 
 
 @dataclass(frozen=True, slots=True)

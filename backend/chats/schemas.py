@@ -35,7 +35,9 @@ MAX_MESSAGE_FILES = 8
 MAX_TAGS = 30
 
 Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=60)]
-Title = Annotated[str, msgspec.Meta(max_length=300)]
+MAX_TITLE_CHARACTERS = 300
+
+Title = Annotated[str, msgspec.Meta(max_length=MAX_TITLE_CHARACTERS)]
 
 
 class NewChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +50,12 @@ class NewChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatView(msgspec.Struct, kw_only=True):
-    """A chat in a list."""
+    """A chat in a list.
+
+    `preview` is the beginning of the last message of the active path that is not hidden, on one
+    line, and `last_message_at` its time. Pinned chats come first in lists, archived ones have a
+    list of their own.
+    """
 
     id: UUID
     title: str
@@ -56,18 +63,26 @@ class ChatView(msgspec.Struct, kw_only=True):
     persona_id: UUID | None
     campaign_id: UUID | None
     leaf_id: UUID | None
+    tags: list[str]
+    preview: str
+    last_message_at: datetime | None
+    pinned_at: datetime | None
+    archived_at: datetime | None
     revision: int
     created_at: datetime
     updated_at: datetime
 
 
 class ChatPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The members of a chat that can be changed, without its settings."""
+    """The members of a chat that can be changed, with the tags of its settings."""
 
     title: Title = ""
     persona_id: UUID | None = None
     character_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_MEMBERS)] = []
     campaign_id: UUID | None = None
+    pinned: bool = False
+    archived: bool = False
+    tags: Annotated[list[Tag], msgspec.Meta(max_length=MAX_TAGS)] = []
 
 
 class MessageFileView(msgspec.Struct, kw_only=True):
@@ -95,7 +110,8 @@ class MessageView(msgspec.Struct, kw_only=True):
     `notices` describe problems that did not end the reply. A reply with only thoughts has no
     `text`; it is hidden, because no model may receive it. With a `presence`, the message says that
     the character `character_id` joins, leaves or is muted. A line that has only images has the text
-    `[image]`.
+    `[image]`. A `removed` message was deleted alone: it has no text, and keeps the place of the
+    messages below it.
     """
 
     id: UUID
@@ -123,6 +139,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     audience: Audience = "public"
     notices: list[Notice] = []
     presence: Presence | None = None
+    removed: bool = False
     files: list[MessageFileView] = []
 
 
@@ -166,6 +183,20 @@ class MessagePage(msgspec.Struct, kw_only=True):
 
     items: list[MessageView]
     previous: int | None
+
+
+class NewLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message to add without a model.
+
+    A character's line (`assistant`) is by `character_id`, which may be left out if the chat has at
+    most one. The user's is by `persona_id`; by default, it is by the persona of turns. A `system`
+    message has the narrator as its author.
+    """
+
+    role: Role = "user"
+    text: str
+    character_id: UUID | None = None
+    persona_id: UUID | None = None
 
 
 class MessagePatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -34,10 +36,18 @@ from backend.chats.models import (
     Chat,
     ChatCharacter,
     Message,
+    TitleOrigin,
 )
 from backend.chats.presence import FindNames, add_members, replace_members
-from backend.chats.schemas import ChatPatch, ChatSettings, ChatView, ForkWorld
+from backend.chats.schemas import (
+    MAX_TITLE_CHARACTERS,
+    ChatPatch,
+    ChatSettings,
+    ChatView,
+    ForkWorld,
+)
 from backend.chats.token_counting import CountUnit
+from backend.chats.views import ChatListRows, clean_tags
 from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
 from backend.core.events import Participants
@@ -48,7 +58,7 @@ from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import choose_tokenizer
-from backend.http.schemas import Page, check_revision, make_page, make_struct, merge_patch
+from backend.http.schemas import Page, check_revision, make_page, merge_patch
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, check_nothing
@@ -105,6 +115,9 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
     )
 
 
+_MARKS: Final = frozenset({"pinned", "archived", "tags"})
+"""Members of a patch that do not change the time of a chat's last change."""
+
 ChooseChronicle = Callable[[AsyncSession, Identity, Chat, UUID | None], Awaitable[UUID]]
 """Checks that a chronicle belongs to the chat's owner. None creates a new one for the chat."""
 
@@ -140,6 +153,7 @@ class ChatService:
         identity: Identity,
         *,
         title: str,
+        title_origin: TitleOrigin = "user",
         character_ids: Sequence[UUID],
         persona_id: UUID | None,
         greetings: Sequence[MessageDraft],
@@ -156,6 +170,7 @@ class ChatService:
             id=chat_id,
             user_id=identity.user_id,
             sealed_title=identity.sealer.seal(CHAT_TITLE, chat_id, title),
+            title_origin=title_origin,
             persona_id=persona_id,
             count_unit=str(unit),
         )
@@ -180,7 +195,8 @@ class ChatService:
                 await self._index.changed(
                     session, identity, kind="message", container_id=chat.id, source_ids=ids
                 )
-        return _make_view(identity.sealer, chat, list(character_ids))
+            await session.flush()
+            return await _load_view(session, identity.sealer, chat)
 
     async def get(self, identity: Identity, chat_id: UUID) -> ChatView:
         async with self._database.read() as session:
@@ -188,9 +204,20 @@ class ChatService:
             return await _load_view(session, identity.sealer, chat)
 
     async def list_chats(
-        self, identity: Identity, *, limit: int, after: UUID | None, character_id: UUID | None
+        self,
+        identity: Identity,
+        *,
+        limit: int,
+        after: UUID | None,
+        character_id: UUID | None,
+        archived: bool | None = None,
     ) -> Page[ChatView]:
+        """Return a page of the chats, newest first: all, archived ones, or the others."""
         query = select(Chat).where(Chat.user_id == identity.user_id, Chat.is_ready)
+        if archived is not None:
+            query = query.where(
+                Chat.archived_at.is_not(None) if archived else Chat.archived_at.is_(None)
+            )
         if after is not None:
             query = query.where(Chat.id < after)
         if character_id is not None:
@@ -201,8 +228,10 @@ class ChatService:
         query = query.order_by(Chat.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
             chats, following = make_page(list(await session.scalars(query)), limit)
-            members = await repository.list_character_ids(session, [chat.id for chat in chats])
-        items = [_make_view(identity.sealer, chat, members.get(chat.id, [])) for chat in chats]
+            rows = await ChatListRows.load(session, chats)
+        items = await self._pool.run(
+            identity.user_id, partial(rows.open, identity.sealer), size=rows.size
+        )
         return Page(items=items, next=following)
 
     async def patch(
@@ -213,6 +242,7 @@ class ChatService:
         *,
         named: frozenset[str],
         if_match: str | None,
+        title_origin: TitleOrigin = "user",
     ) -> ChatView:
         """Change the members of a chat in `named`. The caller must check who owns each value.
 
@@ -227,6 +257,10 @@ class ChatService:
                     await handler.campaign_chosen(session, identity, chat, change.campaign_id)
             if "title" in named:
                 chat.sealed_title = identity.sealer.seal(CHAT_TITLE, chat.id, change.title)
+                chat.title_origin = title_origin
+            _mark(chat, change, named)
+            if "tags" in named:
+                _set_tags(identity.sealer, chat, change.tags)
             if "persona_id" in named:
                 chat.persona_id = change.persona_id
             if "character_ids" in named:
@@ -244,7 +278,8 @@ class ChatService:
                         session, identity, kind="message", container_id=chat.id, source_ids=added
                     )
             chat.revision += 1
-            chat.updated_at = now()
+            if named - _MARKS:
+                chat.updated_at = now()
             await session.flush()
             return await _load_view(session, identity.sealer, chat)
 
@@ -293,10 +328,9 @@ class ChatService:
                 before=before.budgets,
             )
             await self._keep_chronicle(session, identity, chat, settings)
-            kept = msgspec.structs.replace(settings, chronicle_enabled=False, chronicle_id=None)
-            chat.sealed_settings = identity.sealer.seal_bytes(
-                CHAT_SETTINGS, chat.id, msgspec.json.encode(kept)
-            )
+            if "tags" in patch:
+                settings = msgspec.structs.replace(settings, tags=clean_tags(settings.tags))
+            _store_settings(identity.sealer, chat, settings)
             chat.revision += 1
             return read_settings(identity.sealer, chat), chat.revision
 
@@ -362,40 +396,93 @@ class ChatService:
             ]
         async with self._database.write() as session:
             source, message = await _find_fork_source(session, identity, chat_id, message_id)
-            group = await load_group(session, source.id)
-            fork_id = new_id()
-            fork = Chat(
-                id=fork_id,
-                user_id=identity.user_id,
-                sealed_title=sealer.seal(
-                    CHAT_TITLE,
-                    fork_id,
-                    title or sealer.open(CHAT_TITLE, source.id, source.sealed_title),
-                ),
-                sealed_settings=reseal(
-                    sealer, CHAT_SETTINGS, source.id, source.sealed_settings, fork_id
-                ),
-                sealed_variables=reseal(
-                    sealer, CHAT_VARIABLES, source.id, source.sealed_variables, fork_id
-                ),
-                persona_id=source.persona_id,
-                count_unit=source.count_unit,
-            )
-            session.add(fork)
-            await session.flush()
-            await self._check_added(session, identity.user_id)
-            add_members(session, fork_id, group.members)
-            copied = await _copy_path(session, sealer, message, fork_id)
+            fork = await self._add_copy(session, identity, source, title)
+            path = repository.stream_path(session, message)
+            copied = await _copy_messages(session, sealer, path, fork.id, is_path=True)
             fork.leaf_id = copied[message.id]
-            for handler in self._participants.find_handlers(ChatCopied):
-                await handler.chat_copied(session, identity, source.id, fork_id, copied)
+            await self._copy_parts(session, identity, source.id, fork.id, copied)
             if world == "shared":
-                for sharer in self._participants.find_handlers(WorldShared):
-                    await sharer.world_shared(session, identity, source.id, fork_id, copied)
+                await self._share_world(session, identity, source.id, fork.id, copied)
             for store in worlds:
                 await store(session, fork, copied)
-            await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _load_view(session, sealer, fork)
+
+    async def duplicate(self, identity: Identity, chat_id: UUID) -> ChatView:
+        """Copy a chat with all its branches. The copy stays in the campaign of the chat.
+
+        Raises `MessageBusyError` while a reply is being written, and the errors of `chat_copied`.
+        """
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            source = await repository.get_chat(
+                session, chat_id, owner_id=identity.user_id, lock=True
+            )
+            await repository.check_no_reply_streams(session, chat_id)
+            title = make_copy_title(sealer.open(CHAT_TITLE, source.id, source.sealed_title))
+            copy = await self._add_copy(session, identity, source, title)
+            tree_rows = repository.stream_tree(session, chat_id)
+            copied = await _copy_messages(session, sealer, tree_rows, copy.id, is_path=False)
+            copy.leaf_id = copied[source.leaf_id] if source.leaf_id else None
+            await self._copy_parts(session, identity, source.id, copy.id, copied)
+            await self._share_world(session, identity, source.id, copy.id, copied)
+            return await _load_view(session, sealer, copy)
+
+    async def _add_copy(
+        self, session: AsyncSession, identity: Identity, source: Chat, title: str | None
+    ) -> Chat:
+        """Add the row of a copied chat, with its settings, variables and members.
+
+        Without a title, it has that of the source.
+        """
+        sealer, copy_id = identity.sealer, new_id()
+        group = await load_group(session, source.id)
+        copy = Chat(
+            id=copy_id,
+            user_id=identity.user_id,
+            sealed_title=sealer.seal(
+                CHAT_TITLE,
+                copy_id,
+                title or sealer.open(CHAT_TITLE, source.id, source.sealed_title),
+            ),
+            title_origin="user" if title else source.title_origin,
+            sealed_settings=reseal(
+                sealer, CHAT_SETTINGS, source.id, source.sealed_settings, copy_id
+            ),
+            sealed_variables=reseal(
+                sealer, CHAT_VARIABLES, source.id, source.sealed_variables, copy_id
+            ),
+            persona_id=source.persona_id,
+            count_unit=source.count_unit,
+        )
+        session.add(copy)
+        await session.flush()
+        await self._check_added(session, identity.user_id)
+        add_members(session, copy_id, group.members)
+        return copy
+
+    async def _copy_parts(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        source_id: UUID,
+        copy_id: UUID,
+        copied: Mapping[UUID, UUID],
+    ) -> None:
+        """Copy the data of a chat in other packages, and index the messages."""
+        for handler in self._participants.find_handlers(ChatCopied):
+            await handler.chat_copied(session, identity, source_id, copy_id, copied)
+        await self._index.changed(session, identity, kind="message", container_id=copy_id)
+
+    async def _share_world(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        source_id: UUID,
+        copy_id: UUID,
+        copied: Mapping[UUID, UUID],
+    ) -> None:
+        for sharer in self._participants.find_handlers(WorldShared):
+            await sharer.world_shared(session, identity, source_id, copy_id, copied)
 
 
 async def _check_group(
@@ -436,26 +523,61 @@ def _check_no_embedding(patch: dict[str, Any]) -> None:
         )
 
 
-async def _copy_path(
-    session: AsyncSession, sealer: Sealer, message: Message, fork_id: UUID
+_COPY_MARK: Final = re.compile(r" \(copy(?: (\d{1,6}))?\)$")
+
+
+def make_copy_title(title: str) -> str:
+    """Return a title that says that the chat is a copy. Copies of copies are numbered."""
+    found = _COPY_MARK.search(title)
+    number = int(found[1] or 1) + 1 if found else 1
+    mark = f" (copy {number})" if number > 1 else " (copy)"
+    whole = title[: found.start()] if found else title
+    return whole[: MAX_TITLE_CHARACTERS - len(mark)].rstrip() + mark
+
+
+async def _copy_messages(
+    session: AsyncSession,
+    sealer: Sealer,
+    pages: AsyncIterator[Sequence[Any]],
+    copy_id: UUID,
+    *,
+    is_path: bool,
 ) -> dict[UUID, UUID]:
-    """Copy the path that ends at a message into another chat. Return the copies by message."""
+    """Copy messages into another chat, parents first. Return the copies by message.
+
+    A path becomes the active one. Otherwise the active path is that of the source.
+    """
     copied: dict[UUID, UUID] = {}
     rows: list[dict[str, Any]] = []
-    async for page in repository.stream_path(session, message):
+    flags = {"is_active": True, "is_selected": True} if is_path else {}
+    async for page in pages:
         opened = iterate_in_slices(page, lambda row: 2 * len(row.sealed_content))
-        rows += [copy_row(sealer, row, fork_id, copied) async for row in opened]
+        rows += [copy_row(sealer, row, copy_id, copied) | flags async for row in opened]
     for part in split_chunks(rows, tree.INSERT_BATCH_SIZE):
         await session.execute(insert(Message), part)
     await copy_references(session, sealer, copied)
     return copied
 
 
-def _make_view(sealer: Sealer, chat: Chat, members: list[UUID]) -> ChatView:
-    title = sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)
-    return make_struct(ChatView, chat, title=title, character_ids=members)
+def _mark(chat: Chat, change: ChatPatch, named: frozenset[str]) -> None:
+    """Pin or archive a chat, or undo it. A pin and its time remain if it is set again."""
+    if "pinned" in named:
+        chat.pinned_at = (chat.pinned_at or now()) if change.pinned else None
+    if "archived" in named:
+        chat.archived_at = (chat.archived_at or now()) if change.archived else None
+
+
+def _set_tags(sealer: Sealer, chat: Chat, tags: Sequence[str]) -> None:
+    settings = read_settings(sealer, chat)
+    _store_settings(sealer, chat, msgspec.structs.replace(settings, tags=clean_tags(tags)))
+
+
+def _store_settings(sealer: Sealer, chat: Chat, settings: ChatSettings) -> None:
+    kept = msgspec.structs.replace(settings, chronicle_enabled=False, chronicle_id=None)
+    data = msgspec.json.encode(kept)
+    chat.sealed_settings = sealer.seal_bytes(CHAT_SETTINGS, chat.id, data)
 
 
 async def _load_view(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatView:
-    members = await repository.list_character_ids(session, [chat.id])
-    return _make_view(sealer, chat, members.get(chat.id, []))
+    [view] = (await ChatListRows.load(session, [chat])).open(sealer)
+    return view

@@ -28,6 +28,7 @@ from backend.chats.models import (
     MESSAGE_TYPED,
     Chat,
     Presence,
+    TitleOrigin,
 )
 from backend.chats.schemas import MAX_MEMBERS, ChatSettings, Title
 from backend.chats.text_digests import TextDigester
@@ -43,6 +44,7 @@ MAX_MESSAGES = 250_000
 
 YEARS = range(1970, 9_999)
 
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 Author = Annotated[str, msgspec.Meta(max_length=500)]
 LoggedText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
 Audience = Annotated[str, msgspec.Meta(max_length=4_000)]
@@ -81,6 +83,9 @@ class LogHead(msgspec.Struct, kw_only=True):
     settings: ChatSettings | None = None
     variables: dict[str, str] = {}
     origins: Annotated[list[LogOrigin], msgspec.Meta(max_length=10_000)] = []
+    title_origin: TitleOrigin = "user"
+    pinned_at: Moment | None = None
+    archived_at: Moment | None = None
     created_at: datetime
 
 
@@ -100,7 +105,8 @@ class LogFile(msgspec.Struct, kw_only=True, omit_defaults=True):
 class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A message. `selected` marks the sibling on the active path, or on it most recently.
 
-    With a `presence`, `character_id` joins, leaves or is muted, and the message is hidden.
+    With a `presence`, `character_id` joins, leaves or is muted, and the message is hidden. One with
+    `removed_at` was deleted alone: it is hidden, and its text is ignored.
 
     `source` is the JSON of members of the file that it was imported from, exactly as written.
     """
@@ -123,6 +129,7 @@ class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     scene_place: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     source: Annotated[str, msgspec.Meta(max_length=9_000_000)] | None = None
     files: Annotated[list[LogFile], msgspec.Meta(max_length=1_000)] = []
+    removed_at: datetime | None = None
     created_at: datetime
 
 
@@ -214,6 +221,7 @@ def write_log(
     head.leaf_id = above[chat.leaf_id]
     if not is_whole:
         head.title, head.joined_later = "", []
+        head.pinned_at = head.archived_at = None
     return msgspec.json.Encoder().encode_lines([head, *lines])
 
 
@@ -226,8 +234,20 @@ def make_head(open_text: OpenText, chat: Chat, members: Mapping[UUID, bool]) -> 
         character_ids=list(members),
         joined_later=[each for each, is_there in members.items() if not is_there],
         persona_id=chat.persona_id,
+        title_origin=chat.title_origin,
+        pinned_at=chat.pinned_at,
+        archived_at=chat.archived_at,
         created_at=chat.created_at,
     )
+
+
+def get_list_columns(head: LogHead) -> dict[str, Any]:
+    """Return the columns of a chat that lists are sorted and filtered by."""
+    return {
+        "title_origin": head.title_origin,
+        "pinned_at": head.pinned_at.astimezone(UTC) if head.pinned_at else None,
+        "archived_at": head.archived_at.astimezone(UTC) if head.archived_at else None,
+    }
 
 
 def make_line(open_text: OpenText, row: Any) -> LogLine:
@@ -254,6 +274,7 @@ def make_line(open_text: OpenText, row: Any) -> LogLine:
         scene_id=row.scene_id,
         scene_place=row.scene_place,
         source=open_text(MESSAGE_SOURCE, row.id, source) if source else None,
+        removed_at=row.removed_at,
         created_at=row.created_at,
     )
 
@@ -268,10 +289,15 @@ def read_log(data: bytes) -> ChatLog:
     if len(rest) > MAX_MESSAGES:
         raise ValidationError(f"A chat file can contain at most {MAX_MESSAGES:,} messages.")
     head = _decode(_HEAD, first, 1)
+    for at in (head.pinned_at, head.archived_at):
+        if at is not None and at.year not in YEARS:
+            raise ValidationError("Line 1: the year of a time is out of range.")
     lines: list[LogLine] = []
     known: set[UUID] = set()
     for number, text in enumerate(rest, start=2):
         line = _decode(_LINE, text, number)
+        if line.removed_at is not None:
+            _clear_removed(line, line.removed_at, number)
         if line.id in known:
             raise ValidationError(f"Line {number}: `id` is already used by an earlier message.")
         if line.parent_id is not None and line.parent_id not in known:
@@ -291,11 +317,25 @@ def _decode(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> L
         line = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValidationError(f"Line {number}: {error}.") from error
-    if line.created_at.tzinfo is None or line.created_at.year not in YEARS:
+    if not _is_usable(line.created_at):
         raise ValidationError(
             f"Line {number}: `created_at` has no UTC offset, or its year is out of range."
         )
     return line
+
+
+def _clear_removed(line: LogLine, removed_at: datetime, number: int) -> None:
+    """Ignore everything that a message without text cannot have."""
+    if not _is_usable(removed_at):
+        raise ValidationError(
+            f"Line {number}: `removed_at` has no UTC offset, or its year is out of range."
+        )
+    line.text, line.typed, line.thinking, line.source = "", None, None, None
+    line.presence, line.hidden, line.files = None, True, []
+
+
+def _is_usable(time: datetime) -> bool:
+    return time.tzinfo is not None and time.year in YEARS
 
 
 def build_message_rows(
@@ -355,6 +395,7 @@ def build_message_rows(
                 "sealed_source": seal_optional(sealer, MESSAGE_SOURCE, message_id, line.source),
                 "audience": audience(line.audience),
                 "text_digest": digester.compute(line.role, line.text),
+                "removed_at": line.removed_at.astimezone(UTC) if line.removed_at else None,
                 "created_at": line.created_at.astimezone(UTC),
                 "updated_at": line.created_at.astimezone(UTC),
             }

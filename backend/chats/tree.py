@@ -29,6 +29,7 @@ from sqlalchemy import (
     exists,
     func,
     inspect,
+    or_,
     select,
     update,
 )
@@ -232,8 +233,12 @@ async def leave_path(session: AsyncSession, chat_id: UUID, *, above: int) -> Non
 async def list_siblings(
     session: AsyncSession, message: Message, *, after: UUID | None, limit: int
 ) -> list[Message]:
-    """Return a message and its siblings after `after`, in the order of their creation."""
+    """Return a message and its siblings after `after`, in the order of their creation.
+
+    Other siblings that were removed are left out.
+    """
     query = _select_siblings(message).order_by(Message.id).limit(limit)
+    query = query.where(or_(Message.removed_at.is_(None), Message.id == message.id))
     if after is not None:
         query = query.where(Message.id > after)
     return list(await session.scalars(query))
@@ -297,8 +302,8 @@ async def _deselect(session: AsyncSession, chat: Chat, parents: Sequence[UUID | 
 
 
 async def _find_nearest_sibling(session: AsyncSession, message: Message) -> Message | None:
-    """Return the previous sibling, else the next one."""
-    query = _select_siblings(message).limit(1)
+    """Return the previous sibling, else the next one, of those that were not removed."""
+    query = _select_siblings(message).where(Message.removed_at.is_(None)).limit(1)
     before = await session.scalar(query.where(Message.id < message.id).order_by(Message.id.desc()))
     return before or await session.scalar(query.where(Message.id > message.id).order_by(Message.id))
 

@@ -16,6 +16,7 @@ from backend.chats.events import (
     AudienceMap,
     ChatCopied,
     ChatDeleted,
+    MessageRemoved,
     WorldParted,
     translate_audiences,
 )
@@ -38,6 +39,7 @@ from backend.chronicles.index_source import KIND
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
 from backend.chronicles.repository import (
     DEFAULT_NAME,
+    FOLLOWS_MESSAGES,
     SourceMessage,
     StoryEvent,
     counting,
@@ -62,7 +64,7 @@ MAX_NOTED = 1_000
 """Maximum number of deleted events that the index is told individually."""
 
 
-class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
+class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, MessageRemoved, WorldParted):
     """Updates chronicles in the same transaction as their chats."""
 
     def __init__(self, outbox: IndexOutbox) -> None:
@@ -198,6 +200,48 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
                 kind=KIND,
                 container_id=row.chronicle_id,
                 source_ids=[row.id],
+            )
+
+    async def message_removed(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,  # noqa: ARG002  # the sources name the message
+        message: Message,
+    ) -> None:
+        """Delete the events that were written from a removed message.
+
+        Of an event that was also told elsewhere, only this telling ends. Events that users wrote or
+        edited stay, without the message, and no one else gets to know them.
+        """
+        found = await session.scalars(
+            select(ChronicleEvent)
+            .join(EventSource, EventSource.event_id == ChronicleEvent.id)
+            .where(EventSource.message_id == message.id, ChronicleEvent.user_id == identity.user_id)
+        )
+        rows = found.all()
+        sources = await load_sources(session, [row.id for row in rows])
+        changed: defaultdict[UUID, list[UUID]] = defaultdict(list)
+        removed: list[UUID] = []
+        for row in rows:
+            changed[row.chronicle_id].append(row.id)
+            told = next(each for each in sources[row.id] if each.id == message.id)
+            if row.source not in FOLLOWS_MESSAGES or row.is_edited:
+                if row.audience == PUBLIC:
+                    row.audience = await find_told_audience(session, sources[row.id])
+                await session.execute(
+                    delete(EventSource).where(
+                        EventSource.event_id == row.id, EventSource.message_id == message.id
+                    ),
+                    execution_options=UNSYNCHRONIZED,
+                )
+                touch(row)
+            elif not await remove_telling(session, row, told.telling):
+                removed.append(row.id)
+        await remove_events(session, removed, owner_id=identity.user_id)
+        for chronicle_id, event_ids in changed.items():
+            await self._outbox.changed(
+                session, identity, kind=KIND, container_id=chronicle_id, source_ids=event_ids
             )
 
     async def chat_copied(

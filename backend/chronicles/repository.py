@@ -195,7 +195,7 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     audience: str = PUBLIC
 
 
-_FOLLOWS_MESSAGES: Sequence[EventSourceName] = ("agent", "campaign")
+FOLLOWS_MESSAGES: Sequence[EventSourceName] = ("agent", "campaign")
 """The authors of events whose audience is that of their messages."""
 
 
@@ -226,7 +226,7 @@ class StoryEvent(StoredEvent, frozen=True, kw_only=True):
     @property
     def is_users_own(self) -> bool:
         """True if its audience is the user's, and not that of its messages."""
-        return self.source not in _FOLLOWS_MESSAGES or self.is_edited
+        return self.source not in FOLLOWS_MESSAGES or self.is_edited
 
 
 Event = type[ChronicleEvent]
@@ -298,7 +298,7 @@ def filter_known_events(
         source.event_id == event.id,
         ~exists().where(message.id == source.message_id, message.is_active),
     )
-    is_users = or_(event.is_edited, event.source.not_in(_FOLLOWS_MESSAGES))
+    is_users = or_(event.is_edited, event.source.not_in(FOLLOWS_MESSAGES))
     set_by_user = and_(is_users, ~is_lost)
     heard = or_(has_none, _has_telling(event, viewpoints))
     if isinstance(viewpoints, Witness):
@@ -463,7 +463,7 @@ async def _read_events(
 
 
 def _is_agents(row: ChronicleEvent) -> bool:
-    return row.source in _FOLLOWS_MESSAGES and not row.is_edited
+    return row.source in FOLLOWS_MESSAGES and not row.is_edited
 
 
 async def find_audiences(

@@ -24,6 +24,7 @@ RunKind = Literal[
     "speaker",
     "suggestions",
     "briefing",
+    "title",
 ]
 RunState = Literal["done", "failed", "undone"]
 

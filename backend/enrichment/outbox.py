@@ -21,6 +21,7 @@ from backend.database.base import UNSYNCHRONIZED, now
 from backend.database.engine import Database
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.models import EnrichmentMark
+from backend.enrichment.titles import find_title_source, use_first_line
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.memory.indexing.outbox import KeyHolder
@@ -80,6 +81,7 @@ GLOSSARY = "enrichment.glossary"
 SCENE = "enrichment.scene"
 CHAPTER = "enrichment.chapter"
 COMPACTION = "enrichment.compaction"
+TITLE = "enrichment.title"
 
 NEED_CONSENT = (TURN, REBUILD, GLOSSARY, COMPACTION)
 """Kinds of jobs that read a chat only while its chronicle is switched on."""
@@ -205,6 +207,19 @@ class EnrichmentOutbox(ConsentWithdrawn):
         """Queue the combination of old scenes into chapters."""
         if chat.campaign_id is not None:
             await self._enqueue(session, holder, CHAPTER, chat.campaign_id, chat.id)
+
+    async def name_chat(self, session: AsyncSession, holder: KeyHolder, chat: Chat) -> None:
+        """Give a chat that is named after its characters a title, and queue a better one.
+
+        The chat is locked. Nothing happens before the first line of the user.
+        """
+        if chat.title_origin != "characters":
+            return
+        source = await find_title_source(session, holder.sealer)
+        if source == "off" or not await use_first_line(session, holder.sealer, chat):
+            return
+        if source == "model":
+            await self._enqueue(session, holder, TITLE, chat.id, chat.id)
 
     async def compact(self, session: AsyncSession, holder: KeyHolder, chat: Chat) -> UUID | None:
         """Queue a compaction of the chat's unread messages, and resume one that is postponed.

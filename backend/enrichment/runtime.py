@@ -18,6 +18,7 @@ from backend.enrichment.outbox import (
     REBUILD,
     SCENE,
     SUMMARY,
+    TITLE,
     TURN,
     EnrichmentOutbox,
 )
@@ -26,6 +27,7 @@ from backend.enrichment.summaries.task import SummaryTask
 from backend.enrichment.tasks.glossary import GlossaryTask
 from backend.enrichment.tasks.rebuild import RebuildTask
 from backend.enrichment.tasks.scene import ChapterTask, SceneTask
+from backend.enrichment.tasks.title import TitleTask
 from backend.enrichment.tasks.turn import TurnTask
 from backend.jobs.running import JobKind, RunningJob
 from backend.llm.server_slots import ModelSlots
@@ -64,6 +66,7 @@ def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
         SCENE: JobKind(partial(_run, SceneTask, runtime), stoppable=True),
         CHAPTER: JobKind(partial(_run, ChapterTask, runtime), stoppable=True),
         COMPACTION: JobKind(partial(_run, CompactionTask, runtime), stoppable=True),
+        TITLE: JobKind(partial(_run, TitleTask, runtime), stoppable=True),
     }
 
 

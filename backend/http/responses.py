@@ -44,7 +44,7 @@ SECURITY_HEADERS: dict[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
         "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; "
-        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types worker"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

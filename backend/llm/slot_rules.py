@@ -16,10 +16,12 @@ from enum import IntEnum
 from typing import Literal
 from uuid import UUID
 
-SlotUse = Literal["turn", "request", "suggestions", "chronicle", "summary", "campaign"]
+SlotUse = Literal["turn", "request", "suggestions", "chronicle", "summary", "campaign", "title"]
 """A `request` is one of a client to a model, without a turn."""
 
-Occupation = Literal["turn", "request", "suggestions", "chronicle", "summary", "campaign", "other"]
+Occupation = Literal[
+    "turn", "request", "suggestions", "chronicle", "summary", "campaign", "title", "other"
+]
 """The work that a claim waits for, as shown to its user. `other` is another user's work."""
 
 

@@ -10,8 +10,8 @@ from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.chats.events import ChatCopied, ChatDeleted
-from backend.chats.models import Chat
+from backend.chats.events import ChatCopied, ChatDeleted, MessageRemoved
+from backend.chats.models import Chat, Message
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id, now
 from backend.database.types import Id
@@ -31,8 +31,8 @@ BATCH_SIZE = 200
 """Entries read in one batch."""
 
 
-class ChatLore(ChatCopied, ChatDeleted):
-    """Copies a chat's lorebook data with it, and deletes inactive entries before it."""
+class ChatLore(ChatCopied, ChatDeleted, MessageRemoved):
+    """Copies a chat's lorebook data with it, and deletes entries of chats and messages."""
 
     def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = check_nothing) -> None:
         self._outbox = outbox
@@ -82,6 +82,45 @@ class ChatLore(ChatCopied, ChatDeleted):
             repository.touch(book)
             await self._outbox.changed(
                 session, identity, kind=KIND, container_id=book_id, source_ids=entry_ids
+            )
+
+    async def message_removed(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,  # noqa: ARG002  # the entries name the message
+        message: Message,
+    ) -> None:
+        """Delete the agent's entries that come from a removed message.
+
+        Entries that a user has changed become permanent.
+        """
+        rows = await session.scalars(
+            select(LoreEntryRow).where(
+                LoreEntryRow.source_chat_id == message.chat_id,
+                LoreEntryRow.source_message_id == message.id,
+                LoreEntryRow.user_id == identity.user_id,
+            )
+        )
+        found: dict[UUID, list[LoreEntryRow]] = {}
+        for row in rows:
+            found.setdefault(row.lorebook_id, []).append(row)
+        for book_id, entries in found.items():
+            book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
+            for row in entries:
+                if is_own(row):
+                    await session.delete(row)
+                else:
+                    row.source_chat_id = row.source_message_id = None
+                    repository.touch(row)
+            repository.touch(book)
+            await session.flush()
+            await self._outbox.changed(
+                session,
+                identity,
+                kind=KIND,
+                container_id=book_id,
+                source_ids=[row.id for row in entries],
             )
 
     async def _copy_book(

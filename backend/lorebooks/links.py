@@ -11,6 +11,7 @@ from sqlalchemy import Select, bindparam, delete, literal, null, select, union_a
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
+from backend.characters.events import CharacterCopied
 from backend.characters.repository import get_character, get_persona
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat, list_character_ids
@@ -168,7 +169,7 @@ Holder = Literal["character", "persona"]
 _COLUMNS = {"character": LorebookLink.character_id, "persona": LorebookLink.persona_id}
 
 
-class LorebookLinkService:
+class LorebookLinkService(CharacterCopied):
     """Links lorebooks to characters, personas and chats, and switches them off in chats."""
 
     def __init__(self, database: Database) -> None:
@@ -211,6 +212,25 @@ class LorebookLinkService:
             await _check_holder(session, holder, holder_id, owner_id)
             await repository.get_book(session, book_id, owner_id=owner_id)
             await upsert(session, LorebookLink, values, key=(column, "lorebook_id"))
+
+    async def character_copied(
+        self, session: AsyncSession, identity: Identity, source_id: UUID, copy_id: UUID
+    ) -> None:
+        """Link the copy to the books that the original is linked to."""
+        query = (
+            select(LorebookLink.lorebook_id)
+            .where(LorebookLink.character_id == source_id, LorebookLink.user_id == identity.user_id)
+            .order_by(LorebookLink.id)
+        )
+        session.add_all(
+            LorebookLink(
+                id=new_id(),
+                user_id=identity.user_id,
+                lorebook_id=book_id,
+                character_id=copy_id,
+            )
+            for book_id in (await session.scalars(query)).all()
+        )
 
     async def unlink(
         self, identity: Identity, holder: Holder, holder_id: UUID, book_id: UUID

@@ -494,6 +494,7 @@ def _select_hits(kind: str) -> Select[*tuple[Any, ...]]:
             Message.user_id == bindparam("owner"),
             Message.text_digest.is_not(None),
             Message.text_digest.in_(bindparam("digests", expanding=True)),
+            Message.removed_at.is_(None),
             ~is_greeting,
             chat.exists(),
         )
@@ -541,6 +542,7 @@ _CHILDREN = (
     .where(
         Message.parent_id.in_(bindparam("parents", expanding=True)),
         skip_index(Message.user_id) == bindparam("owner"),
+        Message.removed_at.is_(None),
     )
     .order_by(Message.is_active.desc(), Message.id.desc())
     .limit(MAX_SIBLINGS)

@@ -81,6 +81,7 @@ class ConversationImporter:
         )
         target = ChatTarget(
             file_name=opening.title,
+            title_origin=opening.title_origin,
             digest=None,
             members=character_ids,
             speakers=dict(zip(opening.names, character_ids, strict=False)),

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Final, Literal, overload
 from uuid import UUID
 
-from sqlalchemy import bindparam, select, type_coerce
+from sqlalchemy import bindparam, case, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.types import NullType
 
@@ -72,7 +72,8 @@ class MessagePath:
     def list_system(self) -> list[int]:
         """Return the places of system messages, which are no lines of a client.
 
-        They are changes of presence, briefings and narration, and stay where they are.
+        They are changes of presence, briefings and narration, and removed messages. They stay where
+        they are.
         """
         return [found.start() for found in _SYSTEM.finditer(self.flags)]
 
@@ -213,10 +214,13 @@ class LineBlock(Mapping[int, int]):
         return len(self._lines)
 
 
+_ROLE = case((Message.removed_at.is_not(None), "system"), else_=Message.role)
+"""A removed message stays where it is, like a system message, and no line of a client is it."""
+
 _COLUMNS = tuple(
     # With `NullType`, SQLAlchemy does not convert the driver's values.
     type_coerce(column, NullType())
-    for column in (Message.id, Message.role, Message.hidden, Message.text_digest)
+    for column in (Message.id, _ROLE, Message.hidden, Message.text_digest)
 )
 _ACTIVE = (
     select(*_COLUMNS)

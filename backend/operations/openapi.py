@@ -115,6 +115,7 @@ COMMON_ERRORS: tuple[type[AppError], ...] = (
 
 HOOK_ERRORS: dict[str, tuple[type[AppError], ...]] = {
     "forkChat": (ChronicleFullError, LorebookFullError),
+    "duplicateChat": (ChronicleFullError, LorebookFullError),
     "patchSettings": (PersonaNotFoundError,),
     "patchChatSettings": (ChronicleNotFoundError, ChronicleFullError),
 }
@@ -127,6 +128,7 @@ FIRST_ID = "$response.body#/items/0/id"
 LINK_IDS: dict[str, dict[str, str]] = {
     "openChat": {"chat_id": CREATED_ID},
     "forkChat": {"chat_id": CREATED_ID},
+    "duplicateChat": {"chat_id": CREATED_ID},
     "listMessages": {"message_id": FIRST_ID},
     "patchMessage": {"message_id": CREATED_ID},
     "listTurns": {"turn_id": FIRST_ID},

@@ -280,7 +280,7 @@ def _show(
 ) -> None:
     for view in views:
         scripts = found[view.character_id]
-        if view.role not in KINDS or view.status == "streaming":
+        if view.role not in KINDS or view.status == "streaming" or view.removed:
             continue
         depth = max(0, last - view.position) if last is not None else None
         text = scripts.run(view.text, KINDS[view.role], "shown", depth=depth)

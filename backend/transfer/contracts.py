@@ -8,6 +8,7 @@ from typing import BinaryIO, Protocol
 from uuid import UUID
 
 from backend.accounts.auth.identity import Identity
+from backend.chats.models import TitleOrigin
 from backend.transfer.formats.chat_file import ChatReading
 from backend.transfer.models import ItemKind, Outcome
 
@@ -128,6 +129,7 @@ class ChatTarget:
         lorebook_id: The chat's own lorebook.
         joins: The chat whose tree this branch belongs to, if its first messages are the same.
         find_file: Reads the files that messages name.
+        title_origin: The source of the chat's title.
     """
 
     file_name: str
@@ -138,6 +140,7 @@ class ChatTarget:
     lorebook_id: UUID | None = None
     joins: UUID | None = None
     find_file: FindFile | None = None
+    title_origin: TitleOrigin = "user"
 
 
 class StoreChat(Protocol):

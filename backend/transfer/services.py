@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backend.accounts.profile.service import ProfileService
+from backend.backgrounds.service import BackgroundService
 from backend.campaigns.files.transfer import CampaignTransfer
 from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
@@ -33,6 +34,7 @@ class ImportServices:
     pool: CpuPool
     accounts: AccountWriter
     avatars: AvatarService
+    backgrounds: BackgroundService
     campaigns: CampaignTransfer
     characters: CharacterService
     chat_trees: ChatTreeImporter

@@ -1,6 +1,6 @@
 """Tokens and cost of chats and campaigns."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -415,9 +415,18 @@ def _make_money(amount: float | None) -> Money | None:
     return None if amount is None else Money(amount=amount)
 
 
+UsageScope = Literal["chat", "reply", "month"]
+
+_TURNS_OF: Mapping[UsageScope, tuple[ColumnElement[bool], ...]] = {
+    "chat": (Turn.chat_id == bindparam("chat"),),
+    "reply": (Turn.chat_id == bindparam("chat"), Turn.reply_id == bindparam("reply")),
+    "month": (Turn.created_at >= bindparam("since"),),
+}
+
+
 @cache
-def _count_by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
-    """Return the query for the tokens by model, of a chat or of one of its replies."""
+def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
+    """Return the query for an account's tokens by model."""
     # SQLite reads JSON from text columns. PostgreSQL needs a cast.
     report = cast(Turn.usage, JSON) if dialect == "postgresql" else type_coerce(Turn.usage, JSON)
     asked = select(
@@ -427,18 +436,23 @@ def _count_by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
         case((Turn.usage.is_(None), 1), else_=0).label("unreported"),
         *(func.coalesce(report[name].as_integer(), 0).label(name) for name in _REPORTED),
     ).where(
-        Turn.chat_id == bindparam("chat"),
+        *_TURNS_OF[scope],
         Turn.user_id == bindparam("owner"),
         Turn.usage.is_not(None) | Turn.state.in_(("completed", "stopped", "interrupted")),
     )
-    if of_reply:
-        found = asked.where(Turn.reply_id == bindparam("reply")).subquery()
+    if scope == "reply":
+        found = asked.subquery()
     else:
         run = select_run_shares().c
+        of_run = (
+            run.chat_id == bindparam("chat")
+            if scope == "chat"
+            else run.created_at >= bindparam("since")
+        )
         after = select(
             run.model,
             *(run[name] if name in run else literal(0) for name in _COUNTED),
-        ).where(run.chat_id == bindparam("chat"), run.user_id == bindparam("owner"))
+        ).where(of_run, run.user_id == bindparam("owner"))
         found = union_all(asked, after).subquery()
     return (
         select(found.c.model, *_sum_columns(found.c))
@@ -449,6 +463,20 @@ def _count_by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
 
 def _sum_columns(columns: Any) -> list[ColumnElement[Any]]:
     return [func.sum(columns[name]).label(name) for name in _COUNTED]
+
+
+def add_models(rows: Iterable[Mapping[str, Any]], registry: ModelRegistry) -> dict[str, Any]:
+    """Return the figures of a usage: its models with their costs, and the sums."""
+    models = [ModelUsage(**row) for row in rows]
+    costs = [find_cost(registry, each) for each in models]
+    return {
+        **{name: sum(getattr(each, name) for each in models) for name in _COUNTED},
+        "cost": _make_money(add_costs(costs)),
+        "by_model": [
+            msgspec.structs.replace(each, cost=_make_money(cost))
+            for each, cost in zip(models, costs, strict=True)
+        ],
+    }
 
 
 class ChatUsageService:
@@ -466,19 +494,10 @@ class ChatUsageService:
         async with self._database.read() as session:
             await get_chat(session, chat_id, owner_id=identity.user_id)
             dialect = session.get_bind().dialect.name
-            query = _count_by_model(dialect, of_reply=reply_id is not None)
+            query = count_by_model(dialect, "chat" if reply_id is None else "reply")
             rows = (await session.execute(query, values)).mappings().all()
             registry = await self._user_models.of(session, identity.user, identity.sealer)
-        models = [ModelUsage(**row) for row in rows]
-        costs = [find_cost(registry, each) for each in models]
-        return ChatUsage(
-            **{name: sum(getattr(each, name) for each in models) for name in _COUNTED},
-            cost=_make_money(add_costs(costs)),
-            by_model=[
-                msgspec.structs.replace(each, cost=_make_money(cost))
-                for each, cost in zip(models, costs, strict=True)
-            ],
-        )
+        return ChatUsage(**add_models(rows, registry))
 
 
 class ChatUsageController(Controller):

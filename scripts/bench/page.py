@@ -1,8 +1,10 @@
 """Measure the page: bytes, requests, times until it is usable, and how smoothly it scrolls.
 
 A server in this process, on SQLite in a temporary folder, is read by a headless Chromium over the
-loopback: the sign-in, the library with 300 characters, and a chat with 10,000 messages, each with
+loopback: the sign-in, the library with 1,000 characters, and a chat with 10,000 messages, each with
 an empty cache. Times are medians, in milliseconds since the navigation began.
+
+Then it scrolls the chat and the long lists: characters, chats, and a lorebook with 5,000 entries.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import json
 import shutil
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -76,10 +79,10 @@ SCROLL = """async ({ by, most }) => {
   const count = (what) => document.querySelectorAll(what).length;
   const isOver = () => {
     const messages = document.querySelectorAll("[role=feed] > *");
-    if (!messages.length) return false;
+    const room = box.scrollHeight - box.clientHeight - box.scrollTop;
+    if (!messages.length) return by < 0 ? box.scrollTop <= 0 : room <= 1;
     if (by < 0) return box.scrollTop <= 0 && messages[0].ariaPosInSet === "1";
     const { ariaPosInSet, ariaSetSize } = messages[messages.length - 1];
-    const room = box.scrollHeight - box.clientHeight - box.scrollTop;
     return ariaPosInSet === ariaSetSize && room <= 1;
   };
   const found = { frames: [], waits: 0, elements: 0 };
@@ -100,7 +103,10 @@ SLOW_PIXELS = 80
 """Length and speed of a short scroll: 180 frames, 80 pixels a frame."""
 
 FAST_PIXELS = 400
-"""Pixels a frame while a whole chat is scrolled: 24,000 a second."""
+"""Pixels a frame while a whole chat or list is scrolled: 24,000 a second."""
+
+MOST_FRAMES = 2_000
+"""Frames after which the scroll of a list ends, if the list does not."""
 
 LONG_FRAME_MS = 50
 
@@ -173,25 +179,67 @@ async def scroll_through(browser: Browser, url: str, address: str, messages: int
         print(f"\n{messages} messages, {FAST_PIXELS} pixels a frame")
         for way, by in (("up", -FAST_PIXELS), ("down", FAST_PIXELS)):
             found = await scroll(page, by=by, most=20 * messages)
-            frames = found["frames"]
-            p50, p95 = get_p50_p95(frames)
-            long = sum(frame > LONG_FRAME_MS for frame in frames)
-            task = await measure_longest_task(browser, page, by=-by)
-            print(f"  {way:<6}{len(frames)} frames: {p50} ms p50, {p95} p95, {max(frames):.0f} max")
-            print(f"        {long} over {LONG_FRAME_MS} ms; {found['waits']} waited for messages")
-            print(f"        {task:.1f} ms of CPU in a task; {found['elements']} elements, at most")
+            task = await measure_longest_task(
+                browser, page, partial(scroll, page, by=-by, most=SLOW_FRAMES)
+            )
+            print_scroll(way, found, task)
+            print(f"        {found['waits']} waited for messages")
     finally:
         await context.close()
 
 
-async def measure_longest_task(browser: Browser, page: Page, *, by: int) -> float:
-    """Return the most CPU that one task of the page's main thread took in a short scroll, in ms.
+async def scroll_list(browser: Browser, url: str, name: str, address: str, row: str) -> None:
+    """Open a long list, scroll it to its end, and search in it. Print how smoothly."""
+    context = await browser.new_context(base_url=url)
+    try:
+        await sign_in(context)
+        page = await context.new_page()
+        await page.goto("/#/activity")
+        await page.wait_for_load_state("networkidle")
+
+        async def open_list() -> None:
+            await page.evaluate("address => { location.hash = address; }", address)
+            await page.locator(row).last.wait_for(state="attached")
+            await page.wait_for_load_state("networkidle")
+
+        async def find() -> None:
+            await page.get_by_role("searchbox").last.press_sequentially("er 99", delay=60)
+            await page.wait_for_timeout(400)
+
+        opening = await measure_longest_task(browser, page, open_list)
+        found = await scroll(page, by=FAST_PIXELS, most=MOST_FRAMES)
+        task = await measure_longest_task(
+            browser, page, partial(scroll, page, by=-FAST_PIXELS, most=SLOW_FRAMES)
+        )
+        print(f"\n{await page.locator(row).count()} {name}, {FAST_PIXELS} pixels a frame")
+        print(f"  open  {opening:.1f} ms of CPU in a task")
+        print_scroll("down", found, task)
+        finding = await measure_longest_task(browser, page, find)
+        print(f"  find  {finding:.1f} ms of CPU in a task")
+    finally:
+        await context.close()
+
+
+def print_scroll(way: str, found: Mapping[str, Any], task: float) -> None:
+    """Print the times between the frames of a scroll, and its longest task."""
+    frames = found["frames"]
+    p50, p95 = get_p50_p95(frames)
+    long = sum(frame > LONG_FRAME_MS for frame in frames)
+    print(f"  {way:<6}{len(frames)} frames: {p50} ms p50, {p95} p95, {max(frames):.0f} max")
+    print(f"        {long} over {LONG_FRAME_MS} ms; {found['elements']} elements, at most")
+    print(f"        {task:.1f} ms of CPU in a task")
+
+
+async def measure_longest_task(
+    browser: Browser, page: Page, act: Callable[[], Awaitable[object]]
+) -> float:
+    """Return the most CPU that one task of the page's main thread took during `act`, in ms.
 
     A frame is one task. Unlike the time between frames, it hardly depends on the load of the
     machine.
     """
     await browser.start_tracing(page=page, categories=["toplevel"])
-    await scroll(page, by=by, most=SLOW_FRAMES)
+    await act()
     events = json.loads(await browser.stop_tracing())["traceEvents"]
     threads = {
         (event["pid"], event["tid"])
@@ -242,14 +290,42 @@ async def measure(options: argparse.Namespace) -> None:
             chat_id = await make_chat(database, account.identity, lines, options.messages)
             async with serve(account) as port:
                 async with open_client(account, port) as api:
-                    for number in range(options.characters):
-                        body = {"name": f"Character {number}", "first_mes": lines[number][1]}
-                        check(await api.post("/characters", json=body))
-                await visit_all(f"http://127.0.0.1:{port}", str(chat_id), options)
+                    book_id = await fill_lists(api, lines, options)
+                await visit_all(f"http://127.0.0.1:{port}", str(chat_id), book_id, options)
 
 
-async def visit_all(url: str, chat_id: str, options: argparse.Namespace) -> None:
-    """Visit each view several times, scroll through the chat, and print the figures."""
+async def fill_lists(
+    api: httpx.AsyncClient, lines: Sequence[tuple[str, str]], options: argparse.Namespace
+) -> str:
+    """Create characters, chats with them, and a lorebook. Returns the lorebook's id."""
+    people: list[str] = []
+    for number in range(options.characters):
+        body = {
+            "name": f"Character {number}",
+            "first_mes": lines[number][1],
+            "tags": [f"tag {number % 40}"],
+        }
+        people.append(check(await api.post("/characters", json=body))["id"])
+    for number in range(options.chats):
+        body = {"title": f"Chapter {number}", "character_ids": [people[number % len(people)]]}
+        check(await api.post("/chats", json=body))
+    entries = {
+        str(number): {"uid": number, "key": [f"rumour {number}"], "content": lines[number][1]}
+        for number in range(options.entries)
+    }
+    file = json.dumps({"entries": entries}).encode()
+    imported = check(await api.post("/lorebooks/import", files={"file": ("long.json", file)}))
+    book_id: str = imported["lorebook"]["id"]
+    return book_id
+
+
+async def visit_all(url: str, chat_id: str, book_id: str, options: argparse.Namespace) -> None:
+    """Visit each view several times, scroll the chat and the lists, and print the figures."""
+    lists = {
+        "characters": ("#/characters", ".people > li"),
+        "chats": ("#/", ".talks > li"),
+        "entries": (f"#/lorebooks/{book_id}", ".lore-entries > li"),
+    }
     places = {"sign-in": "/", "library": "/#/characters", "chat": f"/#/chats/{chat_id}"}
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
@@ -259,6 +335,8 @@ async def visit_all(url: str, chat_id: str, options: argparse.Namespace) -> None
             visits = [await visit(browser, url, place, address) for _ in range(options.runs)]
             print_visits(place, visits)
         await scroll_through(browser, url, places["chat"], options.messages)
+        for name, (address, row) in lists.items():
+            await scroll_list(browser, url, name, address, row)
         await browser.close()
 
 
@@ -270,7 +348,9 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--data", type=Path, default=CRD3, help="folder of CRD3's transcripts")
     parser.add_argument("--messages", type=int, default=10_000)
-    parser.add_argument("--characters", type=int, default=300)
+    parser.add_argument("--characters", type=int, default=1_000)
+    parser.add_argument("--chats", type=int, default=1_000)
+    parser.add_argument("--entries", type=int, default=5_000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     options = parser.parse_args(arguments)

@@ -127,8 +127,13 @@ def watch(server: Served) -> Watch:
 
 @pytest.fixture(scope="module")
 def shared_context(chromium: Browser, server: Served) -> Generator[BrowserContext]:
-    """The browser context of a module. Animations are off, so that tests need not wait for them."""
-    context = chromium.new_context(base_url=server.url, reduced_motion="reduce")
+    """The browser context of a module. Animations are off, so that tests need not wait for them.
+
+    Service workers are off, because they would answer requests that a test intercepts.
+    """
+    context = chromium.new_context(
+        base_url=server.url, reduced_motion="reduce", service_workers="block"
+    )
     context.set_default_timeout(PATIENCE * 1000)
     yield context
     context.close()

@@ -106,7 +106,7 @@ def test_whose_session_ended_comes_back_to_what_they_were_typing(
 def test_keys_are_rotated_and_an_api_key_is_shown_once_and_ended(
     page: Page, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:
-    page.goto("/#/account")
+    page.goto("/#/security")
     page.get_by_role("button", name="Rotate encryption keys").click()
     dialog = page.get_by_role("dialog")
     assert_accessible(page)
@@ -120,7 +120,7 @@ def test_keys_are_rotated_and_an_api_key_is_shown_once_and_ended(
     assert account.get("/me")["username"]
 
     page = page.context.new_page()
-    page.goto("/#/account")
+    page.goto("/#/security")
     page.get_by_role("button", name="Create API key").click()
     page.get_by_label("Label").fill("A script of mine")
     page.get_by_label("Permission").select_option("read")
@@ -144,18 +144,18 @@ def test_settings_are_found_from_a_chat_and_saved_as_they_are_typed(
     panel = page.get_by_role("complementary", name="Settings")
     for place in ("Models", "Prompt presets", "Regex scripts"):
         expect(panel.get_by_role("link", name=place, exact=True)).to_be_visible()
-    panel.get_by_role("link", name="Defaults").click()
+    panel.get_by_role("link", name="General").click()
     expect(page.get_by_role("heading", name="Settings", level=1)).to_be_visible()
 
     phone(page)
     tabs = page.get_by_role("navigation", name="Settings")
-    tabs.get_by_role("link", name="Account").click()
-    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    tabs.get_by_role("link", name="Security").click()
+    expect(page.get_by_role("button", name="Change password")).to_be_visible()
     # The row is wider than the screen, and shows the place where one is.
-    expect(tabs.get_by_role("link", name="Account")).to_be_in_viewport(ratio=0.98)
+    expect(tabs.get_by_role("link", name="Security")).to_be_in_viewport(ratio=0.98)
     assert tabs.evaluate("row => row.scrollLeft") > 0
     page.get_by_role("link", name="Settings", exact=True).click()
-    expect(tabs.get_by_role("link", name="Defaults")).to_be_in_viewport(ratio=0.98)
+    expect(tabs.get_by_role("link", name="General")).to_be_in_viewport(ratio=0.98)
 
     page = page.context.new_page()
     page.goto("/#/settings")
@@ -170,7 +170,7 @@ def test_settings_are_found_from_a_chat_and_saved_as_they_are_typed(
     page.reload()
     expect(page.get_by_label("Instructions for the model")).to_have_value("Be brief.")
 
-    page.goto("/#/account")
+    page.goto("/#/security")
     page.get_by_role("radio", name="Only while I am signed in").check()
     expect(page.get_by_role("button", name="Dismiss")).to_be_visible()
     assert account.get("/me")["key_mode"] == "sealed"

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from playwright.sync_api import FilePayload, Locator, Page, expect
 
-from tests.support.browser import Account, Watch, dark, phone
+from tests.support.browser import Account, Watch, dark, finish_deletion, phone
 from tests.support.zips import seagate_vault, zipped
 
 pytestmark = pytest.mark.browser
@@ -106,12 +106,12 @@ def test_a_chat_joins_a_campaign_takes_a_point_of_view_and_outlives_it(
     assert_accessible(page)
     page.get_by_role("button", name="More actions for Seagate").click()
     page.get_by_role("menuitem", name="Delete").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("A campaign is a world")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
     expect(page.get_by_role("link", name="Seagate")).to_be_visible()
     page.get_by_role("button", name="More actions for Seagate").click()
     page.get_by_role("menuitem", name="Delete").click()
-    dialog.get_by_role("button", name="Delete").click()
+    finish_deletion(page)
     expect(page.get_by_text("A campaign is a world")).to_be_visible()
     assert account.get("/campaigns")["items"] == []
     assert account.get(f"/chats/{chat}")["campaign_id"] is None

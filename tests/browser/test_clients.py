@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import Account, Installation, installing
+from tests.support.browser import Account, Installation, finish_deletion, installing
 from tests.support.process import Served
 from tests.support.server import PLAIN
 from tests.support.waiting import PATIENCE
@@ -146,5 +146,6 @@ def test_requests_are_explained_and_a_wrong_decision_is_corrected(
     corrections = page.get_by_role("list", name="Your corrections").get_by_role("listitem")
     expect(corrections).to_have_count(2)
     corrections.last.get_by_role("button", name="Delete the correction").click()
+    finish_deletion(page)
     expect(corrections).to_have_count(1)
     expect(quiet).not_to_contain_text("Always a turn")

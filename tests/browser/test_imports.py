@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import FilePayload, Locator, Page, expect
 
-from tests.support.browser import Account, Watch, phone
+from tests.support.browser import Account, Watch, finish_deletion, phone
 from tests.support.sillytavern_folder import FolderSize, SillyTavernFolder
 
 pytestmark = pytest.mark.browser
@@ -171,7 +171,7 @@ def test_the_archive_of_the_account_is_made_downloaded_and_offered_before_deleti
     watch.expected.append("/me/archive/status")
     account.import_card()
     page.goto("/#/settings")
-    page.get_by_role("link", name="Your data").click()
+    page.get_by_role("link", name="Data", exact=True).click()
 
     page.get_by_role("button", name="Make the archive").click()
 
@@ -188,6 +188,7 @@ def test_the_archive_of_the_account_is_made_downloaded_and_offered_before_deleti
     expect(dialog.get_by_role("button", name="Download")).to_be_visible()
     assert_accessible(page)
     dialog.get_by_role("button", name="Delete the archive").click()
+    finish_deletion(page)
     expect(dialog.get_by_role("button", name="Make the archive")).to_be_visible()
 
 
@@ -206,5 +207,5 @@ def test_the_archive_says_how_many_items_could_not_be_decrypted(
     }
     page.route("**/me/archive/status", lambda route: route.fulfill(json=status))
     page.goto("/#/settings")
-    page.get_by_role("link", name="Your data").click()
+    page.get_by_role("link", name="Data", exact=True).click()
     expect(page.get_by_text("2 items could not be decrypted and are left out")).to_be_visible()

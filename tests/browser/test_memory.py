@@ -135,7 +135,7 @@ def test_a_search_finds_messages_and_facts_and_the_status_rebuilds_the_index(
 
     page = page.context.new_page()
     phone(page)
-    page.goto("/#/settings")
+    page.goto("/#/memory-settings")
     page.get_by_role("link", name="Memory status").click()
 
     expect(page.get_by_role("listitem").filter(has_text="Messages")).to_contain_text("2")

@@ -89,8 +89,8 @@ def test_deleted_messages_are_restored_and_settings_are_saved(
     line(page).fill("/demo long 5")
     line(page).press("Enter")
     expect(page.get_by_text("/demo long 5", exact=True)).to_be_visible()
-    page.get_by_role("button", name="Dismiss").click()
-
+    # The deletion was finished before the line was sent.
+    expect(page.get_by_role("button", name="Dismiss")).to_have_count(0)
     expect(messages).to_have_count(5)
     page.reload()
     expect(page.get_by_text("/demo long 5", exact=True)).to_be_visible()
@@ -123,6 +123,55 @@ def test_deleted_messages_are_restored_and_settings_are_saved(
     settings = account.get(f"/chats/{chat['id']}/settings")
     assert settings["chronicle_enabled"]
     assert settings["sampling"] == {"temperature": 0.5}
+
+
+def test_messages_are_selected_hidden_and_deleted_alone(
+    page: Page, account: Account, chat: dict[str, Any], assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto(f"/#/chats/{chat['id']}")
+    question = page.get_by_text("Where is the silver key?", exact=True)
+    expect(question).to_be_visible()
+
+    def choose(name: str) -> None:
+        page.get_by_label("Actions for message 2").get_by_role("button", name="More").click()
+        page.get_by_role("menuitem", name=name).click()
+
+    # One message is deleted alone, and comes back.
+    choose("Delete this message only")
+    expect(question).to_be_hidden()
+    page.get_by_role("button", name="Undo").click()
+    expect(question).to_be_visible()
+
+    choose("Select messages")
+    box = page.get_by_label("Select message 2")
+    expect(box).to_be_checked()
+    expect(box).to_be_focused()
+    page.get_by_label("Select message 4").click(modifiers=["Shift"])
+    bar = page.get_by_role("toolbar", name="Actions for the selected messages")
+    expect(bar.get_by_text("3 messages selected")).to_be_visible()
+    assert_accessible(page)
+    bar.get_by_role("button", name="Hide from the model").click()
+    expect(bar.get_by_role("button", name="Show to the model")).to_be_visible()
+    page.get_by_label("Select message 3").press("Space")
+    bar.get_by_role("button", name="Delete").click()
+    expect(bar).to_be_hidden()
+    expect(question).to_be_hidden()
+    expect(page.get_by_text("I climb the stairs.", exact=True)).to_be_hidden()
+
+    # The next line is not sent before they are deleted on the server.
+    line(page).fill("Who is there?")
+    line(page).press("Enter")
+    expect(page.get_by_label("Actions for message 7")).to_be_visible()
+    path = account.get(f"/chats/{chat['id']}/messages")["items"]
+    removed = [message["removed"] for message in path]
+    assert removed == [False, True, False, True, False, False, False]
+    assert [message["hidden"] for message in path][:5] == [False, True, True, True, False]
+    page.reload()
+    expect(page.get_by_text("Who is there?", exact=True)).to_be_visible()
+    heights = page.locator(".message.removed").evaluate_all(
+        "all => all.map(each => each.offsetHeight)"
+    )
+    assert heights == [0, 0]
 
 
 def line(page: Page) -> Locator:

@@ -243,8 +243,7 @@ def test_tasks_have_their_own_models_and_an_unsuitable_one_is_named(
     watch.expected.append("/api/v1/me/settings$")
     body = {"kind": "openai", "slug": "home", "base_url": "http://127.0.0.1:11434/v1"}
     path = f"/providers/{account.post('/providers', body)['id']}"
-    page.goto("/#/settings")
-    page.get_by_text("Models for background tasks").click()
+    page.goto("/#/memory-settings")
     field = page.get_by_label("Embedding")
     field.fill("nobodys/bge-m3")
     field.blur()

@@ -15,7 +15,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, called, reply
 from tests.fakes.scripted_server import Answer
 from tests.fakes.window_server import WindowServer
-from tests.support.browser import EXAMPLE_CARD, Account, Watch, phone, signing_up
+from tests.support.browser import EXAMPLE_CARD, Account, Watch, finish_deletion, phone, signing_up
 from tests.support.process import Served
 from tests.support.server import PASSWORD
 
@@ -124,7 +124,7 @@ def test_a_failing_provider_is_saved_on_request_and_edited_without_its_key(
     assert account.get(f"/providers/{made['id']}")["extra_headers"] == {"X-Title": "home"}
     assert account.get(f"/providers/{made['id']}")["extra_body"] == {}
     page.get_by_role("menuitem", name="Delete").click()
-    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    finish_deletion(page)
     expect(page.get_by_text("only the demo model replies")).to_be_visible()
     assert account.get("/providers")["items"] == []
 
@@ -324,7 +324,7 @@ def test_an_administrator_shares_a_provider_whose_window_others_cannot_set(
     [shared] = administrator.get("/providers")["items"]
     assert (shared["scope"], shared["embedding_model"]) == ("installation", "embedder")
     page.get_by_role("menuitem", name="Delete").click()
-    dialog.get_by_role("button", name="Delete").click()
+    finish_deletion(page)
     expect(page.get_by_text("only the demo model replies")).to_be_visible()
     assert account.get("/providers")["items"] == []
 

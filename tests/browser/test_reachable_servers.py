@@ -15,7 +15,14 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, e
 from backend.generation.client.network import HOST_NAME, runs_in_container
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
-from tests.support.browser import Account, Installation, Watch, installing, phone
+from tests.support.browser import (
+    Account,
+    Installation,
+    Watch,
+    finish_deletion,
+    installing,
+    phone,
+)
 from tests.support.process import Served
 from tests.support.server import PLAIN
 
@@ -44,7 +51,7 @@ def test_an_administrator_finds_the_address_and_the_certificate_as_qr_codes(
     administrator.enter(context)
     page = context.new_page()
     phone(page)
-    page.goto("/#/settings")
+    page.goto("/#/server")
     part = page.locator("section").filter(has_text="Phones on the same network")
     for name, path in (("address", ""), ("certificate", "/api/v1/lan/certificate")):
         drawn = part.get_by_role("img", name=f"QR code for the {name}")
@@ -123,6 +130,7 @@ def test_an_administrator_allows_the_address_of_a_local_server_in_one_click(
     assert_accessible(page)
     for each in (address, "nas.lan:1234"):
         page.get_by_role("button", name=f"Remove {each}").click()
+        finish_deletion(page)
         expect(allowed).not_to_contain_text(each)
     assert administrator.get("/admin/provider-addresses")["items"] == []
 

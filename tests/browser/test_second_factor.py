@@ -39,7 +39,7 @@ def next_code(secret: str) -> str:
 
 def begin(page: Page, what: str) -> Locator:
     """Open a dialog of the account's, and say the password."""
-    page.goto("/#/account")
+    page.goto("/#/security")
     page.get_by_role("button", name=what).click()
     box = page.get_by_role("dialog", name=what)
     box.get_by_label("Password", exact=True).fill(PASSWORD)
@@ -60,10 +60,9 @@ def keep_codes(box: Locator) -> list[str]:
 
 
 def sign_out(page: Page) -> None:
-    page.goto("/#/account")
     # Nothing is under way that would be told that it is signed out.
-    expect(page.get_by_text("Account created")).to_be_visible()
-    expect(page.get_by_role("button", name="Add a passkey")).to_be_visible()
+    page.goto("/#/account")
+    expect(page.get_by_role("listitem").filter(has_text="Storage")).to_be_visible()
     page.wait_for_load_state("networkidle")
     with page.expect_event("load"):
         page.get_by_role("button", name="Sign out").click()
@@ -135,7 +134,7 @@ def test_an_app_signs_in_and_is_removed_with_a_code(
     say_code(page, one_time[1])
     expect_inside(page)
 
-    page.goto("/#/account")
+    page.goto("/#/security")
     expect(page.get_by_text("8 left")).to_be_visible()
     recent = page.locator("section").filter(has=page.get_by_role("heading", name="Recent activity"))
     expect(recent.get_by_text("Second factor added: authenticator app")).to_be_visible()
@@ -207,7 +206,7 @@ def test_a_passkey_is_added_signs_in_and_goes(
     page.keyboard.press("Enter")
     expect_inside(page)
 
-    page.goto("/#/account")
+    page.goto("/#/security")
     page.get_by_role("button", name="Rename: This computer").click()
     page.get_by_role("dialog").get_by_label("Name").fill("Old laptop")
     page.get_by_role("dialog").get_by_role("button", name="Rename").click()

@@ -59,7 +59,7 @@ def test_a_user_and_the_administrator_see_the_usage_of_an_account(
 
     administrator.enter(page.context)
     page = page.context.new_page()
-    page.goto("/#/account")
+    page.goto("/#/server")
     page.get_by_role("button", name=f"Usage of {account.name}", exact=True).click()
     box = page.get_by_role("dialog", name=f"Usage of {account.name}")
     expect(box.get_by_role("listitem").filter(has_text="Chats")).to_contain_text("1 of 2")

@@ -40,6 +40,7 @@ JSON, EVENTS = "application/json", "text/event-stream"
 
 BODIES: dict[str, Any] = {
     "forkChat": {"message_id": str(uuid4())},
+    "exportCharacters": {"character_ids": [str(uuid4())]},
     "patchMessage": {"hidden": True},
     "beginDowntime": {"activity": "recovery"},
     "putChatLorebook": {"state": "off"},
@@ -83,7 +84,7 @@ class Operation(NamedTuple):
         return found
 
     def options(self) -> dict[str, Any]:
-        if self.path.endswith("/avatar") and self.method == "PUT":
+        if self.path.endswith(("/avatar", "/background")) and self.method == "PUT":
             return {"content": picture(), "headers": {"Content-Type": "image/png"}}
         if not self.body:
             return {}

@@ -39,6 +39,9 @@ FLAGS = (
 )
 """Flags of a Chromium that runs as root and sends no requests by itself."""
 
+BLOCKED_WORKER = "Service Worker registration blocked by Playwright"
+"""Playwright's warning in contexts without service workers."""
+
 AXE = "axe-core@4.14.1"
 AXE_INTEGRITY = (
     "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
@@ -159,6 +162,8 @@ class Watch:
     def _console(self, message: ConsoleMessage) -> None:
         if message.type not in {"error", "warning"}:
             return
+        if message.text == BLOCKED_WORKER:
+            return
         url: str = message.location["url"]
         failed = message.text.startswith("Failed to load resource")
         if failed and any(re.search(pattern, url) for pattern in self.expected):
@@ -189,6 +194,12 @@ def empty(context: BrowserContext, origin: str) -> None:
 def phone(page: Page) -> None:
     """Set the size of a small phone."""
     page.set_viewport_size({"width": 360, "height": 740})
+
+
+def finish_deletion(page: Page) -> None:
+    """Dismiss the offer to undo a deletion, and wait until the server has deleted it."""
+    with page.expect_response(lambda answer: answer.request.method == "DELETE"):
+        page.get_by_role("button", name="Dismiss").last.click()
 
 
 def dark(page: Page) -> None:

@@ -80,6 +80,8 @@ class FullAccount:
         for _ in range(2):
             twin = await account.new_character(name="Bo", first_mes="Hm?", tags=["quiet"])
             self.ids["Bo"] = twin["id"]
+        await account.patch(f"/characters/{self.ids['Bo']}", {"is_favourite": True})
+        await self._upload("PUT", f"/characters/{self.ids['Bo']}/background", draw_picture("olive"))
         exported = await account.ask(
             "GET", f"/characters/{mara['id']}/export", params={"format": "png"}
         )
@@ -114,6 +116,7 @@ class FullAccount:
             character_ids=[self.ids["Mara"]], persona_id=self.ids["Ines"], title="At the inn"
         )
         chat = self.ids["inn"] = inn["id"]
+        await self._upload("PUT", f"/chats/{chat}/background", draw_picture("navy"))
         await account.turn(chat, text="The tide is in. {{setvar::door::open}}Is the cellar open?")
         await account.turn(chat, text="I go down. {{setglobalvar::luck::3}}")
         path = await account.messages(chat)

@@ -121,9 +121,9 @@ class TaskModels(SettingsStruct, frozen=True, kw_only=True):
     """The models of background tasks. If one is absent, `enrichment.model` is used.
 
     `triage` decides which lines are worth keeping, and rewrites search queries. `agent` keeps the
-    chronicle and proposes glossary terms. `summary`
-    summarises chats, scenes and chapters. `compaction` updates a campaign's state. `suggestions`
-    writes lines that the user could say next. If it is absent, the reply's model is used.
+    chronicle and proposes glossary terms. `summary` summarises chats, scenes and chapters, and
+    writes titles of chats. `compaction` updates a campaign's state. `suggestions` writes lines that
+    the user could say next. If it is absent, the reply's model is used.
     """
 
     triage: ModelId | None = None
@@ -185,12 +185,18 @@ class ClientSettings(SettingsStruct, frozen=True, kw_only=True):
 class PageSettings(SettingsStruct, frozen=True, kw_only=True):
     """Settings of the page. An absent field has the page's default.
 
-    Without `enter_sends`, the Enter key sends where there is a keyboard. `titles` is the source of
-    automatic titles. `monthly_limit` is in US dollars; the page warns before it is reached, and no
-    request is refused. `dismissed` are names of hints that the user has closed.
+    Without `enter_sends`, the Enter key sends where there is a keyboard. Without `language`, the
+    browser's languages decide. `titles` is the source of automatic titles; by default the first
+    line, or a model if the account has one for background tasks. `monthly_limit` is in US dollars;
+    the page warns before it is reached, and no request is refused. `dismissed` are names of hints
+    that the user has closed.
     """
 
     enter_sends: bool | None = None
+    language: (
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", max_length=35)]
+        | None
+    ) = None
     theme: Literal["auto", "light", "dark", "sepia", "night"] | None = None
     font: Literal["serif", "sans", "dyslexia"] | None = None
     font_percent: Annotated[int, msgspec.Meta(ge=75, le=200)] | None = None

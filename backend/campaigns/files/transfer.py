@@ -62,7 +62,7 @@ from backend.chats.members import load_group
 from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
-from backend.chats.transfer import ChatLog, build_message_rows, write_log
+from backend.chats.transfer import ChatLog, build_message_rows, get_list_columns, write_log
 from backend.chronicles.event_search import load_all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
@@ -136,6 +136,7 @@ def make_chat_rows(
         "id": chat_id,
         "user_id": sealer.user_id,
         "sealed_title": sealer.seal(CHAT_TITLE, chat_id, head.title),
+        **get_list_columns(head),
         "persona_id": head.persona_id if head.persona_id in people else None,
         "campaign_id": draft.id,
         "leaf_id": draft.ids[head.leaf_id] if head.leaf_id else None,

@@ -118,6 +118,32 @@ async def detach_message(
     await _refold_now(session, sealer, campaign, {row.item_id: row.kind for row in rows})
 
 
+async def detach_changes(
+    session: AsyncSession,
+    sealer: Sealer | None,
+    campaign: Campaign,
+    change_ids: Sequence[UUID],
+    *,
+    chat_id: UUID,
+) -> None:
+    """Detach changes from the messages of a chat.
+
+    They stay active if they also come from a copy in another chat that is on an active path. For a
+    missing sealer, see `follow_path`.
+    """
+    kinds: dict[UUID, Kind] = {}
+    for ids in split_chunks(change_ids):
+        asked = {"campaign": campaign.id, "ids": ids}
+        await session.execute(_DETACH_FROM_CHAT, {"ids": ids, "chat": chat_id})
+        rows = (await session.execute(_LISTED_WITHOUT_SOURCE, asked)).all()
+        if rows:
+            await session.execute(_TOGGLE, {"ids": [row.id for row in rows]})
+            kinds |= {row.item_id: row.kind for row in rows}
+    if kinds:
+        campaign.version += 1
+        await _refold_now(session, sealer, campaign, kinds)
+
+
 async def _refold_now(
     session: AsyncSession,
     sealer: Sealer | None,
@@ -197,14 +223,19 @@ _DETACH = _SOURCES.delete().where(
         )
     ),
 )
-_WITHOUT_SOURCE = _CHANGED.where(
-    CampaignChange.version == bindparam("version"),
+_DETACH_FROM_CHAT = _SOURCES.delete().where(
+    _SOURCES.c.change_id.in_(bindparam("ids", expanding=True)),
+    _SOURCES.c.chat_id == bindparam("chat"),
+)
+_LOST = _CHANGED.where(
     CampaignChange.is_on_path,
     ~select(ChangeSource.change_id)
     .join(Message, Message.id == ChangeSource.message_id)
     .where(ChangeSource.change_id == CampaignChange.id, Message.is_active)
     .exists(),
 )
+_WITHOUT_SOURCE = _LOST.where(CampaignChange.version == bindparam("version"))
+_LISTED_WITHOUT_SOURCE = _LOST.where(CampaignChange.id.in_(bindparam("ids", expanding=True)))
 _COUNTING = (
     select(CampaignChange.item_id)
     .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)

@@ -6,7 +6,7 @@ only someone who may know all of its scenes may know it. The functions do not co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -131,6 +131,19 @@ def _select_chapters(campaign_id: UUID) -> Select[UUID, str, bytes]:
     return select(CampaignItem.id, CampaignItem.audience, CampaignItem.sealed_state).where(
         CampaignItem.campaign_id == campaign_id, CampaignItem.kind == "chapter"
     )
+
+
+async def find_chapters(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, scene_ids: Collection[UUID]
+) -> list[UUID]:
+    """Return the chapters that combine one of these scenes."""
+    found: list[UUID] = []
+    rows = (await session.execute(_select_chapters(campaign_id))).all() if scene_ids else ()
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
+        told: list[str] = read_state(sealer, row.id, row.sealed_state).get("scene_ids", [])
+        if any(str(each) in told for each in scene_ids):
+            found.append(row.id)
+    return found
 
 
 async def narrow_chapters(

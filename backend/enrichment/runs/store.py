@@ -27,7 +27,7 @@ def select_run_shares() -> Subquery:
     A run counts once, with its main model: the triage's row has 0 in `runs`.
     """
     run = EnrichmentRun
-    whose = (run.user_id, run.chat_id, run.campaign_id)
+    whose = (run.user_id, run.chat_id, run.campaign_id, run.created_at)
     has_two = run.triage_model.is_not(None)
     own = select(
         *whose,

@@ -95,6 +95,8 @@ async def undo_run(
         raise NothingToUndoError("The run failed and changed nothing.")
     if run.kind in {"rephrasing", "speaker", "suggestions", "briefing"}:
         raise NothingToUndoError("Runs of this kind store nothing.")
+    if run.kind == "title":
+        raise NothingToUndoError("Change the title of the chat instead.")
     if run.kind in {"glossary", "scene", "chapter"}:
         raise NothingToUndoError("Undo its changes one by one in the change log of the campaign.")
     if run.state == "undone" and not force:

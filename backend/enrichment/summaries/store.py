@@ -34,6 +34,7 @@ from backend.chats.events import (
     AudienceChanged,
     AudienceMap,
     ChatCopied,
+    MessageRemoved,
     MessageShown,
     MessagesRewritten,
     WorldParted,
@@ -296,7 +297,9 @@ async def store_summary(
     await upsert(session, ChatSummary, row, key=("id",), update=update, count_up=("revision",))
 
 
-class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten, WorldParted):
+class ChatSummaries(
+    AudienceChanged, ChatCopied, MessageRemoved, MessageShown, MessagesRewritten, WorldParted
+):
     """Updates summaries in the transactions that change their chats."""
 
     async def audience_changed(
@@ -356,6 +359,25 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, MessagesRewritten
                 .values(updated_at=changed_at),
                 execution_options=UNSYNCHRONIZED,
             )
+
+    async def message_removed(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,  # noqa: ARG002  # summaries are found by the message
+        message: Message,
+    ) -> None:
+        """Delete unedited summaries of a removed message. Those that users edited stay.
+
+        The job of the next reply writes new ones.
+        """
+        await self.message_shown(session, identity, message)
+        # The message is as new as this change, so that a summary through it remains complete.
+        await session.execute(
+            update(ChatSummary)
+            .where(ChatSummary.message_id == message.id, ChatSummary.user_id == identity.user_id)
+            .values(updated_at=message.updated_at)
+        )
 
     async def message_shown(
         self, session: AsyncSession, identity: Identity, message: Message

@@ -53,7 +53,7 @@ SAYINGS: dict[str, Any] = tomllib.loads(
 SUMMARY_HEAD = "(Demo summary)"
 _WHY = f"{MARK}, which goes by simple rules: a name, and a verb of finding, killing, promising."
 _EVENT, _ENTRY = "create_chronicle_event", "create_lorebook_entry"
-_MAX_CALLS, _MAX_NAMES, _MAX_MOMENTS = 3, 10, 5
+_MAX_CALLS, _MAX_NAMES, _MAX_MOMENTS, _TITLE_WORDS = 3, 10, 5, 6
 
 
 def compile_words(words: str, ending: str) -> re.Pattern[str]:
@@ -145,6 +145,14 @@ def write_summary(prompt: Prompt) -> str | None:
     text = find_last_line(prompt)
     wanted = _WORDS_WANTED.search(f"{system}\n{text}")
     return _extract(text, find_section(text, "previous_summary"), int(wanted[1]) if wanted else 150)
+
+
+def write_title(prompt: Prompt) -> str | None:
+    """Return the last line of a story's beginning, shortened; None for prompts of other tasks."""
+    if "Task: title" not in join_system_messages(prompt).splitlines():
+        return None
+    said = [words for *_, text in find_new_lines(find_last_line(prompt)) if (words := text.split())]
+    return " ".join(["(Demo)", *said[-1][:_TITLE_WORDS]]) if said else ""
 
 
 def build_scene(prompt: Prompt) -> dict[str, Any]:
@@ -368,7 +376,9 @@ class DemoModel:
                 yield piece
             return
         kept = choose_compaction_calls(prompt, tools)
-        told = write_summary(prompt) if kept is None else "" if kept else "Nothing to keep."
+        told = "" if kept else "Nothing to keep."
+        if kept is None:
+            told = write_summary(prompt) or write_title(prompt)
         command, words = ("", told.split()) if told is not None else _choose_reply(prompt)
         is_told_so = kept is not None or _COMMAND.search(find_last_line(prompt))
         narration, made = (None, kept or []) if is_told_so else choose_play(prompt, tools)

@@ -213,7 +213,7 @@ class NetworkPolicy:
     def from_settings(cls, settings: Settings) -> NetworkPolicy:
         """Create the policy of the settings. By default, a local server allows loopback."""
         allowed = settings.provider_networks
-        if not allowed and _serves_only_this_machine(settings):
+        if not allowed and serves_only_this_machine(settings):
             allowed = ("loopback",)
         return cls(
             allowed,
@@ -445,7 +445,7 @@ def _format_url(host: str, port: int, *, is_plain: bool) -> str:
     return f"{'http' if is_plain else 'https'}://{_add_brackets(host)}:{port}"
 
 
-def _serves_only_this_machine(settings: Settings) -> bool:
+def serves_only_this_machine(settings: Settings) -> bool:
     """True if the server listens only on loopback, and no proxy is configured."""
     names = [settings.host, *settings.allowed_hosts]
     if settings.public_origin:

@@ -15,7 +15,12 @@ from backend.accounts.auth.identity import Identity
 from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
-from backend.chats.transfer import ChatLog, build_message_rows, create_message_ids
+from backend.chats.transfer import (
+    ChatLog,
+    build_message_rows,
+    create_message_ids,
+    get_list_columns,
+)
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import RecordCreated, get_table, new_id, now, split_chunks
 from backend.database.engine import Database
@@ -134,6 +139,7 @@ class ChatTreeImporter:
             "sealed_title": identity.sealer.seal(CHAT_TITLE, chat_id, log.head.title),
             "persona_id": log.head.persona_id,
             "count_unit": str(unit),
+            **get_list_columns(log.head),
             "is_ready": False,
             "created_at": log.head.created_at.astimezone(UTC),
             "updated_at": now(),

@@ -24,6 +24,7 @@ from backend.core.zip_files import ZIP_ERRORS
 from backend.errors import AppError
 from backend.transfer.archives.manifest import (
     MANIFEST,
+    PART_KINDS,
     STATE_SUFFIX,
     ArchiveEntry,
     ArchiveManifest,
@@ -38,9 +39,17 @@ MAX_FIELDS = 20
 
 MAX_VALUE_CHARACTERS = 60
 
-_WITHOUT_IDS: frozenset[EntryKind] = frozenset(
-    {"provider", "preset", "scripts", "persona", "avatar", "character", "lorebook", "file"}
+_PICTURE_KINDS: frozenset[EntryKind] = frozenset(
+    {"avatar", "character_background", "chat_background", "file"}
 )
+_WITHOUT_IDS: frozenset[EntryKind] = _PICTURE_KINDS | {
+    "provider",
+    "preset",
+    "scripts",
+    "persona",
+    "character",
+    "lorebook",
+}
 """Kinds of files without ids: equal bytes are equal items."""
 
 _MISSING = object()
@@ -170,11 +179,7 @@ class OpenArchive:
     def _find_labels(self, manifest: ArchiveManifest) -> dict[str, str]:
         labels: dict[str, str] = {}
         for entry in manifest.entries:
-            if entry.id is not None and entry.kind not in {
-                "avatar",
-                "chat_state",
-                "campaign_state",
-            }:
+            if entry.id is not None and entry.kind not in PART_KINDS:
                 labels[str(entry.id)] = entry.path
             data = self.read(entry.path) if entry.kind in {"chat", "campaign", "links"} else b""
             if entry.kind == "chat":
@@ -237,7 +242,7 @@ def _label_campaign(files: Mapping[str, bytes], label: str) -> dict[str, str]:
 
 def _open_content(entry: ArchiveEntry, data: bytes) -> dict[str, Any]:
     """Return the content of a file as JSON values."""
-    if entry.kind in {"avatar", "file"}:
+    if entry.kind in _PICTURE_KINDS:
         return {"sha256": sha256(data).hexdigest()}
     if entry.kind == "character":
         return _open_card(data)

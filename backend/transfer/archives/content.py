@@ -41,9 +41,11 @@ from backend.characters.service import CharacterService
 from backend.chats.files import FileName, open_description, open_name
 from backend.chats.members import load_group
 from backend.chats.models import (
+    BACKGROUND_IMAGE,
     CHAT_TITLE,
     FILE_DATA,
     MESSAGE_CONTEXT,
+    Background,
     Chat,
     Message,
     MessageFile,
@@ -178,6 +180,7 @@ class AccountReader:
     async def read(self, identity: Identity, salvage: Salvage) -> AsyncIterator[ArchiveFile]:
         """Yield all files except for the manifest. `salvage` notes the items that are left out."""
         paths = PathChooser()
+        holders: dict[UUID, str] = {}
         for read in (
             self._read_providers,
             self._read_presets,
@@ -187,14 +190,17 @@ class AccountReader:
             self._read_lorebooks,
         ):
             async for file in read(identity, salvage, paths):
+                _note_holders(file, holders)
                 yield file
         stored: dict[UUID, StoredPath] = {}
         async for file in self._read_files(identity, salvage, stored):
             yield file
         stems: dict[UUID, str] = {}
-        async for file in self._read_chats(identity, salvage, paths, stems):
-            yield file
-        async for file in self._read_campaigns(identity, salvage, paths, stems):
+        for read_chats in (self._read_chats, self._read_campaigns):
+            async for file in read_chats(identity, salvage, paths, stems):
+                _note_holders(file, holders)
+                yield file
+        async for file in self._read_backgrounds(identity, salvage, paths, holders):
             yield file
         async for file in self._read_chronicles(identity, salvage, paths):
             yield file
@@ -373,6 +379,31 @@ class AccountReader:
                     f"{stem}.zip", "campaign", file.data, campaign_id, file.stem, chats
                 )
 
+    async def _read_backgrounds(
+        self, identity: Identity, salvage: Salvage, paths: PathChooser, holders: Mapping[UUID, str]
+    ) -> AsyncIterator[ArchiveFile]:
+        """Yield the backgrounds of characters, and then those of chats.
+
+        `holders` are the names of the characters and chats that the archive has.
+        """
+        mine, of_chat = Background.user_id == identity.user_id, Background.chat_id.is_not(None)
+        ids = [
+            *await self._list_ids(Background.id, mine, ~of_chat),
+            *await self._list_ids(Background.id, mine, of_chat),
+        ]
+        for background_id in ids:
+            async with self._database.read() as session:
+                row = await session.get(Background, background_id)
+            holder_id = (row.chat_id or row.character_id) if row else None
+            if row is None or holder_id is None or holder_id not in holders:
+                continue
+            kind: EntryKind = "chat_background" if row.chat_id else "character_background"
+            with salvage.leave_out("background", background_id):
+                data = identity.sealer.open_bytes(BACKGROUND_IMAGE, row.id, row.sealed_image)
+                name = holders[holder_id]
+                path = paths.choose(kind, name, PICTURE_SUFFIXES[row.media_type])
+                yield ArchiveFile(path, kind, data, holder_id, name)
+
     async def _read_chronicles(
         self, identity: Identity, salvage: Salvage, paths: PathChooser
     ) -> AsyncIterator[ArchiveFile]:
@@ -469,16 +500,24 @@ class AccountReader:
                 )
             ).all()
             of_cards = {row.character_id: row.id for row in books if row.character_id}
-            query = select(Character.id, Character.scripts_allowed, Character.preset_id)
+            query = select(
+                Character.id,
+                Character.scripts_allowed,
+                Character.is_favourite,
+                Character.preset_id,
+            )
             query = query.where(Character.user_id == owner_id).order_by(Character.id)
             links.characters = [
                 CharacterLinks(
                     id=character_id,
                     scripts_allowed=scripts_allowed,
+                    is_favourite=is_favourite,
                     preset_id=preset_id,
                     book_id=of_cards.get(character_id),
                 )
-                for character_id, scripts_allowed, preset_id in await session.execute(query)
+                for character_id, scripts_allowed, is_favourite, preset_id in await session.execute(
+                    query
+                )
             ]
             linked = await _load_book_links(session, owner_id)
             origins = await _load_origins(session, owner_id)
@@ -509,6 +548,14 @@ class AccountReader:
             tasks = msgspec.structs.replace(settings.task_models, embedding=None)
             record.settings = msgspec.structs.replace(settings, task_models=tasks)
         return ArchiveFile(SETTINGS_PATH, "settings", write_record(record))
+
+
+def _note_holders(file: ArchiveFile, holders: dict[UUID, str]) -> None:
+    """Note the name of each character and chat in a file. Chats of a campaign have its name."""
+    if file.kind == "campaign":
+        holders.update(dict.fromkeys(file.chats, file.name))
+    elif file.kind in {"character", "chat"} and file.id is not None:
+        holders[file.id] = file.name
 
 
 async def _load_book_links(

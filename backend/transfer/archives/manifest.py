@@ -29,6 +29,8 @@ EntryKind = Literal[
     "file",
     "chat",
     "campaign",
+    "character_background",
+    "chat_background",
     "chronicle",
     "links",
     "chat_state",
@@ -44,6 +46,7 @@ UnreadableKind = Literal[
     "scripts",
     "persona",
     "avatar",
+    "background",
     "character",
     "lorebook",
     "file",
@@ -72,9 +75,15 @@ FOLDERS: dict[EntryKind, str] = {
     "file": "files",
     "chat": "chats",
     "campaign": "campaigns",
+    "character_background": "backgrounds",
+    "chat_background": "backgrounds",
     "chronicle": "chronicles",
 }
 STATE_SUFFIX = ".state.json"
+PART_KINDS: frozenset[EntryKind] = frozenset(
+    {"avatar", "character_background", "chat_background", "chat_state", "campaign_state"}
+)
+"""Kinds of files with the id of an item that another file contains."""
 
 ArchivePath = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 

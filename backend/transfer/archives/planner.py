@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import select
 
+from backend.backgrounds.service import BackgroundHolder
 from backend.campaigns.models import Campaign
 from backend.characters.models import Character, Persona
 from backend.chats.models import Chat
@@ -35,6 +36,7 @@ from backend.transfer.archives.ids import (
 from backend.transfer.archives.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    PART_KINDS,
     ArchiveEntry,
     ArchiveManifest,
     EntryKind,
@@ -78,6 +80,8 @@ ITEM_KINDS: Mapping[EntryKind, ItemKind] = {
     "chat": "chat",
     "chat_state": "chat",
     "campaign": "campaign",
+    "character_background": "character",
+    "chat_background": "chat",
     "campaign_state": "campaign",
     "chronicle": "chronicle",
     "links": "settings",
@@ -195,6 +199,8 @@ class ArchiveImport:
             "lorebook": self._import_lorebook,
             "chat": self._import_chat,
             "campaign": self._import_campaign,
+            "character_background": partial(self._import_background, "character"),
+            "chat_background": partial(self._import_background, "chat"),
             "chronicle": self._import_chronicle,
             "links": self._import_links,
             "chat_state": self._import_chat_state,
@@ -248,7 +254,7 @@ class ArchiveImport:
         return row.item_id if row is not None else None
 
     async def _note(self, entry: ArchiveEntry, item_id: UUID) -> None:
-        if entry.id is None or entry.kind in {"avatar", "chat_state", "campaign_state"}:
+        if entry.id is None or entry.kind in PART_KINDS:
             return
         self._ids.note(ITEM_KINDS[entry.kind], entry.id, item_id)
         if entry.kind == "campaign":
@@ -305,6 +311,15 @@ class ArchiveImport:
         async with self._services.database.write() as session:
             await step.record(session, persona_id)
         return persona_id
+
+    async def _import_background(self, kind: BackgroundHolder, step: _Step) -> UUID | None:
+        holder_id = self._ids.find(kind, step.entry.id)
+        if holder_id is None:
+            return None
+        await self._services.backgrounds.replace(
+            step.context.identity, kind, holder_id, step.data, record=step.record
+        )
+        return holder_id
 
     async def _import_character(self, step: _Step) -> UUID | None:
         made = await self._services.characters.import_file(

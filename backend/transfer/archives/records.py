@@ -178,10 +178,11 @@ class CampaignState(Record, kw_only=True, tag_field="format", tag="talekeeper-ca
 
 
 class CharacterLinks(Record, kw_only=True):
-    """A character's script permission and preset, and the lorebook of its card."""
+    """A character's script permission, preset and mark, and the lorebook of its card."""
 
     id: UUID
     scripts_allowed: bool | None = None
+    is_favourite: bool = False
     preset_id: UUID | None = None
     book_id: UUID | None = None
 

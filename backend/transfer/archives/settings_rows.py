@@ -85,6 +85,7 @@ class AccountWriter:
                     continue
                 values = {
                     "scripts_allowed": character.scripts_allowed,
+                    "is_favourite": character.is_favourite,
                     "preset_id": ids.find("preset", character.preset_id),
                 }
                 await session.execute(

@@ -7,7 +7,6 @@ the folders of a SillyTavern user: the group, its chat, and the cards of its mem
 
 from __future__ import annotations
 
-import io
 import mimetypes
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Protocol
 from uuid import UUID
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import msgspec
 
@@ -31,6 +29,7 @@ from backend.chats.transfer import LogFile, LogHead, make_head, make_line
 from backend.core.audience import GM, Viewpoint
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.core.files import file_stem
+from backend.core.zip_files import ZipStream
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.transfer.chats.stored_chat import StoredChat, StoredChatReader, StoredReference
@@ -204,7 +203,7 @@ class _Export:
             yield rest
 
     async def write_archive(self) -> AsyncIterator[bytes]:
-        zipped = _ZipStream()
+        zipped = ZipStream()
         files: dict[UUID, tuple[str, FileDescription]] = {}
         zipped.begin(_LOG)
         yield zipped.write(msgspec.json.encode(self._make_log_head()) + b"\n")
@@ -227,7 +226,7 @@ class _Export:
         self, export_card: Callable[[UUID], Awaitable[FileDownload]]
     ) -> AsyncIterator[bytes]:
         """Yield a zip of the folders of a SillyTavern user. Deleted members have no card."""
-        zipped, stored = _ZipStream(), self._stored
+        zipped, stored = ZipStream(), self._stored
         title = file_stem(stored.title, fallback="chat")
         for character_id, name in stored.card_files.items():
             with suppress(CharacterNotFoundError):
@@ -266,7 +265,7 @@ class _Export:
 
     def _write_lines(
         self,
-        zipped: _ZipStream,
+        zipped: ZipStream,
         rows: Sequence[Any],
         references: dict[UUID, list[StoredReference]],
         files: dict[UUID, tuple[str, FileDescription]],
@@ -281,7 +280,7 @@ class _Export:
         return zipped.write(b"".join(part + b"\n" for part in parts))
 
     def _write_file(
-        self, zipped: _ZipStream, file_id: UUID, path: str, about: FileDescription, blob: bytes
+        self, zipped: ZipStream, file_id: UUID, path: str, about: FileDescription, blob: bytes
     ) -> bytes:
         data = self._sealer.open_bytes(FILE_DATA, file_id, blob)
         zipped.begin(path, is_compressed=about.media_type.startswith(_COMPRESSED))
@@ -302,55 +301,3 @@ def _make_log_file(
         media_type=about.media_type if about else "",
         stored=stored,
     )
-
-
-class _ZipStream:
-    """Writes a zip, one entry after the other. Each method returns the bytes that are ready."""
-
-    def __init__(self) -> None:
-        self._ready = _Ready()
-        self._zip = ZipFile(self._ready, "w")
-        self._entry: Any = None
-
-    def begin(self, path: str, *, is_compressed: bool = False) -> None:
-        info = ZipInfo(path)
-        info.compress_type = ZIP_STORED if is_compressed else ZIP_DEFLATED
-        self._entry = self._zip.open(info, "w", force_zip64=True)
-
-    def put(self, path: str, data: bytes) -> bytes:
-        """Write a whole entry."""
-        self.begin(path)
-        return self.write(data) + self.end()
-
-    def write(self, data: bytes) -> bytes:
-        self._entry.write(data)
-        return self._ready.take()
-
-    def end(self) -> bytes:
-        self._entry.close()
-        return self._ready.take()
-
-    def close(self) -> bytes:
-        self._zip.close()
-        return self._ready.take()
-
-
-class _Ready(io.RawIOBase):
-    """A file that cannot be sought, and is emptied after each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        part = bytes(data)
-        self._parts.append(part)
-        return len(part)
-
-    def take(self) -> bytes:
-        data = b"".join(self._parts)
-        self._parts.clear()
-        return data

@@ -191,6 +191,7 @@ async def _load_levels(session: AsyncSession, chat: Chat, level: int) -> Sequenc
         .where(
             Message.chat_id == chat.id,
             Message.user_id == chat.user_id,
+            Message.removed_at.is_(None),
             Message.position >= level,
             Message.position < level + LEVELS_PER_PAGE,
         )

@@ -360,7 +360,7 @@ def _make_messages(
     references: dict[UUID, list[StoredReference]],
     chosen: Collection[UUID],
 ) -> list[FileMessage]:
-    """Group messages with their swipes. CPU-bound."""
+    """Group messages with their swipes, without removed ones. CPU-bound."""
     file = stored.origin
     card_files: Mapping[UUID, str] = stored.card_files if stored.group.is_group else {}
     families: defaultdict[UUID | None, list[Any]] = defaultdict(list)
@@ -370,7 +370,7 @@ def _make_messages(
     for family in families.values():
         check_stopped()
         row = next((row for row in family if row.id in chosen), None)
-        if row is None or not stored.shows(row):
+        if row is None or row.removed_at is not None or not stored.shows(row):
             continue
         siblings = _choose_siblings(
             row.id,
@@ -381,7 +381,7 @@ def _make_messages(
                     origin=MessageOrigin.open(sealer, each.id, each.sealed_source),
                 )
                 for each in family
-                if stored.is_whole or each.id == row.id
+                if (stored.is_whole and each.removed_at is None) or each.id == row.id
                 # Someone who leaves is no version of a reply.
                 if (each.presence or row.presence) is None or each.id == row.id
             ],

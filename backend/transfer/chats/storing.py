@@ -23,7 +23,7 @@ from sqlalchemy.orm import aliased
 from backend.accounts.auth.identity import Identity
 from backend.characters.models import Character, Persona
 from backend.chats import repository
-from backend.chats.events import ChatDeleted
+from backend.chats.events import ChatDeleted, MessageRemoved
 from backend.chats.files import delete_unused_files, insert_files
 from backend.chats.models import (
     CHAT_SETTINGS,
@@ -37,6 +37,7 @@ from backend.chats.presence import describe_change
 from backend.chats.schemas import AuthorsNote, ChatSettings, GroupSettings
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
+from backend.chats.tree import make_ancestors
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import UNSYNCHRONIZED, get_table, new_id, now, split_chunks
 from backend.database.engine import Database
@@ -195,6 +196,7 @@ class ChatImporter:
             id=chat_id,
             user_id=identity.user_id,
             sealed_title=sealer.seal(CHAT_TITLE, chat_id, title),
+            title_origin=target.title_origin,
             count_unit=unit,
             created_at=clean_time(head.created_at) or at,
             updated_at=at,
@@ -384,8 +386,31 @@ class ChatImporter:
                     return
 
 
-class ImportedChats(ChatDeleted):
+class ImportedChats(ChatDeleted, MessageRemoved):
     """Deletes the headers of a chat's files with the chat."""
+
+    async def message_removed(
+        self, session: AsyncSession, identity: Identity, chat: Chat, message: Message
+    ) -> None:
+        """Delete the members of a removed message that joined branches keep of their files."""
+        rows = await session.scalars(
+            select(ImportedFile).where(
+                ImportedFile.item_id == chat.id,
+                ImportedFile.user_id == identity.user_id,
+                ImportedFile.kind == "chat",
+                ImportedFile.message_id.is_not(None),
+                ImportedFile.sealed_source.is_not(None),
+            )
+        )
+        for row in rows.all():
+            origin = ChatOrigin.open(identity.sealer, row.id, row.sealed_source or b"")
+            if row.message_id is None or message.position not in origin.messages:
+                continue
+            path = make_ancestors(row.message_id)
+            if await session.scalar(select(path.c.id).where(path.c.id == message.id)) is None:
+                continue
+            kept = {at: data for at, data in origin.messages.items() if at != message.position}
+            row.sealed_source = replace(origin, messages=kept).seal(identity.sealer, row.id)
 
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
         await session.execute(

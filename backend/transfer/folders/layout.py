@@ -48,7 +48,7 @@ SKIPPED_FOLDERS: Final[Mapping[str, str]] = {
     "backups": "Copies of chats and settings that are in the folder as well.",
     "thumbnails": "Talekeeper makes its own thumbnails.",
     "vectors": "Talekeeper computes its own index of the imported messages.",
-    "backgrounds": "Talekeeper's chats have no background pictures.",
+    "backgrounds": "Set backgrounds in the settings of a chat or a character.",
     "themes": "Talekeeper has its own themes.",
     "movingUI": "The layout of SillyTavern's panels has no counterpart.",
     "extensions": "Extensions of SillyTavern cannot run in Talekeeper.",

@@ -21,6 +21,7 @@ from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundErr
 from backend.chats import repository as chats
 from backend.chats.drafts import MessageDraft
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageTooLongError
+from backend.chats.models import TitleOrigin
 from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.chats.service import ChatService
 from backend.context.macros import MacroBudget, MacroContext, MacroLimitError, Variables, expand
@@ -52,6 +53,7 @@ class Opening:
     """The beginning of a chat that is not stored yet. `names` are those of the characters."""
 
     title: str
+    title_origin: TitleOrigin
     user_name: str
     names: Sequence[str]
     greetings: Sequence[MessageDraft]
@@ -92,6 +94,7 @@ class OpeningService:
         return await self._chats.open(
             identity,
             title=opening.title,
+            title_origin=opening.title_origin,
             character_ids=new.character_ids,
             persona_id=new.persona_id,
             greetings=opening.greetings,
@@ -136,13 +139,19 @@ class OpeningService:
                 ),
                 size=estimate_expansion(list_greetings(first, is_group=is_group)),
             )
-        title = (new.title or "").strip() or _make_title(names)
-        return Opening(title=title, user_name=user, names=names, greetings=greetings)
+        own = (new.title or "").strip()
+        return Opening(
+            title=own or _make_title(names),
+            title_origin="user" if own else "characters",
+            user_name=user,
+            names=names,
+            greetings=greetings,
+        )
 
     async def patch(
         self, identity: Identity, chat_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> ChatView:
-        """Change title, persona or characters. Absent members stay, null clears.
+        """Change members of a chat. Absent members stay, null clears.
 
         A title that is null or blank becomes the default title.
 
@@ -151,6 +160,7 @@ class OpeningService:
         """
         reject_unknown(patch, ChatPatch)
         change = merge_patch(ChatPatch(), patch)
+        origin: TitleOrigin = "user" if change.title.strip() else "characters"
         async with self._database.read() as session:
             names = await _check_members(session, identity, change.character_ids, change.persona_id)
             if "title" in patch and not change.title.strip():
@@ -159,7 +169,12 @@ class OpeningService:
                     names = await _find_names(session, identity, members)
                 change.title = _make_title(names)
         return await self._chats.patch(
-            identity, chat_id, change, named=frozenset(patch), if_match=if_match
+            identity,
+            chat_id,
+            change,
+            named=frozenset(patch),
+            if_match=if_match,
+            title_origin=origin,
         )
 
 
@@ -217,10 +232,11 @@ class OpeningController(Controller):
         opening: NamedDependency[OpeningService],
         if_match: IfMatch = None,
     ) -> Response[ChatView]:
-        """Change title, persona, characters or campaign. Absent members stay, null clears.
+        """Change the title, the members, the campaign, pin, archive or tags of a chat.
 
-        In a chat with messages, new characters join now, and know nothing from before. If the title
-        is null, the names of the characters become the title.
+        Absent members stay, null clears. In a chat with messages, new characters join now, and know
+        nothing from before. If the title is null, the names of the characters become the title,
+        until the chat gets an automatic one.
         """
         return tag_view(await opening.patch(identity, chat_id, data, if_match=if_match))
 

@@ -308,6 +308,9 @@ class ContextService:
             for text in await repository.find_texts(session, message.chat_id, digests)
         }
         restore_texts(record, texts)
+        recalled = _find_source_ids([*record.items, *record.retrieved], "memory")
+        if await chats.has_removed(session, recalled, owner_id=message.user_id):
+            raise RecordError("A message in it was deleted.")
         lines = await _load_lines(session, message, record.history) if record.history else ()
         return _LoadedRecord(message.id, record, lines)
 

@@ -353,6 +353,7 @@ class TurnStore:
             count_unit=run.built.loaded.chat.count_unit,
             is_summary_due=run.built.loaded.is_summary_due,
         )
+        await self._enrichment.name_chat(session, run, chat)
         if run.built.loaded.is_compaction_due:
             await self._enrichment.compact(session, run, chat)
         elif run.built.loaded.story.begins_unsettled or run.has_stored:

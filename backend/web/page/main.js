@@ -2,7 +2,7 @@
 import { api, Problem } from "./core/api.js";
 import { complain, explain } from "./core/dialogs.js";
 import { fill, h, restyle, style } from "./core/dom.js";
-import { session, theme } from "./core/store.js";
+import { pageSettings, session } from "./core/store.js";
 import { t } from "./core/words.js";
 import { shell } from "./shell.js";
 
@@ -31,10 +31,13 @@ const VIEWS = new Map([
   ["presets", ["presets/list", "presets"]],
   ["presets/id", ["presets/editor", "presets"]],
   ["settings", ["account/settings", "account"]],
+  ["memory-settings", ["account/memory", "account"]],
   ["scripts", ["account/scripts", "account"]],
   ["imports", ["transfer/imports", "transfer"]],
   ["imports/id", ["transfer/results", "transfer"]],
   ["clients", ["account/clients", "account"]],
+  ["security", ["account/security", "account"]],
+  ["server", ["account/server", "account"]],
   ["account", ["account/account", "account"]],
 ]);
 
@@ -103,6 +106,7 @@ async function start() {
   }
   session.user = session.instance.user;
   if (!session.user) return put(await signIn(start));
+  await pageSettings.load();
   frame = shell();
   put(frame.element);
   addEventListener("hashchange", show);
@@ -141,5 +145,16 @@ addEventListener("unhandledrejection", (event) => complain(event.reason));
 const miss = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
 for (const each of ["dragover", "drop"]) addEventListener(each, miss);
 
-theme.set(theme.get());
+/**
+ * Let the browser store the files of the page, so that it opens without a network and can be
+ * installed. Browsers offer service workers only in secure contexts.
+ */
+function storeFiles() {
+  const worker = "/worker.js";
+  // The only policy that the Content Security Policy allows. It creates no markup.
+  const policy = globalThis.trustedTypes?.createPolicy("worker", { createScriptURL: () => worker });
+  navigator.serviceWorker?.register(policy?.createScriptURL("") ?? worker).catch(() => {});
+}
+
+addEventListener("load", storeFiles, { once: true });
 start();

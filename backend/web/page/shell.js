@@ -1,7 +1,10 @@
 /** The frame around every view: navigation, recent chats, and the view itself. */
 import { api } from "./core/api.js";
+import { attempt } from "./core/dialogs.js";
 import { asset, fill, h, icon, pause, set } from "./core/dom.js";
+import { connection } from "./core/connection.js";
 import { forget, imports, receive } from "./core/importing.js";
+import { stayAboveKeyboard } from "./core/keyboard.js";
 import { chats, kept } from "./core/store.js";
 import { t } from "./core/words.js";
 import { files, takeUp } from "./transfer/files.js";
@@ -18,7 +21,7 @@ const RECENT = 12;
 const AREAS = {
   "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats",
   providers: "settings", presets: "settings", scripts: "settings", imports: "settings",
-  clients: "settings",
+  clients: "settings", "memory-settings": "settings", security: "settings", server: "settings",
 };
 
 /** @returns {{element, main, at(path)}} `at` marks the current area. */
@@ -29,10 +32,13 @@ export function shell() {
   const activity = place("activity", "activity");
   const settings = place("settings", "settings");
   const account = place("account", "person");
+  const keys = h("kbd", { "aria-hidden": "true" }, t("search.keys"));
+  const find = h("button.place", { onclick: search, "aria-keyshortcuts": "Control+K Meta+K" },
+    icon("search"), h("span", {}, t("search.title")), keys);
   const brand = h("a.brand", { href: "#/" }, h("img", { src: asset("icon.svg"), alt: "" }), "Talekeeper");
-  const rail = h("div.rail", {}, brand, places, recent, activity, settings, account);
+  const rail = h("div.rail", {}, brand, find, places, recent, activity, settings, account);
   const skip = h("button.skip", { onclick: () => main.focus() }, t("shell.skip"));
-  const element = h("div.shell", {}, skip, rail, imports, main);
+  const element = h("div.shell", {}, skip, rail, h("div.above", {}, connection(), imports), main);
 
   let path = "";
   const mark = () => {
@@ -47,12 +53,13 @@ export function shell() {
     fill(
       recent,
       items.length > 0 && h("h2", {}, t("shell.recent")),
-      items.slice(0, RECENT).map((chat) =>
+      items.filter((chat) => !chat.archived_at).slice(0, RECENT).map((chat) =>
         h("a", { href: `#/chats/${chat.id}` }, h("span.clip", {}, chat.title || t("chats.untitled"))),
       ),
     );
     mark();
   };
+  addEventListener("keydown", onkeydown);
   addEventListener("chats-changed", list);
   // Other clients may have opened chats.
   addEventListener("focus", () => chats.changed());
@@ -60,6 +67,7 @@ export function shell() {
   watch(activity);
   files.at();
   receive(element);
+  stayAboveKeyboard();
   takeUp().catch(() => {});
 
   return {
@@ -72,6 +80,22 @@ export function shell() {
       mark();
     },
   };
+}
+
+let searching = false;
+
+/** Open the search field, unless a dialog is open. */
+async function search() {
+  if (searching || document.querySelector("dialog[open]")) return;
+  searching = true;
+  await attempt(async () => (await import("./search/palette.js")).default());
+  searching = false;
+}
+
+function onkeydown(event) {
+  if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.altKey || event.shiftKey) return;
+  event.preventDefault();
+  search();
 }
 
 function place(name, sign, href = `#/${name}`) {

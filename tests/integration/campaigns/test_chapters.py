@@ -220,3 +220,20 @@ async def test_without_summaries_there_are_no_chapters(play: Play, model: Record
     await play.table.change("", settings={"summaries": True})
     await play.end(5)
     assert len(await play.chapters()) == 1
+
+
+async def test_a_removed_message_takes_the_summaries_that_contain_it(play: Play) -> None:
+    ids = [await play.end(number) for number in range(1, 5)]
+    [chapter] = await play.chapters()
+    scenes = (await play.table.get("/scenes"))["items"]
+    assert [each["summary"] for each in scenes] == ["They broke in."] * 4
+    line = (await play.ada.get(f"/messages/{ids[0]}"))["parent_id"]
+    await play.ada.delete(f"/messages/{line}", 200, alone="true")
+    assert await play.chapters() == []
+    scenes = (await play.table.get("/scenes"))["items"]
+    assert [each["summary"] for each in scenes] == ["", *["They broke in."] * 3]
+    # The reply closed no scene, but its beat and its summary were changes of it.
+    await play.ada.delete(f"/messages/{ids[3]}", 200, alone="true")
+    last = await play.table.get(f"/scenes/{scenes[3]['id']}")
+    assert (last["beats"], last["summary"]) == (0, "")
+    assert chapter["title"] not in str(await play.prompt())

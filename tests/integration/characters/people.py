@@ -50,6 +50,7 @@ AROUND_THE_CARD = {
     "lorebook_id",
     "scripts_allowed",
     "keeps_memories",
+    "is_favourite",
     "preset_id",
     "has_avatar",
     "revision",

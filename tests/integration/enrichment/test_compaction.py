@@ -50,6 +50,23 @@ HOLT = npc("Inspector Holt", status="wounded")
 DEBT: Call = ("thread_updater_tool", {"name": "The debt", "set": {"summary": "It is due."}})
 
 
+async def test_changes_of_a_removed_message_are_undone_and_later_messages_read_again(
+    play: Evening, model: Compactor
+) -> None:
+    model.finds = {"Holt falls": [HOLT], "The debt": [DEBT]}
+    await play.turn("Holt falls down the stairs.")
+    await play.turn("The debt is mentioned.")
+    await play.compacted()
+    assert (await play.entity("Inspector Holt"))["status"] == "wounded"
+    lines = await play.ada.messages(play.chat)
+    await play.ada.delete(f"/messages/{lines[0]['id']}", 200, alone="true")
+    assert await play.entity("Inspector Holt") == {}
+    await play.compacted()
+    [_, asked] = model.asked
+    assert "Holt falls" not in asked
+    assert len(lines_of(asked)) == 3
+
+
 @pytest.mark.every_database
 async def test_a_compaction_follows_several_rounds(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"compaction_interval": 3})

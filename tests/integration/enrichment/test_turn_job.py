@@ -23,6 +23,7 @@ from tests.support.studying import (
     FINISH,
     Study,
     Vendor,
+    entry,
     event,
     model,
     server,
@@ -208,6 +209,44 @@ async def test_events_of_a_swiped_reply_are_inactive(study: Study, model: Vendor
     await study.account.turn(study.chat_id, regenerate_of=str(lines[-1].id))
     await study.idle()
     assert await study.events() == []
+
+
+async def test_what_was_made_from_a_removed_message_is_deleted(study: Study, model: Vendor) -> None:
+    ada = study.account
+    lines = await study.tell("Who is there?", "A wolf!", "I bar the door.", "It howls.")
+    wolf = event("A wolf came to the door.", "#3")
+    howl = event("The wolf howled.", "#5")
+    model.script(
+        model.decides(), model.calls(wolf, howl, entry("Wolf", "A grey wolf.", "wolf"), FINISH)
+    )
+    await study.read()
+    assert len(await study.summaries()) == 2
+    chronicle = f"/chronicles/{study.chronicle_id}"
+    own = await ada.post(
+        f"{chronicle}/events",
+        {"summary": "My own note.", "source_message_ids": [str(lines[1].id)]},
+        201,
+    )
+    [book] = [each for each in (await ada.get("/lorebooks"))["items"] if each["chronicle_id"]]
+    assert len((await ada.get(f"/lorebooks/{book['id']}/entries"))["items"]) == 1
+    marks = await study.marks()
+    await ada.delete(f"/messages/{lines[1].id}", 200, alone="true")
+    # The event of another message stays, and so does the user's own, without the message.
+    assert set(await study.summaries()) == {"The wolf howled.", "My own note."}
+    assert (await ada.get(f"{chronicle}/events/{own['id']}"))["source_message_ids"] == []
+    # The entry comes from the last message of its run.
+    await ada.delete(f"/messages/{lines[3].id}", 200, alone="true")
+    assert await study.summaries() == ["My own note."]
+    assert (await ada.get(f"/lorebooks/{book['id']}/entries"))["items"] == []
+    # The messages that were read are not read again.
+    assert await study.marks() == marks
+    await study.tell("Who now?", "Nobody.")
+    model.script(model.decides(significant=False))
+    await study.read()
+    asked = model.prompt_of(model.server.requests[-1])
+    assert "I bar the door." in asked
+    assert "A wolf!" not in asked
+    assert "It howls." not in asked
 
 
 @pytest.mark.every_database

@@ -82,6 +82,23 @@ async def test_a_window_changes_nothing_before_its_first_message(database: Datab
     assert await desk.show(chat_id) == [*TEXTS, NEXT[1], "The yard is white."]
 
 
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_a_removed_message_is_no_line_of_a_client(database: Database, is_sent: bool) -> None:
+    desk, chat_id = await tell(database)
+    removed = (await desk.find([*STORY, NEXT])).pairs[4].id
+    await desk.grove.messages.remove(desk.identity, removed)
+    sent = STORY if is_sent else [*STORY[:4], *STORY[5:]]
+    placement = await desk.find([*sent, NEXT])
+    assert placement.chat_id == chat_id
+    assert [line.text for line in placement.tail] == [NEXT[1]]
+    assert (placement.edits, list(placement.hides), list(placement.shows)) == ({}, [], [])
+    assert removed not in {line.id for line in placement.pairs.values()}
+    assert await desk.send([*sent, NEXT], "The yard is white.") == chat_id
+    shown = await desk.show(chat_id)
+    assert TEXTS[4] not in shown
+    assert shown[-1] == "The yard is white."
+
+
 async def test_a_greeting_alone_matches_nothing(database: Database) -> None:
     desk, _ = await tell(database)
     placement = await desk.find([GREETING])

@@ -44,6 +44,8 @@ CHRONICLE = b'{"format": "talekeeper-chronicle", "version": 1, "name": "Mine", "
 
 BODIES: dict[str, dict[str, Any]] = {
     "putCharacterAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
+    "putChatBackground": {"content": b"", "headers": {"content-type": "image/png"}},
+    "putCharacterBackground": {"content": b"", "headers": {"content-type": "image/png"}},
     "putPersonaAvatar": {"content": b"", "headers": {"content-type": "image/png"}},
     "putCharacterScripts": {"json": {"allowed": True}},
     "chooseCharacterPreset": {"json": {"preset_id": None}},
@@ -70,6 +72,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "changeOneSummary": {"json": {"text": "Nothing happened."}},
     "rebuildChronicle": {"json": {"chat_id": str(uuid4())}},
     "compactCampaign": {"json": {"chat_id": str(uuid4())}},
+    "addMessage": {"json": {"text": "Let me in."}},
     "patchMember": {"json": {"presence": "absent"}},
     "patchMessage": {"json": {"text": "Not yours any more."}},
     "renamePasskey": {"json": {"label": "Mine"}},
@@ -94,6 +97,8 @@ class Belongings:
             "chats/{chat_id}/messages",
             "characters/{character_id}",
             "characters/{character_id}/avatar",
+            "characters/{character_id}/background",
+            "chats/{chat_id}/background",
             "personas/{persona_id}",
             "personas/{persona_id}/avatar",
             "turns/{turn_id}",
@@ -210,8 +215,8 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     client = owner.client
     character = await owner.new_character(name="Mara of the Lamp")
     persona = ok(await client.post(f"{API}/personas", json={"name": "Wanderer"}), 201)
+    headers = {"content-type": "image/png"}
     for path in (f"characters/{character['id']}", f"personas/{persona['id']}"):
-        headers = {"content-type": "image/png"}
         put = await client.put(
             f"{API}/{path}/avatar", content=picture(width=8, height=8), headers=headers
         )
@@ -220,6 +225,11 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     chat = await owner.new_chat(
         title=TITLE, character_ids=[character["id"]], persona_id=persona["id"]
     )
+    for path in (f"chats/{chat['id']}", f"characters/{character['id']}"):
+        put = await client.put(
+            f"{API}/{path}/background", content=picture(width=8, height=8), headers=headers
+        )
+        assert put.status_code == 204
     chronicle_id = await opt_in(owner, chat["id"])
     events = await owner.turn(chat["id"], text="Who lit the lamp?")
     reply_id = events[0].data["reply_id"]

@@ -251,7 +251,7 @@ def check(answer: httpx.Response, status: int) -> None:
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "script-src 'self';" in policy
-    assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
+    assert "require-trusted-types-for 'script'; trusted-types worker" in policy
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
     assert answer.headers["x-content-type-options"] == "nosniff"

@@ -77,6 +77,9 @@ def normalise(archive: bytes) -> Any:
 
 async def test_a_deleted_chat_comes_back_with_branches_files_and_settings(ada: Account) -> None:
     chat_id = await new_chat(ada)
+    marked = await ada.patch(
+        f"/chats/{chat_id}", {"pinned": True, "archived": True, "tags": ["sea"]}
+    )
     archive = await export(ada, chat_id)
     await ada.delete(f"/chats/{chat_id}")
 
@@ -86,6 +89,9 @@ async def test_a_deleted_chat_comes_back_with_branches_files_and_settings(ada: A
     assert normalise(again) == normalise(archive)
     settings = await ada.get(f"/chats/{view['chat_id']}/settings")
     assert settings["scenario"] == "A mill."
+    again_there = await ada.get(f"/chats/{view['chat_id']}")
+    for name in ("title", "pinned_at", "archived_at", "tags"):
+        assert again_there[name] == marked[name], name
 
 
 async def test_an_archive_is_imported_once_unless_a_copy_is_wanted(ada: Account) -> None:

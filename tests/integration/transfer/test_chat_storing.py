@@ -20,7 +20,8 @@ from backend.database.engine import Database
 from backend.errors import AppError, ConflictError, TooLargeError
 from backend.jobs.models import Job
 from backend.memory.indexing.outbox import INDEX, INDEX_IMPORTED
-from backend.transfer.chats.storing import ABANDONED_AFTER
+from backend.transfer.chats.origin import ChatOrigin
+from backend.transfer.chats.storing import ABANDONED_AFTER, ImportedChats
 from backend.transfer.errors import TransferFileError
 from backend.transfer.models import ImportedFile
 from tests.integration.chats.trees import Grove, sign_up
@@ -313,6 +314,35 @@ async def test_members_of_shared_messages_are_those_of_each_file(database: Datab
     last = (await load_rows(database))[-1]
     await grove.messages.activate(shelf.identity, last.id, follow=True)
     assert await shelf.export(main_id) == branch + b"\n"
+
+
+async def test_no_branch_keeps_members_of_a_removed_message(database: Database) -> None:
+    shelf, grove = await plant(database)
+    main_id = await shelf.add(write_lines(MAIN))
+    marked = [
+        make_line("I knock.", is_user=True, minute=1, extra={"bookmark_link": name})
+        for name in ("Branch #1", "Branch #2")
+    ]
+    for number, line in enumerate(marked, start=1):
+        data = write_lines([*BRANCH[:2], line, make_line(f"Leave {number}."), BRANCH[4]])
+        await shelf.store(data, f"Branch #{number}.jsonl", joins=main_id)
+    [shared] = [row for row in await load_rows(database) if row.position == 1]
+    query = select(ImportedFile).where(ImportedFile.message_id.is_not(None))
+
+    async def list_positions() -> list[list[int]]:
+        async with database.read() as session:
+            rows = (await session.scalars(query)).all()
+        sealer = shelf.identity.sealer
+        found = [ChatOrigin.open(sealer, row.id, row.sealed_source or b"") for row in rows]
+        return [list(each.messages) for each in found if each.is_joined]
+
+    assert await list_positions() == [[1], [1]]
+    await grove.messages.remove(shelf.identity, shared.id)
+    async with database.write() as session:
+        chat = await session.get_one(Chat, main_id)
+        message = await session.get_one(Message, shared.id)
+        await ImportedChats().message_removed(session, shelf.identity, chat, message)
+    assert await list_positions() == [[], []]
 
 
 async def test_swipes_of_a_branch_that_its_chat_has_too_come_out_with_both(

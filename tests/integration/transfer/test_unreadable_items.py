@@ -93,6 +93,7 @@ CASES = [
     loses("lore_entries.sealed_entry", "lorebook", where=OWN_BOOK),
     loses("lore_entries.sealed_entry", "character", where=ITS_BOOK),
     loses("lore_entries.sealed_source", "lorebook", where=OWN_BOOK),
+    loses("backgrounds.sealed_image", "background", "chat_background", where="chat_id IS NOT NULL"),
     loses("stored_files.sealed_description", "file", changed="chat_state"),
     loses("stored_files.sealed_data", "file", changed="chat_state"),
     changes("message_files.sealed_reference", "file_name", "chat_state"),

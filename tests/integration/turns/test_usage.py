@@ -1,19 +1,22 @@
-"""Usage and cost of a chat: `GET /chats/{id}/usage`."""
+"""Usage and cost: `GET /chats/{id}/usage` and `GET /usage/month`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import select
 
 from backend.chats.models import Chat
-from backend.database.base import new_id
+from backend.database.base import new_id, now
 from backend.enrichment.models import EnrichmentRun
 from backend.generation.catalogue import ListedModel, Price
 from backend.generation.registry import ModelRegistry
+from backend.turns.models import Turn
 from tests.fakes.openai_server import (
     DONE,
     MODEL_ID,
@@ -155,3 +158,42 @@ async def test_suggestions_of_a_deleted_chat_are_paid_for(
     problem(await asked, 404, "chat-not-found")
     items = (await ada.get("/me/usage"))["items"]
     assert [each["used"] for each in items if each["quota"] == "tokens_per_day"] == [930]
+
+
+async def test_the_month_counts_turns_and_runs_of_one_account_since_its_first_day(
+    server: Running, ada: Account, model: OpenAIServer
+) -> None:
+    chat = str((await ada.new_chat())["id"])
+    model.script(reply("Yes.", used=usage(1000, 100)), reply("No.", used=usage(500, 50)))
+    await ada.turn(chat, text="Is it so?")
+    await ada.turn(chat, text="Still?")
+    async with server.parts.database.write() as session:
+        old = (await session.scalars(select(Turn).where(Turn.chat_id == UUID(chat)))).first()
+        assert old is not None
+        owner, old.created_at = old.user_id, datetime(2020, 1, 31, 23, 59, tzinfo=UTC)
+        session.add(
+            EnrichmentRun(
+                user_id=owner,
+                chat_id=UUID(chat),
+                kind="summary",
+                state="done",
+                model=MODEL_ID,
+                from_position=0,
+                to_position=1,
+                calls=1,
+                prompt_tokens=90,
+                completion_tokens=9,
+            )
+        )
+
+    month = await ada.get("/usage/month")
+
+    assert (month["month"], month["since"]) == (f"{now():%Y-%m}", f"{now():%Y-%m}-01T00:00:00Z")
+    assert (month["turns"], month["runs"]) == (1, 1)
+    (one,) = month["by_model"]
+    counted = {(1000 + 90, 100 + 9), (500 + 90, 50 + 9)}  # one of the turns is old
+    assert (one["prompt_tokens"], one["completion_tokens"]) in counted
+    cost = (2 * one["prompt_tokens"] + 8 * one["completion_tokens"]) / 1e6
+    assert month["cost"]["amount"] == pytest.approx(cost)
+    async with server.account("bob-of-the-month") as bob:
+        assert (await bob.get("/usage/month"))["by_model"] == []

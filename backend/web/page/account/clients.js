@@ -2,7 +2,7 @@
 import { copy } from "../chat/actions.js";
 import { patchOf } from "../chat/fields.js";
 import { api } from "../core/api.js";
-import { attempt, sure } from "../core/dialogs.js";
+import { attempt, sure, undoable } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
 import { autoform } from "../core/form.js";
 import { ago, dateTime, has, t } from "../core/words.js";
@@ -103,14 +103,18 @@ function rules(signal, onchange) {
     const items = await api.all("/client-rules", { signal });
     section.hidden = !items.length;
     fill(list, items.map(({ id, kind, text }) => {
-      const drop = async () => {
-        await api.delete(`/client-rules/${id}`);
-        await Promise.all([read(), onchange()]);
-        list.querySelector("button")?.focus();
-      };
-      return h("li", {},
+      const drop = () => undoable(t("common.deleted", { name: text }), {
+        hide: () => (element.hidden = true),
+        async act(options) {
+          await api.delete(`/client-rules/${id}`, undefined, options);
+          if (!signal.aborted) await Promise.all([read(), onchange()]);
+        },
+        show: () => (element.hidden = false),
+      });
+      const element = h("li", {},
         h("div.grow", {}, h("q.clip", {}, text), h("small.help", {}, c(`rules.${kind}`))),
-        act("delete", c("drop", { text }), () => attempt(drop), "quiet"));
+        act("delete", c("drop", { text }), drop, "quiet"));
+      return element;
     }));
   };
   section.hidden = true;

@@ -6,7 +6,7 @@ import { texts } from "../core/words.js";
 import { at, field, patchOf, word } from "../chat/fields.js";
 import { picker } from "../models/picker.js";
 import { dropped, fits, samplers } from "../models/sampling.js";
-import { embedding, tasks } from "../models/tasks.js";
+import { tasks } from "../models/tasks.js";
 import { a } from "./forms.js";
 
 const PATH = "/me/settings";
@@ -15,9 +15,9 @@ const MODES = ["keys_and_meaning", "keys", "meaning"];
 
 /** A form that saves changes automatically. */
 export async function defaults(signal) {
-  let [settings, models, people, presets, providers] = await Promise.all([
+  let [settings, models, people, presets] = await Promise.all([
     api.get(PATH, { signal }), api.all("/models", { signal }), personas.all(),
-    api.all("/presets", { signal }), api.all("/providers", { signal }),
+    api.all("/presets", { signal }),
   ]);
   const pick = (name, none, items, more) => {
     const options = [[null, a(none)], ...items.map((each) => [each.id, each.title ?? each.name])];
@@ -44,7 +44,7 @@ export async function defaults(signal) {
         { name: "system_prompt", label: a("system_prompt"), kind: "area", count: true },
       ],
     },
-    { title: word("tasks"), fields: [...work.fields, embedding(providers, models)] },
+    { title: word("tasks"), fields: work.fields },
     ...sampling.groups,
     {
       title: a("budgets"),

@@ -11,11 +11,19 @@ export const part = (name, ...content) =>
   h("section.stack", {}, h("div", {}, h("h2", {}, a(name)), help(name)), content);
 export const used = ({ last_used_at: at }) => (at ? a("used", { when: ago(at) }) : a("unused"));
 
-const AREAS = ["settings", "providers", "presets", "scripts", "imports", "clients", "account"];
+const AREAS = ["settings", "providers", "memory-settings", "presets", "scripts", "imports", "clients", "security"];
 
-/** Tabs of the settings views. */
+/** Tabs of the settings views. Administrators have one more. */
 export const areas = (here) =>
-  tabs(t("settings.title"), here, AREAS.map((name) => [name, t(`settings.areas.${name}`), `#/${name}`]));
+  tabs(t("settings.title"), here, [...AREAS, session.user.is_administrator && "server"].filter(Boolean)
+    .map((name) => [name, t(`settings.areas.${name}`), `#/${name}`]));
+
+/** A settings view: its heading, the tabs, and its content. */
+export function frame(here, title, ...content) {
+  const name = t(`settings.areas.${here}`);
+  title(name);
+  return h("div.page.narrow", {}, h("header", {}, h("h1", {}, here === "settings" ? t("settings.title") : name)), areas(here), content);
+}
 
 /** A choice that is saved at once. `act` returns the value that applies then. */
 export function choice(name, values, value, act) {

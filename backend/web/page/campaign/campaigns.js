@@ -4,6 +4,7 @@ import { more } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
 import { campaigns } from "../core/store.js";
 import { t } from "../core/words.js";
+import { exampleCampaign } from "../library/examples.js";
 import { titles } from "../memory/parts.js";
 import { acts, c, files, make, moment } from "./parts.js";
 
@@ -17,7 +18,7 @@ export default async function ({ signal, title }) {
     const [items, names] = await Promise.all([campaigns.all(), titles()]);
     fill(out, items.length
       ? h("ul.list", { "aria-label": c("campaigns") }, items.map((it) => row(it, names)))
-      : h("div.empty", {}, icon("world"), h("p", {}, c("none"))));
+      : h("div.empty", {}, icon("world"), h("p", {}, c("none")), exampleCampaign()));
   };
   // Turns change the campaigns, so they are read again.
   campaigns.drop();

@@ -1,6 +1,6 @@
 /** Shared parts of the campaign views: texts, fields, creation, import, and menus. */
 import { api } from "../core/api.js";
-import { attempt, deleting, sure } from "../core/dialogs.js";
+import { attempt, deleting } from "../core/dialogs.js";
 import { h, icon } from "../core/dom.js";
 import { importing } from "../core/importing.js";
 import { campaigns, chats, chronicles } from "../core/store.js";
@@ -118,13 +118,10 @@ export function acts(it, gone) {
     icon: "download",
     act: () => api.download(`${path}/export?format=${format}`),
   });
-  const remove = () => attempt(async () => {
-    if (!(await sure(c("delete", it), c("delete_text"), t("common.delete")))) return;
-    await api.delete(path);
-    campaigns.changed();
-    chats.changed();
+  const remove = () => {
+    campaigns.remove(it.id, it.name, chats.changed);
     gone?.();
-  });
+  };
   return [saving("json"), saving("vault"), null, deleting(remove)];
 }
 

@@ -1,6 +1,6 @@
 /** The current world of a campaign: load, search, change. */
 import { api } from "../core/api.js";
-import { attempt, complain, toast } from "../core/dialogs.js";
+import { attempt, complain, toast, UNDO_SECONDS } from "../core/dialogs.js";
 import { characters } from "../core/store.js";
 import { t } from "../core/words.js";
 import { c } from "./parts.js";
@@ -158,7 +158,8 @@ export class World extends EventTarget {
       const change = items.find(({ target, set }) => target.id === item.id && set.exists === false);
       await this.undo(change.id);
     });
-    toast(t("common.deleted", { name: called(item) || c(`kinds.${kind}`) }), { action: t("common.undo"), onaction: back });
+    const name = called(item) || c(`kinds.${kind}`);
+    toast(t("common.deleted", { name }), { action: t("common.undo"), onaction: back, seconds: UNDO_SECONDS });
   }
 
   /** Close a scene. A background job then summarises it. */

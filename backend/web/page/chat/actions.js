@@ -7,8 +7,9 @@ import { attempt, dialog, menu, toast } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { share } from "./audience.js";
-import { branch, choose, fork, goOn, lead, remove, say, versions } from "./branches.js";
+import { branch, choose, erase, fork, goOn, lead, remove, say, versions } from "./branches.js";
 import { alone, isGroup } from "./cast.js";
+import { described } from "./commands.js";
 import { edit } from "./editing.js";
 
 const isReply = ({ role }) => role === "assistant";
@@ -36,7 +37,7 @@ async function swipe(message, room, step) {
 const swiping = (room, step) => alone(room, () => room.path.total && swipe(room.path.last(), room, step));
 
 const entry = (room, name, sign, does, values) => ({
-  label: say(name, values), icon: sign, danger: name === "delete", act: alone(room, does),
+  label: say(name, values), icon: sign, danger: /^delete/.test(name), act: alone(room, does),
 });
 
 /** The button that turns the thoughts of a reply without text into its text. */
@@ -81,7 +82,9 @@ export function toolbar(message, room) {
         : item("back", "down", () => goOn(message, room)),
       ...among("branches", "merge", below),
       item("fork", "copy", () => fork(message, room)),
+      ...(isMark ? [] : [item("select", "check", () => room.selection.begin(message))]),
       null,
+      ...(isMark ? [] : [item("delete_alone", "minus", () => erase([message], room))]),
       item("delete", "delete", () => remove(message, room)),
     ]);
   };
@@ -113,7 +116,10 @@ export async function copy(text) {
   }
 }
 
-/** Swipe the last message with a finger. Vertical moves scroll as usual. */
+const SWIPE = 60; // pixels of a swipe
+const EDGE = 24; // pixels at the edges of the screen, where browsers have gestures of their own
+
+/** Swipe the last message with a finger. Vertical moves scroll as usual, two fingers zoom. */
 export function gestures(element, room) {
   let from = null;
   let by = 0;
@@ -123,22 +129,32 @@ export function gestures(element, room) {
     element.style.translate = "";
   };
   element.onpointerdown = (event) => {
-    if (event.pointerType === "touch" && element.matches(".last:not(.edited)")) from = event;
+    const { pointerType, isPrimary, clientX } = event;
+    if (pointerType !== "touch") return;
+    const isInside = clientX > EDGE && clientX < innerWidth - EDGE;
+    if (isPrimary && isInside && element.matches(".last:not(.edited)")) from = event;
+    else end();
   };
-  element.onpointermove = ({ clientX, clientY }) => {
-    if (!from) return;
+  element.onpointermove = ({ clientX, clientY, pointerId }) => {
+    if (pointerId !== from?.pointerId) return;
     by = clientX - from.clientX;
-    if (Math.abs(clientY - from.clientY) > Math.max(12, Math.abs(by))) end();
+    // A long press selects text.
+    const selects = !getSelection().isCollapsed;
+    if (selects || Math.abs(clientY - from.clientY) > Math.max(12, Math.abs(by))) end();
     else element.style.translate = `${by / 3}px`;
   };
   element.onpointerup = () => {
-    if (Math.abs(by) > 60) swiping(room, -Math.sign(by))();
+    if (Math.abs(by) > SWIPE) swiping(room, -Math.sign(by))();
     end();
   };
   element.onpointercancel = end;
 }
 
-const help = () => dialog(say("keys"), () => h("p.keys", {}, say("all_keys")));
+/** The keyboard shortcuts and commands, with what each one does. */
+const help = () => dialog(say("keys"), () => {
+  const rows = `${say("all_keys")}\n${described()}`.split("\n").map((each) => each.split("\t"));
+  return h("dl.keys", {}, rows.map(([key, does]) => [h("dt", {}, key), h("dd", {}, does)]));
+});
 
 /** Keyboard shortcuts of the chat. They do not apply while the user types. */
 export function keys(room) {
@@ -163,7 +179,11 @@ export function keys(room) {
   addEventListener("keydown", onkey, { signal: room.signal });
 }
 
-/** The tools next to the composer: suggestions, impersonation, and a reply by a character. */
+/**
+ * The tools next to the composer: suggestions, impersonation, and a reply by a character.
+ *
+ * @returns {Array} The suggested lines, and the row of buttons.
+ */
 export function tools(room) {
   const { signal, events } = room;
   const chips = h("div.chips", { role: "group", "aria-label": say("suggest") });
@@ -208,8 +228,9 @@ export function tools(room) {
       { label: say("keys"), icon: "key", act: help },
     ]);
   const named = (name, sign, does) => act(sign, say(name), alone(room, does));
-  return h("div", {}, chips, h("div.row.composing", {},
+  const row = h("div.row.composing", {},
     named("suggest", "spark", suggest),
     named("mine", "edit", () => room.take({ impersonate: true })),
-    act("more", t("common.more"), more, "quiet")));
+    act("more", t("common.more"), more, "quiet"));
+  return [chips, row];
 }

@@ -1,6 +1,6 @@
 /** Versions of messages, branches, forks, and deletion. */
 import { api } from "../core/api.js";
-import { dialog, sure, toast, undoable } from "../core/dialogs.js";
+import { dialog, toast, undoable } from "../core/dialogs.js";
 import { h } from "../core/dom.js";
 import { chats } from "../core/store.js";
 import { ago, t } from "../core/words.js";
@@ -24,7 +24,7 @@ export const versions = (id) => api.all(`/messages/${id}/siblings`);
 
 /** Let the user choose a version of a message by its first words. */
 export async function choose({ id }, room, title) {
-  const items = await versions(id);
+  const items = (await versions(id)).filter(({ removed }) => !removed);
   const to = await dialog(title, (close) =>
     h("ul.passages", {}, items.map((item) =>
       h("li", {}, h("button", { onclick: () => close(item.id), "aria-current": item.id === id && "true" },
@@ -63,6 +63,20 @@ const askWorld = () =>
         h("button", { onclick: () => close("copy") }, say("world_copy")),
         h("button", { onclick: () => close("shared"), autofocus: true }, say("world_shared")))));
 
+/** Delete messages without those below them, unless the user undoes it. */
+export function erase(messages, room) {
+  const { path } = room;
+  undoable(say("deleted", { count: messages.length }), {
+    hide: () => path.away(messages, true),
+    async act(options) {
+      const query = { alone: true };
+      for (const { id } of messages) await api.delete(`/messages/${id}`, undefined, { ...options, query });
+      if (!room.busy) await path.reload();
+    },
+    show: () => path.away(messages, false),
+  });
+}
+
 /**
  * Delete a message and all messages below it, unless the user undoes it.
  * The path leaves the message at once, on the server as well, so that new lines have the visible
@@ -76,10 +90,14 @@ export async function remove({ id, position, sibling, parent_id: parent }, room)
     await api.delete(`/messages/${id}`, undefined, options);
     if (!room.busy) path.reload();
   };
-  if (!heir && !parent) {
-    return (await sure(say("delete"), say("all"), t("common.delete"))) && act();
-  }
   const count = path.total - position;
+  if (!heir && !parent) {
+    return undoable(say("deleted", { count }), {
+      hide: () => path.cut(position),
+      act,
+      show: () => path.reload(),
+    });
+  }
   await lead(room, heir?.id ?? parent, Boolean(heir));
   undoable(say("deleted", { count }), {
     hide() {},

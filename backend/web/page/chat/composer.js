@@ -1,12 +1,16 @@
 /** The text field for the user's lines. Drafts are kept until a turn has accepted them. */
+import { api } from "../core/api.js";
 import { complain, explained, remedy } from "../core/dialogs.js";
-import { fill, h, icon } from "../core/dom.js";
-import { kept } from "../core/store.js";
+import { fill, h, icon, settled } from "../core/dom.js";
+import { kept, session } from "../core/store.js";
 import { t } from "../core/words.js";
 import { tools } from "./actions.js";
 import { isGroup } from "./cast.js";
+import { completions, read } from "./commands.js";
+import { completing } from "./completing.js";
 import { ensemble } from "./ensemble.js";
 import { attaching } from "./pictures.js";
+import { quickReplies } from "./quick-replies.js";
 
 /** Disable a button until a moment, with a countdown of seconds on it. */
 function patience(button, moment) {
@@ -15,6 +19,38 @@ function patience(button, moment) {
   button.textContent = seconds > 0 ? t("common.retry_in", { seconds }) : t("common.retry");
   if (seconds > 0) setTimeout(() => button.isConnected && patience(button, moment), 1000);
 }
+
+/** The tokens of the line, counted when the user stops typing. `count(line)` begins. */
+function counter(room) {
+  const element = h("small.figure.counted", { "aria-live": "off" });
+  let asked = new AbortController();
+  let line = "";
+  const ask = settled(async () => {
+    const signal = AbortSignal.any([room.signal, asked.signal]);
+    try {
+      const { counts } = await api.post("/tokens", { texts: [line], model: room.settings?.model }, { signal });
+      element.textContent = t("common.tokens", { count: counts[0] });
+    } catch {
+      // The chat works without token counts, so errors are ignored.
+    }
+  }, 400);
+  return {
+    element,
+    count(now) {
+      asked.abort();
+      asked = new AbortController();
+      line = now;
+      if (line.trim()) return ask();
+      ask.drop();
+      element.textContent = "";
+    },
+  };
+}
+
+/** True if a press of Enter sends the line. With Ctrl or Cmd it always does. */
+const sends = ({ key, shiftKey, ctrlKey, metaKey, isComposing }) =>
+  key === "Enter" && !shiftKey && !isComposing &&
+  (ctrlKey || metaKey || (session.page?.enter_sends ?? matchMedia("(hover: hover)").matches));
 
 /**
  * @returns {{element, text, focus, notice}} `notice(content, {again, wait, link})` shows a message:
@@ -31,7 +67,8 @@ export function composer(room) {
   };
   const keep = () => {
     kept.set(draft, area.value || null);
-    group.complete(area.value, write);
+    offers.update();
+    tokens.count(area.value);
     weigh();
   };
   const area = h("textarea", {
@@ -39,22 +76,29 @@ export function composer(room) {
     value: kept.get(draft, ""),
     "aria-label": t("chat.line"),
     placeholder: t("chat.write"),
+    enterkeyhint: session.page?.enter_sends ? "send" : null,
     oninput: keep,
     onkeydown(event) {
-      if (event.key === "Tab" && !event.shiftKey && group.first && !event.isComposing) {
-        event.preventDefault();
-        write(group.first);
-      }
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      if (!matchMedia("(hover: hover)").matches) return;
+      if (offers.key(event) || !sends(event)) return;
       event.preventDefault();
       submit();
     },
   });
   const pictures = attaching(room, area);
   const button = h("button.primary", { type: "submit" });
-  const writing = h("div", {}, group.suggestions, pictures.element,
-    h("div.desk", {}, pictures.button, area, button), group.element, tools(room));
+  const tokens = counter(room);
+  const offers = completing(area, (line) => completions(line, room), write);
+  /** A quick reply is sent, or inserted into the line that the user is writing. */
+  const quick = quickReplies(room, (text) => {
+    const isSent = !area.value.trim() && !room.busy;
+    area.setRangeText(text, area.selectionStart, area.selectionEnd, "end");
+    write(area.value);
+    if (isSent) submit();
+  });
+  const [chips, row] = tools(room);
+  row.append(tokens.element);
+  const desk = h("div.desk", {}, pictures.button, area, button);
+  const writing = h("div", {}, quick, offers.element, pictures.element, desk, group.element, chips, row);
   const said = h("div.notice", { role: "status" });
 
   const notice = (content, { again, wait = 0, link } = {}) => {
@@ -68,20 +112,30 @@ export function composer(room) {
    */
   async function submit(also, without = false) {
     if (room.busy || (!also && button.disabled)) return;
-    const line = without ? "" : area.value;
+    let line = without ? "" : area.value;
     const files = without ? [] : pictures.files;
     // The text is locked until the server has accepted it.
     area.readOnly = true;
-    const ontaken = () => {
+    const accepted = () => {
       area.readOnly = false;
-      if (line.trim() || files.length) area.value = "";
-      if (files.length) pictures.clear();
-      group.taken();
+      if (line.trim() || files.length) area.value = line = "";
       keep();
       room.show();
     };
     try {
-      const wish = group.wish(line, also, files);
+      const { text, run, body, isPlain } = read(line, room);
+      if (run) {
+        notice();
+        await run();
+        accepted();
+        if (!also) return;
+      }
+      const wish = body ?? group.wish(text, also ?? (line.trim() || files.length ? undefined : next()), { isPlain, files });
+      const ontaken = () => {
+        group.taken();
+        if (wish.files) pictures.clear();
+        accepted();
+      };
       if (wish) await room.take(wish, { ontaken });
       else write("");
     } catch (error) {
@@ -93,10 +147,17 @@ export function composer(room) {
   }
   Object.assign(room, { submit, speak: (speaker) => submit({ speaker }) });
 
+  /** The only character of a chat, if it can speak after a message of the narrator. */
+  const next = () => {
+    const { role, presence, hidden } = room.path.last() ?? {};
+    const [only, ...others] = room.members;
+    if (role === "system" && !presence && !hidden && only && !others.length) return { speaker: only.id };
+  };
+
   /** An empty line asks for a reply to the last line: to the user's, or in a group to any. */
   const weigh = () => {
     const last = room.path.last();
-    const isOpen = last && (last.role === "user" || last.presence || isGroup(room));
+    const isOpen = last && (last.role === "user" || last.presence || isGroup(room) || next());
     const isEmpty = !area.value.trim() && !pictures.files.length;
     const nothing = !room.busy && (pictures.pending || (isEmpty && !isOpen));
     if (nothing && button.matches(":focus-visible")) area.focus();
@@ -113,6 +174,7 @@ export function composer(room) {
   room.events.addEventListener("waiting", () => (writing.hidden = Boolean(room.waiting)));
   room.path.addEventListener("change", weigh);
   draw();
+  tokens.count(area.value);
   const onsubmit = (event) => {
     event.preventDefault();
     if (room.busy) room.stop().catch(complain);

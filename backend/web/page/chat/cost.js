@@ -1,7 +1,8 @@
-/** The cost of a chat and of its last reply, shown under the chat's name. */
+/** The cost of a chat, of its last reply and of the next one, shown under the chat's name. */
 import { api } from "../core/api.js";
-import { fill, h } from "../core/dom.js";
+import { fill, h, settled } from "../core/dom.js";
 import { money, t } from "../core/words.js";
+import { warnOfLimit } from "./limit.js";
 
 /**
  * Render a usage: tokens, and money if prices are known.
@@ -20,26 +21,62 @@ export function costs(usage, { brief = false } = {}) {
 
 const told = (usage) => usage && usage.turns + usage.runs + usage.unreported > 0;
 
+/** Tokens of a reply, if the chat has none yet. */
+const USUAL_REPLY = 300;
+/** Characters of a token, for the line that is not sent yet. */
+const CHARACTERS = 4;
+
+/**
+ * Estimate the cost of the next turn: the last prompt, the line, and a reply as long as the last one.
+ * `last` is the usage of the last reply. It shows how much of a prompt is read from the cache.
+ * Returns null if the price is unknown.
+ */
+function estimate({ model, totals, composer }, last) {
+  if (!model?.price || !totals?.prompt) return null;
+  const { input, output } = model.price;
+  const again = model.price.cached_input ?? input;
+  const { turns = 0, prompt_tokens: read, cached_tokens: cached, completion_tokens: written } = last ?? {};
+  const share = read ? cached / read : 0;
+  const prompt = totals.prompt + composer.text.length / CHARACTERS;
+  const reply = turns ? written / turns : USUAL_REPLY;
+  return (prompt * (share * again + (1 - share) * input) + reply * output) / 1e6;
+}
+
 /** The costs of a room, read again after each turn. Hidden without any costs. */
 export function costing(room) {
-  const element = h("small.figure.cost");
+  const past = h("span");
+  const next = h("span", { title: t("chat.cost_next_help") });
+  const element = h("small.figure.cost", {}, past, next);
   const path = `/chats/${room.chat.id}/usage`;
+  let last = null;
+  const guess = () => {
+    const amount = estimate(room, last);
+    fill(next, amount > 0 && [past.hasChildNodes() && " · ", t("chat.cost_next", { cost: money(amount) })]);
+  };
   const read = async () => {
     const { id, role } = room.path.last() ?? {};
     const of = (query) => api.get(path, { query, signal: room.signal });
     const [chat, reply] = await Promise.all([of(), role === "assistant" && of({ reply_id: id })]);
+    last = told(reply) ? reply : null;
     const words = [
       told(reply) && t("chat.cost_reply", { cost: costs(reply, { brief: true }) }),
       told(chat) && t("chat.cost_chat", { cost: costs(chat, { brief: true }) }),
     ];
     // In narrow layouts only the inspector shows this.
     const unknown = chat.turns + chat.runs > 0 && !chat.cost && h("span.roomy", {}, `, ${t("chat.cost_unknown")}`);
-    fill(element, words.filter(Boolean).join(" · "), unknown);
+    fill(past, words.filter(Boolean).join(" · "), unknown);
     element.title = chat.by_model.map((each) => `${each.model}: ${costs(each)}`).join("\n");
+    guess();
   };
   // The chat works without costs, so errors are ignored.
   const again = () => read().catch(() => {});
-  room.events.addEventListener("turn", again);
+  room.events.addEventListener("turn", () => {
+    again();
+    warnOfLimit(room.signal).catch(() => {});
+  });
+  room.events.addEventListener("asked", guess);
+  const typed = settled(guess);
+  room.composer.element.addEventListener("input", typed);
   again();
   return element;
 }

@@ -5,15 +5,14 @@ import { sendform } from "../core/form.js";
 import { kept } from "../core/store.js";
 import { list } from "../core/words.js";
 import { alone, isGroup, m } from "./cast.js";
-import { completions, read } from "./whisper.js";
+import { read } from "./whisper.js";
 
 const MOST_REPLIES = 50;
 const USUAL_REPLIES = 5;
 
 /**
- * @returns {{element, suggestions, wish, taken, complete}} `wish(line)` returns the line with its
- *   files, audience and speaker; `taken(wish)` says that a turn has it. `complete(line)` shows the
- *   completions of a line in `suggestions`; its `key` handles keys of the text field.
+ * @returns {{element, wish, taken}} `wish(line)` returns the line with its files, audience and speaker;
+ *   with `isPlain`, it is not read as a command. `taken()` says that a turn has it.
  */
 export function ensemble(room) {
   const { events } = room;
@@ -31,7 +30,6 @@ export function ensemble(room) {
   const whom = h("div.chips", { role: "group", "aria-label": m("whisper_to") });
   const row = h("div.row.composing.ensemble", { role: "group", "aria-label": m("group") }, next, whisper, talk);
   const element = h("div", {}, whom, row);
-  const suggestions = h("div.chips", { role: "group", "aria-label": m("completions") });
 
   function choose({ currentTarget }) {
     const pick = (id) => () => {
@@ -90,29 +88,14 @@ export function ensemble(room) {
   for (const name of ["chat", "asked", "busy", "chain"]) events.addEventListener(name, draw);
   draw();
 
-  /** The completions that are shown, and the field that gets them. */
-  let offered = [];
-  function complete(line, write) {
-    offered = isGroup(room) ? completions(line, room.members) : [];
-    fill(suggestions, offered.map(([label, whole]) =>
-      h("button.tag", { type: "button", onclick: () => write(whole) }, label)),
-      offered.length > 0 && h("small.soft", { "aria-hidden": "true" }, m("complete_help")));
-  }
-
   return {
     element,
-    suggestions,
-    complete,
     focus: () => next.focus(),
     get speaker() {
       return speaker;
     },
-    /** The first completion of the line, if any. */
-    get first() {
-      return offered[0]?.[1];
-    },
-    wish(line, also, files = []) {
-      const found = isGroup(room) ? read(line, room.members) : { text: line };
+    wish(line, also, { isPlain = false, files = [] } = {}) {
+      const found = isGroup(room) && !isPlain ? read(line, room.members) : { text: line };
       const audience = found.audience ?? (whispering && listeners.size ? [...listeners] : undefined);
       if (found.audience && !found.text.trim() && !files.length) {
         // The names alone choose the listeners of the next lines.

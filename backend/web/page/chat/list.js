@@ -1,52 +1,24 @@
-/** The start page: recent chats, or the first steps. */
-import { api } from "../core/api.js";
-import { deleting, more } from "../core/dialogs.js";
-import { act, fill, h, refill, tabs } from "../core/dom.js";
+/** The start page: the chats, or the first steps. */
+import { act, fill, h, icon, refill, tabs } from "../core/dom.js";
 import { finder } from "../core/form.js";
-import { characters, chats, session } from "../core/store.js";
-import { ago, t } from "../core/words.js";
-import { face } from "../library/faces.js";
-import { asking } from "../library/parts.js";
+import { characters, chats, kept, session, usedAt } from "../core/store.js";
+import { t, texts } from "../core/words.js";
 import { card, importButton, offer } from "../library/start.js";
 import { first, lacksModel } from "../models/first.js";
 import { movingButton } from "../transfer/moving.js";
+import { bulk } from "./bulk.js";
 import { choose } from "./choose.js";
-import { exports } from "./exports.js";
+import { entry, tagKey, titleOf } from "./entry.js";
 
-function rename({ id, title }) {
-  const [label, help] = [t("chats.name"), t("chats.name_help")];
-  const field = { name: "title", label, help, value: title, most: 300 };
-  asking(t("chats.rename"), field, t("common.save"), async (values) => {
-    await api.patch(`/chats/${id}`, values);
-    chats.changed();
-  });
-}
+const TAGS = 18;
 
-function line(chat, cast) {
-  const title = chat.title || t("chats.untitled");
-  const names = cast.map((each) => each.name).join(", ");
-  const acts = [
-    { label: t("chats.rename"), icon: "edit", act: () => rename(chat) },
-    null,
-    ...exports(chat),
-    null,
-    deleting(() => chats.remove(chat.id, title)),
-  ];
-  const element = h(
-    "li",
-    {},
-    h("span.faces", {}, (cast.length ? cast : [{ name: title }]).slice(0, 2).map((each) => face(each))),
-    h(
-      "div.grow",
-      {},
-      h("a.clip", { href: `#/chats/${chat.id}` }, title),
-      names !== title && h("small.soft.clip", {}, names),
-      h("small.soft", {}, ago(chat.updated_at)),
-    ),
-    more(t("chats.more", { title }), acts),
-  );
-  return [element, `${title}\n${names}`];
-}
+const latest = (time) => (one, other) => (time(one) < time(other) ? 1 : -1);
+const SORTS = {
+  latest: latest(usedAt),
+  created: latest((chat) => chat.created_at),
+  title: (one, other) => titleOf(one).localeCompare(titleOf(other), texts.language, { numeric: true }),
+};
+const pinned = (one, other) => Boolean(other.pinned_at) - Boolean(one.pinned_at);
 
 /** Tabs of chats and campaigns. */
 export const areas = (here) => tabs(t("shell.chats"), here, [
@@ -60,28 +32,125 @@ export default async function ({ signal, title }) {
   const heading = h("h1");
   const create = act("plus", t("chats.new"), () => choose(), "primary");
   const found = h("p.soft", { role: "status" });
-  const find = finder(t("chats.search"), (count) => fill(found, !count && t("chats.none")));
+  const tags = new Set();
+  const find = finder(t("chats.search"), (count) => fill(found, !count && t("chats.none")), tags);
   const list = h("ul.list.talks");
   const body = h("div.stack");
+  let all = [];
+  let sort = kept.get("chats.sort", "latest");
+  let isArchive = false;
+
+  const cast = new Map();
+  /** Rows of unchanged chats stay. */
+  let rows = new WeakMap();
+  const row = (chat) => {
+    if (!rows.has(chat)) rows.set(chat, entry(chat, chat.character_ids.map((id) => cast.get(id)).filter(Boolean)));
+    return rows.get(chat);
+  };
+
+  const boxes = () => find.items.map(([element]) => element.querySelector(".pick"));
+  const chosen = () => {
+    const ids = new Set(boxes().filter((box) => box.checked).map((box) => box.value));
+    return all.filter(({ id }) => ids.has(id));
+  };
+  const selecting = (is) => {
+    list.classList.toggle("picking", is);
+    tools.hidden = is;
+    several.element.hidden = !is;
+    if (!is) for (const box of boxes()) box.checked = false;
+    several.draw(isArchive);
+    (is ? several.element : tools).querySelector("button")?.focus();
+  };
+  const everyone = () => {
+    for (const [element] of find.items) element.querySelector(".pick").checked = !element.hidden;
+    several.draw(isArchive);
+  };
+  const several = bulk({ chosen, all: everyone, end: () => selecting(false) });
+  list.addEventListener("change", () => several.draw(isArchive));
+  // While chats are selected, a click on one does not open it.
+  list.addEventListener("click", (event) => {
+    const box = event.target.closest("a")?.closest(".picking > li")?.querySelector(".pick");
+    if (!box) return;
+    event.preventDefault();
+    box.click();
+  });
+
+  const order = h("select", {
+    "aria-label": t("chats.sort"),
+    onchange() {
+      kept.set("chats.sort", (sort = order.value));
+      show();
+    },
+  }, Object.keys(SORTS).map((name) => h("option", { value: name, selected: name === sort }, t(`chats.sorts.${name}`))));
+  const archive = h("button", {
+    type: "button",
+    onclick() {
+      isArchive = !isArchive;
+      show();
+    },
+  });
+  const select = act("check", t("chats.select"), () => selecting(true));
+  const tools = h("div.row", {}, find.input, order, archive, select);
+  const filter = h("div.row.tags", { role: "group", "aria-label": t("chats.tags") });
+
+  const tag = ([key, [name, count]]) => {
+    const onclick = ({ currentTarget: button }) => {
+      if (!tags.delete(key)) tags.add(key);
+      button.ariaPressed = tags.has(key);
+      find.run();
+    };
+    return h("button.tag", { type: "button", "aria-pressed": String(tags.has(key)), onclick }, name, h("small", {}, count));
+  };
+
+  /** Show the chats, or those of the archive. */
+  function show() {
+    const archived = all.filter((chat) => chat.archived_at);
+    isArchive &&= archived.length > 0;
+    const items = isArchive ? archived : all.filter((chat) => !chat.archived_at);
+    items.sort((one, other) => pinned(one, other) || SORTS[sort](one, other));
+    archive.hidden = !archived.length;
+    archive.ariaPressed = isArchive;
+    fill(archive, icon("archive"), t("chats.archive_of", { count: archived.length }));
+    const known = new Map();
+    for (const name of items.flatMap((chat) => chat.tags)) {
+      const [, count] = known.get(tagKey(name)) ?? [name, 0];
+      known.set(tagKey(name), [name, count + 1]);
+    }
+    for (const key of tags) if (!known.has(key)) tags.delete(key);
+    const often = [...known].sort(([, one], [, other]) => other[1] - one[1]);
+    refill(filter, often.filter(([key], at) => at < TAGS || tags.has(key)).map(tag));
+    filter.hidden = !often.length;
+    const picked = new Set(chosen().map(({ id }) => id));
+    find.items = items.map(row);
+    for (const box of boxes()) box.checked = picked.has(box.value);
+    refill(list, find.items.map(([element]) => element));
+    find.run();
+    if (!items.length) fill(found, t("chats.all_archived"));
+    several.draw(isArchive);
+  }
 
   const draw = async () => {
-    const [all, people] = await Promise.all([chats.all(), characters.all()]);
+    const [talks, people] = await Promise.all([chats.all(), characters.all()]);
+    all = talks;
     create.hidden = !people.length;
     fill(heading, all.length ? t("shell.chats") : t("chats.welcome", { name: session.user.username }));
     if (all.length) {
-      const cast = new Map(people.map((each) => [each.id, each]));
-      const castOf = (chat) => chat.character_ids.map((id) => cast.get(id)).filter(Boolean);
-      find.items = all.map((chat) => line(chat, castOf(chat)));
-      refill(list, find.items.map(([element]) => element));
-      find.run();
-      if (!list.isConnected) fill(body, find.input, found, list);
+      for (const each of people) cast.set(each.id, each);
+      show();
+      if (!list.isConnected) fill(body, tools, several.element, filter, found, list);
     } else if (people.length) {
       const grid = h("ul.people", {}, people.map(card));
       fill(body, h("p.soft.lead", {}, t("chats.choose")), grid, h("div.row", {}, importButton(), movingButton()));
     } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row.moving", {}, movingButton()));
     else fill(body, h("p.soft.lead", {}, t("chats.about")), offer());
   };
-  for (const each of ["chats-changed", "characters-changed"]) addEventListener(each, draw, { signal });
+  addEventListener("chats-changed", draw, { signal });
+  const recast = () => {
+    cast.clear();
+    rows = new WeakMap();
+    return draw();
+  };
+  addEventListener("characters-changed", recast, { signal });
   await draw();
   return h("div.page", {}, h("header", {}, heading, create), areas("chats"), body);
 }

@@ -38,6 +38,11 @@ export function drawn(first, room) {
     if (silent && opened !== message.id) thoughts.open = true;
     opened = silent && message.id;
     id = message.id;
+    if (message.removed) {
+      text = null;
+      element.className = "message removed";
+      return fill(element);
+    }
     if (isQuiet(message) && !grows) {
       element.className = `message notice-line ${role}`;
       element.ariaLabel = m("change");
@@ -55,6 +60,7 @@ export function drawn(first, room) {
     text?.write(message.text);
     fill(
       element,
+      !grows && room.selection.box(message),
       likeness(message, room),
       h(
         "header",

@@ -15,6 +15,7 @@ export class Path extends EventTarget {
   #near = [0, 0];
   #tag = "";
   #ask;
+  #away = new Set();
 
   constructor(chat, signal) {
     super();
@@ -30,8 +31,18 @@ export class Path extends EventTarget {
     return this.#held.get(position);
   }
 
+  /** Return the last message that was not removed. */
   last() {
-    return this.at(this.total - 1);
+    let place = this.total - 1;
+    while (this.at(place)?.removed) place--;
+    return this.at(place);
+  }
+
+  /** Draw messages as removed while this can be undone, or draw them again. */
+  away(messages, is) {
+    for (const { id } of messages) this.#away[is ? "add" : "delete"](id);
+    const drawn = messages.filter(({ id, position }) => this.at(position)?.id === id);
+    this.#keep(drawn.map(({ position }) => ({ ...this.at(position), removed: is })));
   }
 
   async #read(before, limit = PAGE) {
@@ -96,7 +107,10 @@ export class Path extends EventTarget {
   }
 
   #keep(messages) {
-    for (const message of messages) this.#held.set(message.position, message);
+    for (const message of messages) {
+      const isAway = this.#away.has(message.id) && !message.removed;
+      this.#held.set(message.position, isAway ? { ...message, removed: true } : message);
+    }
     const [first, last] = this.#near;
     if (this.#held.size > 2 * AROUND) {
       this.#drop((each) => (each < first - AROUND || each > last + AROUND) && each < this.total - PAGE);

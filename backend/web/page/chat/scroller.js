@@ -145,8 +145,9 @@ export function scroller(room) {
     const [from, to] = [top - AHEAD, bottom + AHEAD + 1];
     if (grow(from, to)) soon();
     trim();
+    const last = end() === total ? items.findLastIndex(({ message }) => !message.removed) : -1;
     for (const { element } of items) {
-      element.classList.toggle("last", element.position === total - 1);
+      element.classList.toggle("last", element.position === first + last && last >= 0);
       if (element.ariaSetSize !== `${total}`) element.ariaSetSize = total;
     }
     hold();
@@ -167,6 +168,9 @@ export function scroller(room) {
   sizes.observe(track);
   signal.addEventListener("abort", () => sizes.disconnect());
   path.addEventListener("change", soon);
+  room.events.addEventListener("selection", () => {
+    for (const { update, message } of items) update(message);
+  });
 
   log.addEventListener("scroll", soon, { passive: true });
   log.addEventListener("keydown", (event) => {

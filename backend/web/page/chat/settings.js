@@ -8,11 +8,13 @@ import { t } from "../core/words.js";
 import { picker } from "../models/picker.js";
 import { dropped, fits, samplers } from "../models/sampling.js";
 import { tasks } from "../models/tasks.js";
+import { backgroundOf } from "./background.js";
 import { isGroup } from "./cast.js";
 import { exports } from "./exports.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 import { groupFields } from "./group.js";
 import { joining } from "./joining.js";
+import { replyEditor } from "./reply-editor.js";
 import { summaries } from "./summaries.js";
 
 /** A select of objects, with an option for none of them. */
@@ -28,6 +30,7 @@ const DETAILS = {
   ],
   authors_note: NOTE,
   instructions: ["scenario", "system_prompt", "post_history_instructions"].map((name) => text(name, 200_000)),
+  quick_replies: [{ name: "quick_replies", control: replyEditor }],
   budgets: [
     ...numbers("budgets", {
       total: [1024, 1e7], history: [0, 1e7], retrieval: [0, 1e7], reply_reserve: [1, 1e6],
@@ -212,7 +215,7 @@ export default async function (room, { signal }) {
   return h("div.settings.stack", {},
     h("h3", {}, word("characters")), cast,
     h("h3", {}, word("lorebooks")), lore,
-    form.element, summary,
+    form.element, summary, await backgroundOf("chat", id, signal),
     h("nav.stack", { "aria-label": word("for_all") },
       h("h3", {}, word("for_all")),
       h("p.row", {}, ["settings", "providers", "presets", "scripts"].map((name) =>

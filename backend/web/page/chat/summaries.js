@@ -1,9 +1,9 @@
 /** The summaries of a chat. In a group they are pieces that begin where presence changed. */
 import { api } from "../core/api.js";
-import { sure } from "../core/dialogs.js";
+import { undoable } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { autoform } from "../core/form.js";
-import { list } from "../core/words.js";
+import { list, t } from "../core/words.js";
 import { isGroup, m } from "./cast.js";
 import { word } from "./fields.js";
 
@@ -26,14 +26,18 @@ export async function summaries(room, box, { viewpoint, signal }) {
     const save = async (what) => {
       it = await api.put(own, what, { ifMatch: it.revision });
     };
-    const drop = async () => {
-      if (!(await sure(word("drop"), label, word("drop")))) return;
-      await api.delete(own);
-      await draw();
-    };
-    return h("div.stack.piece-of", {},
+    const drop = () => undoable(t("common.deleted", { name: label }), {
+      hide: () => (element.hidden = true),
+      async act(options) {
+        await api.delete(own, undefined, options);
+        if (!signal.aborted) await draw();
+      },
+      show: () => (element.hidden = false),
+    });
+    const element = h("div.stack.piece-of", {},
       autoform({ signal, value: it, groups, save }).element, names(it),
       h("div", {}, act("delete", word("drop"), drop)));
+    return element;
   };
   fill(box, items.toReversed().map(piece));
   return items.length;

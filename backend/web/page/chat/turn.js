@@ -1,6 +1,6 @@
 /** Turns: send a line and stream the reply, across interrupted connections. */
 import { api, events, Problem, problemOf, send } from "../core/api.js";
-import { complain, explained, remedy } from "../core/dialogs.js";
+import { commit, complain, explained, remedy } from "../core/dialogs.js";
 import { pause, settled } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { windowLink } from "../models/picker.js";
@@ -224,6 +224,8 @@ export function turns(room) {
   }
 
   async function take(body, { ontaken } = {}) {
+    // The model must not receive a message that the user has just deleted.
+    await commit();
     if (running) throw new Problem({ title: t("chat.busy") }, 409);
     // If the same request is repeated because its delivery is unknown, it has the same turn id.
     const key = JSON.stringify(body);

@@ -8,12 +8,16 @@ import { chronicleWatch } from "../memory/watch.js";
 import { follow } from "../play/changes.js";
 import { stage } from "../play/stage.js";
 import { keys } from "./actions.js";
+import { backdrop } from "./background.js";
 import { cast, membersOf, seating } from "./cast.js";
 import { composer } from "./composer.js";
 import { costing } from "./cost.js";
+import { greetings } from "./greetings.js";
 import { asked } from "./model.js";
+import { hints } from "./hints.js";
 import { Path } from "./path.js";
 import { scroller } from "./scroller.js";
+import { selection } from "./selection.js";
 import { turns } from "./turn.js";
 import { watch } from "./watch.js";
 
@@ -27,6 +31,8 @@ const PANELS = {
   settings: ["settings", "chat", () => import("./settings.js")],
 };
 const NARROW = matchMedia("(max-width: 68rem)");
+/** Messages of a chat that may still get an automatic title. */
+const TITLED_WITHIN = 8;
 
 export default async function view({ params: { id }, query, signal, title }) {
   const place = `#/chats/${id}`;
@@ -51,12 +57,14 @@ export default async function view({ params: { id }, query, signal, title }) {
   let [turn] = await Promise.all([latest(), room.refresh(), path.reload()]);
   room.totals = turn?.totals;
 
+  room.selection = selection(room);
   const { element: reading, ...scrolling } = scroller(room);
   const { takeUp, ...taking } = turns(room);
   Object.assign(room, scrolling, taking);
+  backdrop(room, reading);
   room.composer = composer(room);
   follow(room);
-  const parts = [heading, header(room), reading, h("div", {}, stage(room), chronicleWatch(room)), room.composer.element, voice];
+  const parts = [heading, header(room), reading, h("div", {}, room.selection.element, greetings(room), stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];
   const talk = h("section.talk", {}, parts);
   const aside = h("aside.panel", { hidden: true });
   const element = h("div.chat", {}, talk, aside);
@@ -119,6 +127,11 @@ export default async function view({ params: { id }, query, signal, title }) {
     event.preventDefault();
     room.open(null);
   });
+  // The first exchanges bring an automatic title.
+  const retitle = () => path.total <= TITLED_WITHIN && room.refresh().catch(() => {});
+  room.events.addEventListener("turn", retitle, { signal });
+  // The list of chats shows the beginning of the last message.
+  signal.addEventListener("abort", chats.drop);
   keys(room);
   seating(room);
   settle(query);

@@ -5,14 +5,15 @@ import { m } from "./cast.js";
 const COMMAND = "/whisper";
 const LETTER = /[\p{L}\p{N}]/u;
 
-/** The names by which a member can be called, the longest one first. */
-const called = (members) =>
+/** The names by which a member can be called with their ids, the longest one first. */
+export const called = (members) =>
   members
     .flatMap(({ id, name, nickname }) => [name, nickname, name.split(/\s/)[0]].map((each) => [each, id]))
     .filter(([name]) => name)
     .sort(([one], [other]) => other.length - one.length);
 
-const begins = (text, name) =>
+/** True if a text begins with a name as a whole word. */
+export const begins = (text, name) =>
   text.slice(0, name.length).toLowerCase() === name.toLowerCase() && !LETTER.test(text[name.length] ?? "");
 
 /**
@@ -42,7 +43,6 @@ export function read(line, members) {
 
 /** Return complete forms of a line that begins with the command: `[label, line]`. */
 export function completions(line, members) {
-  if (line.length > 1 && COMMAND.startsWith(line.toLowerCase())) return [[COMMAND, `${COMMAND} `]];
   const [, before, part] = /^(\/whisper\s+(?:[^\n]*,\s*)?)([^,\n]*)$/i.exec(line) ?? [];
   if (before === undefined) return [];
   return members

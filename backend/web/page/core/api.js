@@ -22,7 +22,10 @@ export class Problem extends Error {
   }
 }
 
-const offline = () => new Problem({ type: "offline", title: t("errors.offline") }, 0);
+const offline = () => {
+  dispatchEvent(new Event("unreachable"));
+  return new Problem({ type: "offline", title: t("errors.offline") }, 0);
+};
 
 function broken(error) {
   throw error.name === "AbortError" ? error : offline();

@@ -13,6 +13,8 @@ function shelve() {
 
 /** Functions that close the toasts. All toasts close with the page. */
 const shown = new Set();
+/** The time in which an action can be undone. */
+export const UNDO_SECONDS = 10;
 addEventListener("pagehide", () => shown.forEach((pass) => pass()));
 
 /**
@@ -21,6 +23,7 @@ addEventListener("pagehide", () => shown.forEach((pass) => pass()));
  * @param {string|Array} text A text, or elements.
  * @param {object} [options] `action` (a label) and `onaction`; `kind` ("error" stays longer);
  *   `seconds`; `onover`, called when it closes without the action.
+ * @returns {Function} Closes the toast without the action, and returns the result of `onover`.
  */
 export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 : 6, onover } = {}) {
   let timer;
@@ -29,7 +32,7 @@ export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 :
     wait();
     if (!shown.delete(pass)) return;
     item.remove();
-    then?.();
+    return then?.();
   };
   const pass = () => close(onover);
   const start = () => {
@@ -46,6 +49,7 @@ export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 :
   shelf.append(item);
   shown.add(pass);
   start();
+  return pass;
 }
 
 /** Return the text of an error and its remedy. Logs unexpected errors to the console. */
@@ -100,6 +104,9 @@ export async function attempt(act) {
   }
 }
 
+/** Actions that can still be undone, with the promise of those that have begun. */
+const waiting = new Map();
+
 /**
  * Run an action that can be undone for some seconds.
  * `hide` runs at once. `act` runs unless the user undoes it, with `{ keepalive: true }` because the
@@ -107,20 +114,30 @@ export async function attempt(act) {
  */
 export function undoable(text, { hide, act, show }) {
   hide();
-  toast(text, {
-    action: t("common.undo"),
-    seconds: 8,
-    onaction: show,
-    onover: async () => {
-      try {
-        await act({ keepalive: true });
-      } catch (error) {
-        show();
-        complain(error);
-      }
-    },
-  });
+  const run = async () => {
+    try {
+      await act({ keepalive: true });
+    } catch (error) {
+      show();
+      complain(error);
+    }
+    waiting.delete(end);
+  };
+  const undo = () => {
+    waiting.delete(end);
+    show();
+  };
+  const begin = () => {
+    const done = run();
+    waiting.set(end, done);
+    return done;
+  };
+  const end = toast(text, { action: t("common.undo"), seconds: UNDO_SECONDS, onaction: undo, onover: begin });
+  waiting.set(end, null);
 }
+
+/** Run the actions that can still be undone now, because the next request depends on them. */
+export const commit = () => Promise.all([...waiting].map(([end, done]) => done ?? end()));
 
 /**
  * Open a dialog. `build(close)` returns its content, `close(value)` closes it.

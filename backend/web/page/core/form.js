@@ -2,7 +2,7 @@
 import { api } from "./api.js";
 import { complain, explain } from "./dialogs.js";
 import { fill, h, icon, set, settled } from "./dom.js";
-import { number, t } from "./words.js";
+import { dateTime, number, t } from "./words.js";
 
 let ids = 0;
 
@@ -158,12 +158,13 @@ export function autoform({ groups, value, save, signal }) {
     try {
       await save(changed);
       for (const [name, now] of Object.entries(changed)) controls.get(name).known = JSON.stringify(now);
-      fill(state, icon("check"), t("form.saved"));
+      fill(state, icon("check"), h("span", { title: t("form.saved_at", { when: dateTime(new Date()) }) }, t("form.saved")));
     } catch (error) {
       if (error.name === "AbortError") return;
       // The form is no longer visible, so the error is shown as a toast.
       if (!element.isConnected) return complain(error);
       const again = h("button.quiet", { type: "button", onclick: () => soon() }, t("common.retry"));
+      if (error.isOffline) addEventListener("reconnected", soon, { once: true, signal });
       fill(state, icon("alert"), explain(error), again);
       blame(controls, error);
     }

@@ -1,10 +1,13 @@
 /** The session, and values that the page stores in this browser. */
 import { api } from "./api.js";
 import { undoable } from "./dialogs.js";
-import { t } from "./words.js";
+import { speaks, t } from "./words.js";
 
-/** The signed-in user, or null, and the server's description. main.js sets them. */
-export const session = { user: null, instance: null };
+/**
+ * The signed-in user, or null, the server's description, and the settings of the page. main.js sets
+ * them.
+ */
+export const session = { user: null, instance: null, page: null };
 
 /** Values in local storage, by name. Works without local storage. */
 function keeping(prefix) {
@@ -33,17 +36,35 @@ export const kept = keeping(() => `talekeeper.${session.user.id}.`);
 
 const device = keeping(() => "talekeeper.");
 
-/** The theme in this browser: "auto", "light" or "dark". */
-export const theme = {
-  get: () => device.get("theme", "auto"),
-  set(chosen) {
-    device.set("theme", chosen);
-    document.documentElement.dataset.theme = chosen;
-    // The browser's own bars use the theme's colour.
-    for (const meta of document.querySelectorAll("meta[data-theme]")) {
-      const own = meta.dataset.theme;
-      meta.media = { auto: `(prefers-color-scheme: ${own})`, [own]: "all" }[chosen] ?? "not all";
-    }
+/**
+ * Settings of the page. The account has them; a copy in this browser is used for the first paint.
+ * `get()` returns them, with absent members for defaults. `save(patch)` merges a patch (null: the
+ * default), stores it, and applies it. The event "page-changed" at the window reports a change.
+ */
+export const pageSettings = {
+  get: () => session.page ?? {},
+  put(page = {}) {
+    session.page = page;
+    kept.set("page", page);
+    const { dismissed, monthly_limit, ...look } = page;
+    device.set("look", look);
+    dispatchEvent(new CustomEvent("look", { detail: look }));
+    dispatchEvent(new CustomEvent("page-changed"));
+  },
+  /** Read the settings of the account. Only the first time in this browser takes a wait. */
+  async load() {
+    const known = kept.get("page");
+    // A change that was saved in the meantime is newer than the response.
+    const reading = api.get("/me/settings").then(({ page }) => session.page === known && this.put(page)).catch(() => {});
+    session.page = known;
+    if (known) this.put(known);
+    else await reading;
+    // The texts of another language are loaded with the page.
+    if (!speaks(this.get().language) && device.get("look")?.language) location.reload();
+  },
+  async save(page) {
+    this.put((await api.patch("/me/settings", { page }, { keepalive: true })).page);
+    return session.page;
   },
 };
 
@@ -65,9 +86,9 @@ function list(name, sort = (items) => items) {
       });
       return sort((await reading).filter((item) => !away.has(item.id)));
     },
-    /** Hide or show an item whose deletion can still be undone. */
-    hide(id, is = true) {
-      away[is ? "add" : "delete"](id);
+    /** Hide or show an item, or several, whose deletion can still be undone. */
+    hide(ids, is = true) {
+      for (const id of [ids].flat()) away[is ? "add" : "delete"](id);
       tell();
     },
     /** Replace an item with its current version. */
@@ -80,13 +101,14 @@ function list(name, sort = (items) => items) {
       tell();
     },
     drop: () => (reading = null),
-    /** Delete an item. The deletion can be undone for some seconds. */
-    remove: (id, title) =>
+    /** Delete an item. The deletion can be undone for some seconds. `then` runs after it. */
+    remove: (id, title, then) =>
       undoable(t("common.deleted", { name: title }), {
         hide: () => store.hide(id),
         act: async (options) => {
           await api.delete(`${path}/${id}`, undefined, options);
           store.changed();
+          then?.();
         },
         show: () => store.hide(id, false),
       }),
@@ -94,7 +116,12 @@ function list(name, sort = (items) => items) {
   return store;
 }
 
-const latest = (items) => items.sort((one, other) => (one.updated_at < other.updated_at ? 1 : -1));
+/** The time at which a chat was last continued. A copy is newer than its messages. */
+export const usedAt = ({ created_at: made, last_message_at: last }) => (last > made ? last : made);
+
+/** Pinned chats first, then the latest. */
+const latest = (items) => items.sort((one, other) =>
+  Boolean(other.pinned_at) - Boolean(one.pinned_at) || (usedAt(one) < usedAt(other) ? 1 : -1));
 
 export const characters = list("characters");
 export const personas = list("personas");
@@ -102,3 +129,4 @@ export const chats = list("chats", latest);
 export const lorebooks = list("lorebooks");
 export const chronicles = list("chronicles");
 export const campaigns = list("campaigns");
+export const backgrounds = list("backgrounds");

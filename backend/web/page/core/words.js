@@ -1,19 +1,53 @@
 /**
- * Texts and formatted numbers. All texts are in texts.json. A translation is another file of that
- * form.
+ * Texts and formatted numbers. All texts are in texts.json, in English. A translation is another
+ * file of that form, such as texts.de.json.
  */
-import texts from "../texts.json" with { type: "json" };
+import english from "../texts.json" with { type: "json" };
+
+const { documentElement: root } = document;
+
+/** The languages of the page. The server lists the translations in the document. */
+export const LANGUAGES = ["en", ...root.dataset.languages.split(" ").filter(Boolean)];
+
+/** The user's language if the page has it, or the first one of the browser that it has. */
+function findLanguage() {
+  for (const wanted of [root.dataset.language, ...navigator.languages]) {
+    const found = LANGUAGES.find((each) => each === wanted) ?? LANGUAGES.find((each) => each === wanted?.split("-")[0]);
+    if (found) return found;
+  }
+  return "en";
+}
+
+/** Return the texts of a translation. Missing ones are English. */
+function translated(texts, own) {
+  if (typeof texts === "string") return own || texts;
+  // A language may have more plural forms than English.
+  const all = Object.entries(texts).map(([name, text]) => [name, translated(text, own?.[name])]);
+  return { ...own, ...Object.fromEntries(all) };
+}
+
+const LANGUAGE = findLanguage();
+root.lang = LANGUAGE;
+
+async function read(language) {
+  const response = await fetch(new URL(`../texts.${language}.json`, import.meta.url));
+  return response.json();
+}
 
 /** All texts, for elements that are made from lists of texts. */
-export { texts };
+export const texts = LANGUAGE === "en" ? english : translated(english, await read(LANGUAGE).catch(() => ({})));
 
-const LANGUAGE = texts.language;
+/** The name of a language in that language. */
+export const tongue = (language) => new Intl.DisplayNames(language, { type: "language" }).of(language);
+
+/** True if the page need not load again to show its texts in a language. */
+export const speaks = (language) => !LANGUAGES.includes(language) || language === LANGUAGE;
 
 const plural = new Intl.PluralRules(LANGUAGE);
 
 /**
  * Return the text at a path: `t("chat.send")`. `{name}` is replaced by a value. `count` chooses
- * between the forms `one` and `other`.
+ * between the plural forms of the language, such as `one`, `few` and `other`.
  */
 export function t(path, values = {}) {
   let found = at(path);

@@ -1,11 +1,14 @@
 /** A character: its card, picture, lorebooks, and chats. */
 import { api } from "../core/api.js";
 import { attempt, deleting, menu, more, undoable } from "../core/dialogs.js";
+import { backgroundOf } from "../chat/background.js";
 import { act, fill, h, icon, refill } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { characters, lorebooks } from "../core/store.js";
 import { ago, t } from "../core/words.js";
 import { at, NOTE, patchOf } from "../chat/fields.js";
+import { replyEditor } from "../chat/reply-editor.js";
+import { duplicate, exports, star } from "./acts.js";
 import { change, NAME, editing, portrait, say } from "./parts.js";
 import { cardScripts } from "./scripts.js";
 import { files } from "../transfer/files.js";
@@ -42,6 +45,8 @@ const TOGETHER = [
   formed("extensions.talkativeness", { kind: "number", min: 0, max: 1, step: 0.05, placeholder: 0.5 }),
 ];
 
+const REPLIES = "extensions.talekeeper.quick_replies";
+
 const FORM = [
   ...Object.entries(GROUPS).map(([group, names]) => ({
     title: group && say(group),
@@ -49,21 +54,23 @@ const FORM = [
   })),
   { title: say("together"), fields: TOGETHER },
   { title: say("note"), fields: NOTE },
+  { title: t("replies.title"), fields: [{ name: REPLIES, control: replyEditor }] },
 ];
 
-/** The author's note of a card is stored in its extensions, as are the fields for groups. */
+/** A card's note, quick replies and fields for groups are stored in its extensions. */
 const extended = (item) => {
   const note = { position: "at_depth", role: "system", scan: false, ...item.extensions.talekeeper?.authors_note };
   return Object.fromEntries([
     ...NOTE.map(({ name }) => [name, note[name.split(".")[1]]]),
-    ...TOGETHER.map(({ name }) => [name, at(item, name)]),
+    ...[...TOGETHER, { name: REPLIES }].map(({ name }) => [name, at(item, name)]),
   ]);
 };
 const cardPatch = (changes) => {
-  const { "extensions.talekeeper.public": seen, "extensions.talkativeness": talk, ...own } = changes;
+  const { "extensions.talekeeper.public": seen, "extensions.talkativeness": talk, [REPLIES]: replies, ...own } = changes;
   const { authors_note: patched } = patchOf(own);
   const patch = Object.fromEntries(Object.entries(own).filter(([name]) => !name.includes(".")));
-  const ours = { ...(seen !== undefined && { public: seen || null }), ...(patched && { authors_note: patched }) };
+  const quick = replies && { quick_replies: replies.length ? replies : null };
+  const ours = { ...(seen !== undefined && { public: seen || null }), ...quick, ...(patched && { authors_note: patched }) };
   const extensions = { ...(talk !== undefined && { talkativeness: talk }), ...(Object.keys(ours).length && { talekeeper: ours }) };
   if (Object.keys(extensions).length) patch.extensions = extensions;
   return patch;
@@ -167,19 +174,21 @@ export default async function ({ params: { id }, signal, title }) {
     const count = Object.values(counts).reduce((all, each) => all + each, 0);
     fill(sum, say("always", { count }));
   });
-  const file = (format) => ({
-    label: say("export", { format: format.toUpperCase() }),
-    icon: "download",
-    async act() {
-      await form.flush();
-      api.download(`/characters/${id}/export?format=${format}`);
-    },
-  });
+  const copy = async () => {
+    await form.flush();
+    await duplicate(item, (made) => (location.hash = `#/characters/${made.id}`));
+  };
   const erase = () => {
     characters.remove(id, item.name);
     location.hash = "#/characters";
   };
-  const acts = [...["png", "json", "charx"].map(file), null, deleting(erase)];
+  const acts = [
+    { label: say("duplicate"), icon: "copy", act: copy },
+    null,
+    ...exports(item, form.flush),
+    null,
+    deleting(erase),
+  ];
   const side = h("div");
   const prompts = presets.length > 0 && presetOf(item, presets);
   books(id, side);
@@ -193,6 +202,7 @@ export default async function ({ params: { id }, signal, title }) {
       "header.editor-head",
       {},
       h("div.grow", {}, heading, sum),
+      star(item),
       chatButton(item),
       more(say("more"), acts),
     ),
@@ -201,7 +211,7 @@ export default async function ({ params: { id }, signal, title }) {
       {},
       portrait(characters, item, signal),
       form.element,
-      h("div", {}, side, prompts, cardScripts(item, saved, signal), links(say("chats"), chats.items, "chats", when, bring)),
+      h("div", {}, side, prompts, await backgroundOf("character", id, signal), cardScripts(item, saved, signal), links(say("chats"), chats.items, "chats", when, bring)),
     ),
   );
 }

@@ -1,47 +1,118 @@
 /** The list of characters. */
-import { fill, h, refill } from "../core/dom.js";
+import { act, fill, h, refill, set } from "../core/dom.js";
 import { finder } from "../core/form.js";
-import { characters } from "../core/store.js";
+import { characters, chats, kept } from "../core/store.js";
+import { menuOf, star } from "./acts.js";
+import { face } from "./faces.js";
 import { overview, say } from "./parts.js";
-import { card, importButton, makeButton, offer } from "./start.js";
+import { selection } from "./selection.js";
+import { card, chatButton, importButton, makeButton, offer } from "./start.js";
 
 const TAGS = 18;
+/** The mark of favourites among the texts that are searched. Tags are marked with `#`. */
+const FAVOURITE = "\n*\n";
+
+const collator = new Intl.Collator();
+/** Orders by name. `used` has the time of each character's last chat. */
+const ORDERS = {
+  recent: (used) => (a, b) => compare(used.get(b.id) ?? b.created_at, used.get(a.id) ?? a.created_at),
+  name: () => (a, b) => collator.compare(a.name, b.name),
+  newest: () => (a, b) => compare(b.created_at, a.created_at),
+};
+const compare = (one, other) => (one < other ? -1 : Number(one > other));
+
+/** Return the time of the last chat of each character. */
+function lastUses(talks) {
+  const used = new Map();
+  for (const { character_ids, updated_at } of talks) {
+    for (const id of character_ids) if (!(used.get(id) > updated_at)) used.set(id, updated_at);
+  }
+  return used;
+}
+
+/** A character in a list. */
+const line = (item, ...more) =>
+  h("li", {}, face(item, { small: true }),
+    h("div.grow", {},
+      h("a.clip", { href: `#/characters/${item.id}` }, item.name),
+      h("small.soft.clip", {}, item.tags.slice(0, 8).join(" · "))),
+    chatButton(item), more);
 
 /** Route: #/characters */
 export default async function ({ signal, title }) {
   title(say("characters"));
-  const chosen = new Set();
+  const wanted = new Set();
   const count = h("p.figure", { role: "status" });
   const told = (found) => fill(count, say("count", { count: found }));
-  const find = finder(say("search"), told, chosen);
+  const find = finder(say("search"), told, wanted);
   const tags = h("div.row.tags", { role: "group", "aria-label": say("tags") });
-  const grid = h("ul.people");
+  const list = h("ul");
   const body = h("div.stack");
+  const chosen = selection(list, () => find.items.filter(([element]) => !element.hidden).map(([, , item]) => item));
+
+  let look = kept.get("characters.look", "gallery");
+  let order = kept.get("characters.order", "recent");
+  const reordered = ({ target }) => {
+    kept.set("characters.order", (order = target.value));
+    draw();
+  };
+  const orders = h("select.order", { "aria-label": say("order"), onchange: reordered },
+    Object.keys(ORDERS).map((each) => h("option", { value: each, selected: each === order }, say(`orders.${each}`))));
+  const looks = ["gallery", "list"].map((name) => act(name, say(name), () => {
+    kept.set("characters.look", (look = name));
+    draw();
+  }, "quiet"));
+  const favourites = act("star", say("favourites"), () => {
+    if (!wanted.delete(FAVOURITE)) wanted.add(FAVOURITE);
+    set(favourites, { "aria-pressed": String(wanted.has(FAVOURITE)) });
+    find.run();
+  }, "star");
+  set(favourites, { "aria-pressed": "false" });
 
   const tag = ([key, times]) => {
     const press = ({ currentTarget: button }) => {
-      if (!chosen.delete(key)) chosen.add(key);
-      button.ariaPressed = chosen.has(key);
+      if (!wanted.delete(key)) wanted.add(key);
+      button.ariaPressed = wanted.has(key);
       find.run();
     };
-    const attributes = { "aria-pressed": String(chosen.has(key)), onclick: press };
+    const attributes = { "aria-pressed": String(wanted.has(key)), onclick: press };
     return h("button.tag", attributes, key.slice(2, -1), h("small", {}, times));
   };
+
+  /** Elements by item, so that a change of one does not make all of them again. */
+  let made = new WeakMap();
+  const element = (item) => {
+    if (!made.has(item)) made.set(item, (look === "list" ? line : card)(item, star(item), menuOf(item), chosen.box(item)));
+    return made.get(item);
+  };
+  let drawn = "";
   const draw = async () => {
-    const items = await characters.all();
+    const [items, talks] = await Promise.all([characters.all(), chats.all().catch(() => [])]);
+    if (drawn !== look) made = new WeakMap();
+    drawn = look;
+    list.className = look === "list" ? "list cast-list" : "people";
+    looks.forEach((button, at) => set(button, { "aria-pressed": String(at === Number(look === "list")) }));
+    chosen.prune(items);
+    chosen.bar.hidden || list.classList.add("selecting");
+    const by = ORDERS[order](lastUses(talks));
     const times = new Map();
-    find.items = items.map((item) => {
+    const sorted = items.toSorted((a, b) => b.is_favourite - a.is_favourite || by(a, b));
+    find.items = sorted.map((item) => {
       const own = [...new Set(item.tags.map((each) => `\n#${each.toLowerCase()}\n`))];
       for (const each of own) times.set(each, (times.get(each) ?? 0) + 1);
-      return [card(item), [item.name, item.nickname, item.creator, ...own].join("\n")];
+      const text = [item.name, item.nickname, item.creator, ...own, item.is_favourite ? FAVOURITE : ""];
+      return [element(item), text.join("\n"), item];
     });
-    fill(grid, find.items.map(([element]) => element));
+    refill(list, find.items.map(([each]) => each));
     const known = [...times].sort((one, other) => other[1] - one[1]);
-    for (const key of chosen) if (!times.has(key)) chosen.delete(key);
-    refill(tags, known.filter(([key], at) => at < TAGS || chosen.has(key)).map(tag));
+    for (const key of wanted) if (key !== FAVOURITE && !times.has(key)) wanted.delete(key);
+    refill(tags, known.filter(([key], at) => at < TAGS || wanted.has(key)).map(tag));
     find.run();
     if (!items.length) fill(body, offer());
-    else if (!grid.isConnected) fill(body, h("div.row", {}, find.input, count), tags, grid);
+    else if (!list.isConnected) {
+      const view = h("div.row", { role: "group", "aria-label": say("looks") }, looks);
+      fill(body, h("div.row", {}, find.input, orders, favourites, view, chosen.toggle, count), tags, chosen.bar, list);
+    }
   };
   addEventListener("characters-changed", draw, { signal });
   await draw();

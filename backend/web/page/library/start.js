@@ -30,8 +30,8 @@ export function chatButton({ id, name }) {
   return button;
 }
 
-/** A character in the grid. */
-export const card = (item) =>
+/** A character in the grid, with more elements beside its button. */
+export const card = (item, ...more) =>
   h(
     "li",
     {},
@@ -42,7 +42,7 @@ export const card = (item) =>
       h("strong.clip", {}, item.name),
     ),
     h("small.soft.clip", {}, item.tags.slice(0, 4).join(" · ")),
-    chatButton(item),
+    h("div.row.does", {}, chatButton(item), more),
   );
 
 const brought = async (character) =>

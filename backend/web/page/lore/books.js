@@ -6,6 +6,7 @@ import { finder } from "../core/form.js";
 import { importing } from "../core/importing.js";
 import { lorebooks } from "../core/store.js";
 import { t } from "../core/words.js";
+import { exampleBook } from "../library/examples.js";
 import { naming } from "../library/parts.js";
 import { foundBy } from "./found.js";
 import { holders } from "./links.js";
@@ -56,7 +57,7 @@ export default async function ({ signal, title }) {
       const about = h("div.grow", {}, open(book), h("small.soft.clip", {}, where || t("lore.unused")));
       return [h("li", {}, about, entries(book), actions(book)), `${book.name}\n${where}`];
     });
-    const none = h("li", {}, h("p.empty.grow", {}, t("lore.what")));
+    const none = h("li", {}, h("div.empty.grow", {}, h("p", {}, t("lore.what")), exampleBook()));
     fill(list, books.length ? find.items.map(([row]) => row) : none);
     find.input.hidden = !books.length;
     find.run();

@@ -1,6 +1,6 @@
 /** Shared parts of the memory views: texts, tabs, dialogs, import, and menus of chronicles. */
 import { api } from "../core/api.js";
-import { attempt, deleting, dialog, sure } from "../core/dialogs.js";
+import { deleting, dialog } from "../core/dialogs.js";
 import { h, settled, tabs as links } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { importing } from "../core/importing.js";
@@ -148,13 +148,10 @@ export function acts(it, changed, gone) {
   };
   const add = () => files.choose({ ...it, then: changed });
   const save = () => api.download(`${path}/export`);
-  const remove = () => attempt(async () => {
-    if (!(await sure(m("delete", it), m("delete_text", it), t("common.delete")))) return;
-    await api.delete(path);
-    lorebooks.changed();
-    chronicles.changed();
+  const remove = () => {
+    chronicles.remove(id, it.name, lorebooks.changed);
     gone?.();
-  });
+  };
   return [
     { label: m("rename"), icon: "edit", act: rename },
     { label: m("add_file"), icon: "upload", act: add },

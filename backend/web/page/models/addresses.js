@@ -1,9 +1,10 @@
 /** Refused addresses of providers: possible remedies, and the list of allowed addresses. */
 import { api } from "../core/api.js";
-import { attempt, toast } from "../core/dialogs.js";
+import { attempt, toast, undoable } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { session } from "../core/store.js";
+import { t } from "../core/words.js";
 import { m } from "./picker.js";
 
 const ALLOWED = "/admin/provider-addresses";
@@ -50,12 +51,17 @@ export async function allowed(signal) {
     return isSet;
   };
   const line = (item) => {
-    const remove = () => attempt(async () => {
-      await api.delete(`${ALLOWED}/${item.id}`);
-      await read();
-    });
     const name = shown(item);
-    return h("li", {}, h("div.grow", {}, name), act("delete", m("addresses.refuse", { address: name }), remove, "quiet"));
+    const remove = () => undoable(t("common.deleted", { name }), {
+      hide: () => (element.hidden = true),
+      async act(options) {
+        await api.delete(`${ALLOWED}/${item.id}`, undefined, options);
+        if (!signal.aborted) await read();
+      },
+      show: () => (element.hidden = false),
+    });
+    const element = h("li", {}, h("div.grow", {}, name), act("delete", m("addresses.refuse", { address: name }), remove, "quiet"));
+    return element;
   };
   const send = async (values) => {
     await api.post(ALLOWED, values);

@@ -2,6 +2,7 @@
 import { api } from "../core/api.js";
 import { act, h, icon } from "../core/dom.js";
 import { kept } from "../core/store.js";
+import { offers } from "./local.js";
 import { adding } from "./parts.js";
 import { m } from "./picker.js";
 
@@ -19,6 +20,7 @@ export async function first(done, signal) {
     icon("key"),
     h("h2", {}, m("first")),
     h("p.soft", {}, m("first_help")),
+    offers(done, signal),
     await adding(done, signal),
     h("hr"),
     h("div.row", {}, act("spark", m("demo"), demo)),

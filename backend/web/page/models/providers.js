@@ -1,6 +1,6 @@
 /** Route: #/providers */
 import { api, Problem } from "../core/api.js";
-import { attempt, deleting, dialog, explained, more, sure, toast } from "../core/dialogs.js";
+import { attempt, deleting, dialog, explained, more, toast, undoable } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { json, mergePatch } from "../core/json.js";
@@ -10,6 +10,7 @@ import { session } from "../core/store.js";
 import { t } from "../core/words.js";
 import { allowed } from "./addresses.js";
 import { chosen } from "./chosen.js";
+import { offers } from "./local.js";
 import { ADDRESS, adding, KEY, MODELS, PATH, refused, test } from "./parts.js";
 import { m } from "./picker.js";
 
@@ -98,23 +99,33 @@ const tested = ({ id, name }) =>
     return box;
   });
 
+/** Providers whose deletion can still be undone. */
+const away = new Set();
+
 export default async function ({ signal, title, query }) {
   title(m("providers"));
   const list = h("ul.list", { "aria-label": m("providers") });
   const empty = h("div.empty", {}, h("p", {}, m("none")));
   let items;
   const read = async () => {
-    items = await api.all(PATH, { signal });
+    items = (await api.all(PATH, { signal })).filter(({ id }) => !away.has(id));
     empty.hidden = items.length > 0;
     refill(list, items.map(line));
   };
   const line = (item) => {
     const { id, name, slug, models, base_url: url, key_hint: hint, scope, is_editable: mine, revision: ifMatch } = item;
     const then = (does) => () => attempt(async () => (await does(item)) && read());
-    const remove = () => attempt(async () => {
-      if (!(await sure(m("delete_named", { name }), m("delete_help"), t("common.delete")))) return;
-      await api.delete(`${PATH}/${id}`, undefined, { ifMatch });
-      await read();
+    const hide = (is) => () => {
+      away[is ? "add" : "delete"](id);
+      if (!signal.aborted) attempt(read);
+    };
+    const remove = () => undoable(t("common.deleted", { name }), {
+      hide: hide(true),
+      async act(options) {
+        await api.delete(`${PATH}/${id}`, undefined, { ...options, ifMatch });
+        if (!signal.aborted) await read();
+      },
+      show: hide(false),
     });
     const facts = [m(`scopes.${scope}`), url, hint && m("key_hint", { hint })].filter(Boolean).join(" · ");
     const names = models.map((each) => each.name).join(", ") || m("all");
@@ -153,5 +164,5 @@ export default async function ({ signal, title, query }) {
   return h("div.page.narrow", {},
     h("header", {}, h("h1", {}, m("providers")), act("plus", m("add"), add, "primary")),
     areas("providers"),
-    h("p.soft.lead", {}, m("help")), empty, list, addresses);
+    h("p.soft.lead", {}, m("help")), offers(() => attempt(read), signal), empty, list, addresses);
 }

@@ -1,6 +1,6 @@
 /** The archive of the account: everything in one zip file, made by a job. */
 import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
+import { attempt, undoable } from "../core/dialogs.js";
 import { act, h, refill } from "../core/dom.js";
 import { progress } from "../core/form.js";
 import { followJob } from "../core/jobs.js";
@@ -24,9 +24,13 @@ export async function archiveBox(signal) {
     }
   };
   const begin = () => attempt(async () => show(await api.post(PATH)));
-  const remove = () => attempt(async () => {
-    await api.delete(PATH);
-    show(null);
+  const remove = (item) => undoable(t("common.deleted", { name: a("title") }), {
+    hide: () => say(""),
+    async act(options) {
+      await api.delete(PATH, undefined, options);
+      show(null);
+    },
+    show: () => show(item),
   });
   const make = (name = "begin") => act("copy", a(name), begin);
 
@@ -43,7 +47,7 @@ export async function archiveBox(signal) {
       return say(count ? `${ready} ${a("unreadable", { count })}` : ready,
         act("download", a("download"), () => api.download(PATH), "primary"),
         make("renew"),
-        act("delete", a("delete"), remove, "quiet"));
+        act("delete", a("delete"), () => remove(item), "quiet"));
     }
     if (state !== "making") return say(a(has(`archive.${job?.error}`) ? job.error : state), make());
     const stop = () => attempt(() => api.post(`/jobs/${job.id}/stop`));

@@ -6,7 +6,7 @@ import { session } from "../core/store.js";
 import { ago, dateTime, size, t } from "../core/words.js";
 import { areas } from "../account/parts.js";
 import { archive } from "./archive.js";
-import { files, i, summary } from "./files.js";
+import { away, files, i, summary } from "./files.js";
 import { steps } from "./moving.js";
 
 const section = (name, ...content) => h("section.stack", {}, h("h2", {}, i(name)), content);
@@ -34,7 +34,7 @@ export default async function ({ signal, title }) {
   const list = h("ul.list", { "aria-label": i("earlier") });
   const earlier = section("earlier", list);
   const draw = async () => {
-    const items = await api.all("/imports", { signal });
+    const items = (await api.all("/imports", { signal })).filter(({ id }) => !away.has(id));
     earlier.hidden = !items.length;
     refill(list, items.map(line));
   };

@@ -1,11 +1,11 @@
 /** One import: its progress, and the result of each file. */
 import { api } from "../core/api.js";
-import { attempt, deleting, more, sure } from "../core/dialogs.js";
+import { attempt, deleting, more, undoable } from "../core/dialogs.js";
 import { act, fill, h, icon, pause, refill } from "../core/dom.js";
 import { progress } from "../core/form.js";
 import { ago, dateTime, has, size, t } from "../core/words.js";
 import { areas } from "../account/parts.js";
-import { addressOf, followImport, goOn, i, OUTCOMES, stop } from "./files.js";
+import { addressOf, away, followImport, goOn, i, OUTCOMES, stop } from "./files.js";
 
 const SIGNS = { imported: "check", already_there: "minus", skipped: "minus", failed: "alert" };
 const PAGE = 100;
@@ -86,7 +86,7 @@ export default async function ({ params: { id }, signal, title }) {
     refill(acts,
       isRunning && act("stop", i("stop"), () => stop(item)),
       item.can_continue && act("continue", i("continue"), () => attempt(resume), "primary"),
-      !isRunning && more(t("common.more"), [deleting(() => attempt(remove))]));
+      !isRunning && more(t("common.more"), [deleting(remove)]));
   };
 
   const resume = async () => {
@@ -94,11 +94,17 @@ export default async function ({ params: { id }, signal, title }) {
     draw();
     await follow();
   };
-  const remove = async () => {
-    if (!(await sure(i("delete", item), i("delete_help"), t("common.delete")))) return;
-    await api.delete(`/imports/${id}`);
-    location.hash = "#/imports";
-  };
+  const remove = () => undoable(t("common.deleted", { name: item.name }), {
+    hide() {
+      away.add(id);
+      location.hash = "#/imports";
+    },
+    act: (options) => api.delete(`/imports/${id}`, undefined, options),
+    show() {
+      away.delete(id);
+      dispatchEvent(new Event("imports-changed"));
+    },
+  });
   /** Show the first results while the import runs. */
   const watch = async () => {
     while (item.state === "running" && !signal.aborted) {

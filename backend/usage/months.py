@@ -1,0 +1,53 @@
+"""Tokens and cost of an account in the current month: `GET /usage/month`."""
+
+from datetime import datetime
+
+from litestar import Controller, get
+from litestar.di import NamedDependency
+
+from backend.accounts.auth.identity import Identity
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.llm.user_models import UserModels
+from backend.usage.spending import ChatUsage, add_models, count_by_model
+
+
+class MonthUsage(ChatUsage, kw_only=True, frozen=True):
+    """Tokens of an account in a month (UTC): turns, background work and suggestions.
+
+    `month` is the year and the month (`2026-11`). `cost` is the sum for models with a known price.
+    Deleted chats no longer count.
+    """
+
+    month: str
+    since: datetime
+
+
+class MonthUsageService:
+    def __init__(self, database: Database, user_models: UserModels) -> None:
+        self._database = database
+        self._user_models = user_models
+
+    async def get(self, identity: Identity) -> MonthUsage:
+        """Return the figures of the account since the beginning of the month."""
+        since = now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        async with self._database.read() as session:
+            query = count_by_model(session.get_bind().dialect.name, "month")
+            values = {"since": since, "owner": identity.user_id}
+            rows = (await session.execute(query, values)).mappings().all()
+            registry = await self._user_models.of(session, identity.user, identity.sealer)
+        return MonthUsage(month=f"{since:%Y-%m}", since=since, **add_models(rows, registry))
+
+
+class MonthUsageController(Controller):
+    """Tokens and cost of the current month."""
+
+    path = "/usage/month"
+    tags = ("Accounts",)
+
+    @get(summary="Read the month's usage")
+    async def get_month_usage(
+        self, identity: NamedDependency[Identity], month_usage: NamedDependency[MonthUsageService]
+    ) -> MonthUsage:
+        """Return tokens and cost by model since the first of the month (UTC)."""
+        return await month_usage.get(identity)
