@@ -376,7 +376,7 @@ class DemoModel:
                 yield piece
             return
         kept = choose_compaction_calls(prompt, tools)
-        told = "" if kept else "Nothing to keep."
+        told: str | None = "" if kept else "Nothing to keep."
         if kept is None:
             told = write_summary(prompt) or write_title(prompt)
         command, words = ("", told.split()) if told is not None else _choose_reply(prompt)

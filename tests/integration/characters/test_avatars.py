@@ -12,9 +12,9 @@ from backend.accounts.auth.identity import Identity
 from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
 from backend.characters.schemas import PersonaFields
-from backend.characters.uploads import IMAGE_TYPES
 from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
+from backend.generation.images import IMAGE_TYPES
 from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows
 from tests.integration.characters.pictures import METADATA, opened, picture
 from tests.support.server import problem
