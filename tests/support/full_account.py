@@ -159,6 +159,8 @@ class FullAccount:
         )
         self.ids["group"] = group["id"]
         await account.turn(group["id"], text="Who is there?")
+        await account.patch(f"/chats/{chat}", {"pinned": True, "tags": ["sea"]})
+        await account.patch(f"/chats/{group['id']}", {"archived": True})
         await account.new_chat(title="")
 
     async def _add_campaign(self) -> None:
@@ -170,6 +172,7 @@ class FullAccount:
             character_ids=[self.ids["Mara"]], campaign_id=campaign["id"], title="First evening"
         )
         self.ids["session"] = chat["id"]
+        await account.patch(f"/chats/{chat['id']}", {"pinned": True, "archived": True})
         await account.turn(chat["id"], text="I look for the fork.")
         await account.turn(chat["id"], text="I wait.")
         await account.patch(

@@ -193,6 +193,7 @@ async def test_no_one_joins_or_leaves_while_a_reply_is_written(
         await set_presence(ada, group, bor, "present")  # it is so already
         patched = await ada.ask("PATCH", f"/chats/{group}", json={"character_ids": [alda]})
         problem(patched, 409, "message-busy")
+        problem(await ada.ask("POST", f"/chats/{group}/duplicate"), 409, "message-busy")
         assert await presences(ada, group) == {"Alda": "present", "Bor": "present"}
     finally:
         gate.opened.set()
