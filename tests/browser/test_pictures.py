@@ -69,6 +69,8 @@ def test_pictures_are_attached_sent_and_shown_in_full(
     expect(attached(page)).to_have_count(3)
     line(page).dispatch_event("drop", {"dataTransfer": hold(page, "dropped.png", "blue")})
     expect(attached(page)).to_have_count(4)
+    names = attached(page).evaluate_all("(images) => images.map(({ alt }) => alt)")
+    assert names == ["harbour.png", "cellar.png", "pasted.png", "dropped.png"]
     page.get_by_role("button", name="Remove cellar.png").click()
     expect(attached(page)).to_have_count(3)
     line(page).dispatch_event(

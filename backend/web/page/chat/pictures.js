@@ -70,22 +70,35 @@ export function attaching(room, area) {
     tell();
   }
 
-  async function upload(file) {
+  /** Uploads run one after the other, so that the pictures stay in order. */
+  let queue = Promise.resolve();
+  function upload(file) {
     const bar = progress(t("pictures.uploading", { name: file.name }));
     const leaving = new AbortController();
     const signal = AbortSignal.any([room.signal, leaving.signal]);
-    const cancel = act("close", t("files.cancel", { name: file.name }), () => leaving.abort(), "quiet");
-    uploads.set(file, h("li", {}, bar.element, cancel));
-    tell();
-    try {
-      const found = await api.upload(`/chats/${room.chat.id}/files`, file, { onprogress: (share) => bar.show(share), signal });
-      uploads.delete(file);
-      change([...files.filter(({ id }) => id !== found.id), found]);
-    } catch (error) {
+    const drop = () => {
       uploads.delete(file);
       tell();
-      if (!signal.aborted) complain(error);
-    }
+    };
+    const cancel = () => {
+      leaving.abort();
+      drop();
+    };
+    const send = async () => {
+      if (signal.aborted) return;
+      try {
+        const found = await api.upload(`/chats/${room.chat.id}/files`, file, { onprogress: (share) => bar.show(share), signal });
+        uploads.delete(file);
+        change([...files.filter(({ id }) => id !== found.id), found]);
+      } catch (error) {
+        if (signal.aborted) return;
+        drop();
+        complain(error);
+      }
+    };
+    uploads.set(file, h("li", {}, bar.element, act("close", t("files.cancel", { name: file.name }), cancel, "quiet")));
+    tell();
+    queue = queue.then(send);
   }
 
   function add(chosen) {
