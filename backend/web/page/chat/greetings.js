@@ -16,7 +16,7 @@ export function greetings(room) {
 
   const greeting = () => {
     const first = path.total === 1 && path.at(0);
-    return first?.role === "assistant" && first.sibling_count > 1 && !first.presence ? first : null;
+    return first?.role === "assistant" && !first.removed && first.sibling_count > 1 && !first.presence ? first : null;
   };
   const card = ({ id, text, shown }, at, { length: count }) => {
     const choose = async () => {
