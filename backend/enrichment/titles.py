@@ -16,6 +16,7 @@ from backend.accounts.models import User
 from backend.accounts.profile.settings import UserSettings, find_named_models
 from backend.chats.models import CHAT_TITLE, MESSAGE_CONTENT, Chat, Message, TitleOrigin
 from backend.enrichment.story import is_readable
+from backend.generation.images import IMAGE_TEXT
 from backend.vault.sealing import Sealer
 
 TitleSource = Literal["model", "first_line", "off"]
@@ -51,12 +52,16 @@ async def find_first_line(session: AsyncSession, chat: Chat) -> Message | None:
 
 
 async def use_first_line(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:
-    """Use the first line of the user as the title. False if there is none. The chat is locked."""
+    """Use the first line of the user as the title. False if there is none. The chat is locked.
+
+    A line that has only images gives no title.
+    """
     line = await find_first_line(session, chat)
     if line is None:
         return False
-    title = make_line_title(sealer.open(MESSAGE_CONTENT, line.id, line.sealed_content))
-    if title:
+    text = sealer.open(MESSAGE_CONTENT, line.id, line.sealed_content)
+    title = make_line_title(text)
+    if title and text != IMAGE_TEXT:
         set_title(sealer, chat, title, "first_line")
     return True
 

@@ -8,7 +8,6 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.support.browser import Account, phone
-from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.browser
 
@@ -113,8 +112,9 @@ def test_several_chats_are_tagged_archived_and_deleted_with_undo(
     tools.get_by_role("button", name="Select all").click()
     tools.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Dismiss").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Welcome", timeout=PATIENCE * 1000)
-    assert account.get("/chats")["items"] == []
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Welcome")
+    while account.get("/chats")["items"]:
+        page.wait_for_timeout(50)
 
 
 def test_a_new_chat_gets_its_first_line_as_title(page: Page, account: Account) -> None:

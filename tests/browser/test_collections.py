@@ -112,7 +112,7 @@ def test_one_field_finds_chats_characters_settings_and_messages(
     people = page.get_by_role("group", name="Characters")
     expect(people.get_by_role("option")).to_have_text([re.compile("Magda")])
     field.fill("embedding model")
-    expect(page.get_by_role("option", name=re.compile("^Defaults|^Models")).first).to_be_visible()
+    expect(page.get_by_role("option", name=re.compile("^Models|^Memory")).first).to_be_visible()
     field.fill("whale")
     found = page.get_by_role("group", name="Messages").get_by_role("option")
     expect(found.first).to_contain_text("The storm")
@@ -125,6 +125,7 @@ def test_one_field_finds_chats_characters_settings_and_messages(
     expect(page.get_by_text("The lamp burns whale oil.", exact=True)).to_be_visible()
 
     page.get_by_role("button", name="Search", exact=True).first.click()
+    expect(field).to_be_focused()
     page.keyboard.type("vey")
     expect(page.get_by_role("group", name="Characters").get_by_role("option")).to_have_count(1)
     page.keyboard.press("Escape")

@@ -205,11 +205,12 @@ def test_fingers_scroll_and_swipe_the_last_message(
                 session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [point]})
             session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
-        before = log.evaluate("log => log.scrollTop")
-        drag(30, 200)
+        end = "log => log.scrollHeight - log.clientHeight - log.scrollTop"
         page.wait_for_function(
-            "([log, top]) => log.scrollTop < top - 50", arg=[log.element_handle(), before]
+            f"log => log.scrollTop > 400 && ({end})(log) < 5", arg=log.element_handle()
         )
+        drag(30, 200)
+        page.wait_for_function(f"log => ({end})(log) > 50", arg=log.element_handle())
         expect(messages(page).last).to_contain_text("One.")
         drag(-120, 10)
         expect(messages(page).last).to_contain_text("Two.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,7 @@ def test_pictures_are_attached_sent_and_shown_in_full(
     page.reload()
     expect(attached(page)).to_have_count(3)
     assert is_loaded(attached(page).first)
+    expect(page.locator(".counted")).to_have_text(re.compile(r"^\d,\d{3} tokens$"))
     assert_accessible(page)
 
     line(page).fill("Which way to the *harbour*?")

@@ -173,7 +173,7 @@ def test_hints_come_one_at_a_time_and_stay_closed(page: Page, account: Account) 
     chat = account.new_chat(character_ids=[account.import_card()["id"]])["id"]
     account.turn(chat, text="Hello.")
     page.goto(f"/#/chats/{chat}")
-    hint = page.get_by_role("note")
+    hint = page.get_by_role("region", name="Hint")
     expect(hint).to_contain_text("You can see the whole prompt")
     with page.expect_response("**/me/settings"):
         hint.get_by_role("button", name="Show me").click()

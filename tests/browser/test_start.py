@@ -77,7 +77,7 @@ def test_a_place_that_was_left_while_it_loaded_takes_nothing_from_the_next(page:
     page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
     page.goto("/")
     page.get_by_role("link", name="Account", exact=True).first.click()
-    made = page.get_by_text("Account created")
+    made = page.get_by_role("button", name="Delete account")
     expect(made).to_be_visible()
     page.clock.run_for(400)  # longer than a place may take until it says that it is loading
     expect(made).to_be_visible()

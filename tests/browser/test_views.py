@@ -81,11 +81,14 @@ def find_addresses(account: Account) -> dict[str, str]:
     return found
 
 
-def wait_for(page: Page) -> None:
-    """Wait until a view has loaded everything that it shows."""
-    expect(page.locator("main .waiting")).to_have_count(0)
+def show(page: Page, address: str) -> None:
+    """Open a view, and wait until it has loaded everything that it shows."""
+    page.goto("about:blank")
+    page.goto(address)
+    page.locator("main h1").first.wait_for(state="attached")
     page.wait_for_load_state("networkidle")
     page.evaluate("document.fonts.ready")
+    expect(page.locator("main > .page > [role=alert]")).to_have_count(0)
 
 
 def test_every_view_is_accessible_and_fits_the_screen(
@@ -97,8 +100,7 @@ def test_every_view_is_accessible_and_fits_the_screen(
     page = context.new_page()
     found: list[str] = []
     for name, address in addresses.items():
-        page.goto(address)
-        wait_for(page)
+        show(page, address)
         for width, scheme in SCREENS:
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size({"width": width, "height": HEIGHTS[width]})
@@ -126,8 +128,7 @@ def test_every_view_has_pictures(
     for name, address in addresses.items():
         for width, height in HEIGHTS.items():
             page.set_viewport_size({"width": width, "height": height})
-            page.goto(address)
-            wait_for(page)
+            show(page, address)
             for _, scheme in SCREENS:
                 page.emulate_media(color_scheme=scheme)
                 file = folder / f"{name.replace('/', '-')}-{width}-{scheme}.png"

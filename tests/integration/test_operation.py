@@ -315,8 +315,8 @@ sys.exit(failed)
 LATER = {
     *("alembic", "google.genai", "splintr", "tiktoken"),
     *("fastembed", "huggingface_hub", "onnxruntime", "qdrant_client", "qdrant_edge"),
-    *("PIL", "httpx2", "markdown_it", "minify", "minify_html", "pygments"),
-    *("rich", "segno"),
+    *("PIL", "httpx2", "markdown_it", "minify_html", "pygments", "rich"),
+    *("segno", "tree_sitter", "tree_sitter_javascript"),
     *("cryptography.x509", "psutil"),
 }
 

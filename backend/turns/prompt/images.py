@@ -190,5 +190,6 @@ async def load_images(
     images = [
         SealedImage(each.place, each.file_id, each.description.media_type, sealed[each.file_id])
         for each in chosen
+        if each.file_id in sealed
     ]
     return ChosenImages(images=images, excess=len(found) - len(chosen))

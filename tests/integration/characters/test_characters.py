@@ -195,7 +195,7 @@ async def test_pages_go_from_the_newest_to_the_oldest(ada: Person, ben: Person) 
 async def test_a_list_shows_what_is_needed_to_choose(ada: Person) -> None:
     made = await ada.make(**FULL_CARD)
     (item,) = body(await ada.get("/characters"))["items"]
-    shown = ("id", "name", "nickname", "tags", "creator", "has_avatar", "revision")
+    shown = ("id", "name", "nickname", "tags", "creator", "is_favourite", "has_avatar", "revision")
     assert item == {name: made[name] for name in (*shown, "created_at", "updated_at")}
 
 

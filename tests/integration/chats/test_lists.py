@@ -23,6 +23,7 @@ async def list_ids(ada: Account, **query: Any) -> list[str]:
     return [each["id"] for each in (await ada.get("/chats", **query))["items"]]
 
 
+@pytest.mark.every_database
 async def test_a_list_shows_the_beginning_of_the_last_message(ada: Account) -> None:
     empty = await ada.new_chat(title="Empty")
     assert (empty["preview"], empty["last_message_at"]) == ("", None)
@@ -47,6 +48,7 @@ async def test_a_list_shows_the_beginning_of_the_last_message(ada: Account) -> N
     assert line["text"] == "Who is there?"
 
 
+@pytest.mark.every_database
 async def test_chats_are_pinned_archived_and_tagged(ada: Account) -> None:
     old, new = [(await ada.new_chat(title=title))["id"] for title in ("Old", "New")]
     before = await ada.get(f"/chats/{old}")
@@ -74,6 +76,7 @@ async def test_chats_are_pinned_archived_and_tagged(ada: Account) -> None:
         problem(answer, 422, "validation-failed")
 
 
+@pytest.mark.every_database
 async def test_a_copy_has_all_branches_and_settings_of_its_chat(ada: Account, chat: str) -> None:
     await ada.patch(f"/chats/{chat}/settings", {"scenario": "A mill.", "tags": ["sea"]})
     await ada.patch(f"/chats/{chat}", {"title": "Night", "pinned": True})

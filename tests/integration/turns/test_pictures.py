@@ -186,11 +186,13 @@ async def test_a_small_budget_leaves_pictures_out(
 ) -> None:
     await set_chat(ada, chat, budgets={"total": 2048, "reply_reserve": 256})
     found = await upload(ada, chat, picture(width=8, height=8))
-    reply_id = await take_turn(ada, chat, text="Look!", files=[found["id"]])
+    reply_id = await take_turn(ada, chat, files=[found["id"]])
     assert sent_images(model) == []
     context = await context_of(ada, reply_id)
     assert any(note.startswith("1 image was left out.") for note in context["notes"])
     assert context["totals"]["prompt"] < IMAGE_TOKENS
+    # A line of pictures alone gives the chat no title.
+    assert (await ada.get(f"/chats/{chat}"))["title"] == "Mara"
 
 
 async def test_unknown_files_are_refused_and_uploads_wait_for_a_day(

@@ -71,5 +71,27 @@ def test_every_theme_is_readable(
     assert weak == {}
 
 
+def mix(one: str, other: str, share: float) -> str:
+    """Return a colour with a share of `one`, as CSS mixes colours in sRGB."""
+    pairs = [(int(one[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in pairs)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_messages_are_readable_on_every_background(theme: str) -> None:
+    sheet = (FOLDER / "style" / "chat.css").read_text(encoding="utf-8")
+    [rule] = re.findall(r"\.pictured \.track \{([^}]*)\}", sheet)
+    softness, veil = (int(each) / 100 for each in re.findall(r"var\(--[\w-]+\) (\d+)%", rule))
+    colours = read_theme(theme)
+    colours["soft"] = mix(colours["soft"], colours["ink"], softness)
+    weak = {
+        f"{front} on {picture}": round(contrast, 2)
+        for picture in ("#000000", "#ffffff")
+        for front in ("ink", "soft", "accent", "speech", "danger")
+        if (contrast := ratio(colours[front], mix(colours["paper"], picture, veil))) < 4.5
+    }
+    assert weak == {}
+
+
 def test_the_themes_differ() -> None:
     assert len({tuple(sorted(read_theme(theme).items())) for theme in THEMES}) == len(THEMES)

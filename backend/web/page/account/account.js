@@ -42,7 +42,7 @@ export default function ({ signal, title }) {
     h("header", {},
       h("div.grow", {}, h("h1.clip", {}, user.username), user.is_administrator && a("is_administrator")),
       button("sign_out", signOut)),
-    h("p.row", {}, h("a", { href: "#/security" }, a("to_security")), h("a", { href: "#/settings" }, t("settings.title"))),
+    h("p.row.lead", {}, h("a", { href: "#/security" }, a("to_security")), h("a", { href: "#/settings" }, t("settings.title"))),
     month(signal),
     usage(),
     part("remove", h("div", {}, button("remove", remove, { class: "danger" }))));

@@ -1,6 +1,6 @@
 /** Building blocks of the account's sections. */
 import { attempt, dialog } from "../core/dialogs.js";
-import { fill, h, svg, tabs } from "../core/dom.js";
+import { fill, h, set, svg, tabs } from "../core/dom.js";
 import { session } from "../core/store.js";
 import { ago, has, t } from "../core/words.js";
 import { a, passwordForm } from "./forms.js";
@@ -14,9 +14,11 @@ export const used = ({ last_used_at: at }) => (at ? a("used", { when: ago(at) })
 const AREAS = ["settings", "providers", "memory-settings", "presets", "scripts", "imports", "clients", "security"];
 
 /** Tabs of the settings views. Administrators have one more. */
-export const areas = (here) =>
-  tabs(t("settings.title"), here, [...AREAS, session.user.is_administrator && "server"].filter(Boolean)
-    .map((name) => [name, t(`settings.areas.${name}`), `#/${name}`]));
+export function areas(here) {
+  const names = [...AREAS, session.user.is_administrator && "server"].filter(Boolean);
+  const places = names.map((name) => [name, t(`settings.areas.${name}`), `#/${name}`]);
+  return set(tabs(t("settings.title"), here, places), { class: "side" });
+}
 
 /** A settings view: its heading, the tabs, and its content. */
 export function frame(here, title, ...content) {

@@ -40,7 +40,7 @@ const tag = (items) =>
   askTags([], (tags) => change(items, (item) => ({ tags: [...new Set([...item.tags, ...tags])] })));
 
 /** A menu of formats. Browsers drop downloads that follow each other too fast. */
-const save = (items) => ({ currentTarget }) =>
+const save = (items, { currentTarget }) =>
   menu(currentTarget, exports(items[0]).map((format, at) => ({
     ...format,
     async act() {
@@ -55,27 +55,32 @@ const save = (items) => ({ currentTarget }) =>
  * A bar with the number of selected chats, and what can be done with them.
  *
  * `chosen()` returns the selected chats, `all()` selects those that are shown, `end()` ends the
- * selection. `draw()` shows the current state.
+ * selection. `draw(isArchive)` shows the current state.
  */
 export function bulk({ chosen, all, end }) {
-  const bar = h("div.row.bulk", { role: "group", "aria-label": t("chats.selection"), hidden: true });
-  const count = h("span.grow", { role: "status" });
   const then = (does) => () => attempt(async () => {
     await does(chosen());
     end();
   });
+  const count = h("span.grow", { role: "status" });
+  const [into, out] = [true, false].map((is) =>
+    act("archive", t(is ? "chats.archive" : "chats.unarchive"), then((items) => archive(items, is))));
+  const buttons = [
+    into,
+    out,
+    act("tag", t("chats.tags"), () => tag(chosen())),
+    act("download", t("common.export"), (event) => save(chosen(), event)),
+    act("delete", t("common.delete"), then(remove), "danger"),
+  ];
+  const element = h("div.row.bulk", { role: "group", "aria-label": t("chats.selection"), hidden: true },
+    count, h("button", { type: "button", onclick: all }, t("chats.all")), buttons,
+    act("close", t("common.done"), end));
   const draw = (isArchive) => {
-    const items = chosen();
-    fill(count, t("chats.picked", { count: items.length }));
-    const buttons = [
-      act("archive", t(isArchive ? "chats.unarchive" : "chats.archive"), then((own) => archive(own, !isArchive))),
-      act("tag", t("chats.tags"), () => tag(chosen())),
-      act("download", t("common.export"), save(items)),
-      act("delete", t("common.delete"), then(remove), "danger"),
-    ];
-    for (const button of buttons) button.disabled = !items.length;
-    fill(bar, count, h("button", { type: "button", onclick: all }, t("chats.all")), buttons,
-      act("close", t("common.done"), end));
+    const { length } = chosen();
+    fill(count, t("chats.picked", { count: length }));
+    for (const button of buttons) button.disabled = !length;
+    into.hidden = isArchive;
+    out.hidden = !isArchive;
   };
-  return { element: bar, draw };
+  return { element, draw };
 }

@@ -20,29 +20,30 @@ function patience(button, moment) {
   if (seconds > 0) setTimeout(() => button.isConnected && patience(button, moment), 1000);
 }
 
-/** The tokens of the line, counted when the user stops typing. `count(line)` begins. */
+/** The tokens of the line and its pictures, counted when the user stops typing. */
 function counter(room) {
   const element = h("small.figure.counted", { "aria-live": "off" });
   let asked = new AbortController();
-  let line = "";
+  let [line, pictured] = ["", 0];
+  const show = (count) => (element.textContent = count ? t("common.tokens", { count }) : "");
   const ask = settled(async () => {
     const signal = AbortSignal.any([room.signal, asked.signal]);
     try {
       const { counts } = await api.post("/tokens", { texts: [line], model: room.settings?.model }, { signal });
-      element.textContent = t("common.tokens", { count: counts[0] });
+      show(counts[0] + pictured);
     } catch {
       // The chat works without token counts, so errors are ignored.
     }
   }, 400);
   return {
     element,
-    count(now) {
+    count(now, more) {
       asked.abort();
       asked = new AbortController();
-      line = now;
+      [line, pictured] = [now, more];
       if (line.trim()) return ask();
       ask.drop();
-      element.textContent = "";
+      show(pictured);
     },
   };
 }
@@ -68,7 +69,7 @@ export function composer(room) {
   const keep = () => {
     kept.set(draft, area.value || null);
     offers.update();
-    tokens.count(area.value);
+    tokens.count(area.value, pictures.tokens);
     weigh();
   };
   const area = h("textarea", {
@@ -174,7 +175,7 @@ export function composer(room) {
   room.events.addEventListener("waiting", () => (writing.hidden = Boolean(room.waiting)));
   room.path.addEventListener("change", weigh);
   draw();
-  tokens.count(area.value);
+  tokens.count(area.value, pictures.tokens);
   const onsubmit = (event) => {
     event.preventDefault();
     if (room.busy) room.stop().catch(complain);

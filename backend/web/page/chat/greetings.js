@@ -16,7 +16,7 @@ export function greetings(room) {
 
   const greeting = () => {
     const first = path.total === 1 && path.at(0);
-    return first?.role === "assistant" && !first.removed && first.sibling_count > 1 && !first.presence ? first : null;
+    return first?.role === "assistant" && first.sibling_count > 1 && !first.removed ? first : null;
   };
   const card = ({ id, text, shown }, at, { length: count }) => {
     const choose = async () => {
@@ -39,7 +39,7 @@ export function greetings(room) {
   const read = async (id) => {
     const all = await versions(id);
     known = all.map((each) => each.id);
-    refill(cards, all.map(card));
+    refill(cards, all.filter(({ removed }) => !removed).map(card));
   };
   const draw = async () => {
     const first = greeting();

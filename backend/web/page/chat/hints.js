@@ -16,7 +16,7 @@ const HINTS = {
 };
 
 export function hints(room) {
-  const box = h("div.hint", { role: "note", hidden: true });
+  const box = h("section.hint", { "aria-label": t("hints.title"), hidden: true });
   let isOver = false;
   const close = (name) => {
     // The next hint waits until the chat is opened again.

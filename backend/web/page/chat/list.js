@@ -90,7 +90,7 @@ export default async function ({ signal, title }) {
     },
   });
   const select = act("check", t("chats.select"), () => selecting(true));
-  const tools = h("div.row", {}, find.input, order, archive, select);
+  const tools = h("div.row.ordering", {}, find.input, order, archive, select);
   const filter = h("div.row.tags", { role: "group", "aria-label": t("chats.tags") });
 
   const tag = ([key, [name, count]]) => {

@@ -37,8 +37,8 @@ export function gallery({ files = [], author }) {
 /**
  * Attach pictures to the line in `area`. They are kept with its draft.
  *
- * @returns {{element, button, files, pending, clear, over}} `element` shows them, `button` lets the
- *   user choose some. `files` are the ids for the turn, `pending` is true during uploads.
+ * @returns {{element, button, files, tokens, pending, clear, over}} `element` shows them, `button`
+ *   lets the user choose some. `files` are the ids for the turn, `pending` is true during uploads.
  *   `over(place)` accepts pictures that are dropped on an element. After each change, the area gets
  *   an "input" event.
  */
@@ -111,6 +111,10 @@ export function attaching(room, area) {
     over: (place) => dropping(place, place, add, room.signal),
     get files() {
       return files.map(({ id }) => id);
+    },
+    /** The tokens of all pictures, an estimate. */
+    get tokens() {
+      return files.reduce((sum, { tokens }) => sum + tokens, 0);
     },
     get pending() {
       return uploads.size > 0;

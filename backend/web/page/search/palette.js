@@ -3,7 +3,7 @@ import { api } from "../core/api.js";
 import { complain, dialog } from "../core/dialogs.js";
 import { fill, h, icon, set, settled, style } from "../core/dom.js";
 import { finding, passage } from "../core/passage.js";
-import { campaigns, characters, chats, chronicles, lorebooks } from "../core/store.js";
+import { campaigns, characters, chats, chronicles, lorebooks, session } from "../core/store.js";
 import { t, texts } from "../core/words.js";
 import { face } from "../library/faces.js";
 
@@ -20,23 +20,34 @@ const KINDS = {
   campaign: ["world", "campaigns", "item"],
 };
 
-/** Places of settings, with the sections of texts that are shown there. */
+/** Places of settings, with the paths of the texts that are shown there. */
 const SETTINGS = {
-  settings: ["settings"], providers: ["models"], presets: ["presets"], scripts: ["scripts"],
-  imports: ["imports", "archive", "files"], clients: ["clients"], account: ["account"],
+  settings: /^(settings|page|replies)\.|^account\.(theme|light|dark|sepia|night|reading|persona_id|preset_id|lore_mode|system_prompt|budgets|quick_replies)$/,
+  providers: /^models\./,
+  "memory-settings": /^memory\.(status|models)\.|^account\.memory_search/,
+  presets: /^presets\./,
+  scripts: /^scripts\./,
+  imports: /^(imports|archive|files)\./,
+  clients: /^clients\./,
+  security: /^account\.(mode|change|renew|rotate|factors|app|codes|add_passkey|sessions|keys|recent)(_|$)/,
+  server: /^account\.(phones|invitations|people)(_|$)/,
+  account: /^account\.(usage|month|monthly|remove)(_|$)/,
 };
 
-/** All texts of a section, without those that have values. */
-const flat = (found) =>
+/** All texts with their paths, without those that have values. */
+const flat = (found, path) =>
   typeof found === "string"
-    ? found.split(" | ").filter((each) => !/[{}]/.test(each))
-    : Object.values(found).flatMap(flat);
+    ? found.split(" | ").filter((each) => !/[{}]/.test(each)).map((each) => [path, each])
+    : Object.entries(found).flatMap(([name, each]) => flat(each, path ? `${path}.${name}` : name));
 
-/** `[title, search text, option]` of each place of settings. */
+/** `[title, search texts, option]` of each place of settings. */
 function places() {
-  return Object.entries(SETTINGS).map(([name, sections]) => {
-    const title = texts.settings.areas[name];
-    const known = sections.flatMap((section) => flat(texts[section])).sort((a, b) => a.length - b.length);
+  const all = flat(texts, "");
+  const titles = { ...texts.settings.areas, account: t("shell.account") };
+  if (!session.user.is_administrator) delete titles.server;
+  return Object.entries(titles).map(([name, title]) => {
+    const known = all.filter(([path]) => SETTINGS[name]?.test(path)).map(([, text]) => text);
+    known.sort((a, b) => a.length - b.length);
     const option = (fits) => {
       const note = !fits(title) && known.find(fits);
       return hit({ href: `#/${name}`, sign: icon("settings"), title, note });
@@ -91,7 +102,8 @@ function matches(rows, typed) {
   return found.sort((a, b) => rank(a) - rank(b)).slice(0, MOST).map(([, , option]) => option(fits));
 }
 
-function content(lists, close, signal) {
+function content(close, signal) {
+  let lists = { titles: new Map(), groups: [] };
   const near = h("div");
   const far = h("div");
   const list = h("div.hits", { id: "hits", role: "listbox", "aria-label": t("search.results") }, near, far);
@@ -168,13 +180,17 @@ function content(lists, close, signal) {
   });
   list.addEventListener("click", (event) => event.target.closest("a") && close());
   draw();
+  named().then((found) => {
+    lists = found;
+    draw();
+  });
   return h("div.stack.search", {}, input, list, state);
 }
 
 /** Open the search field. The promise resolves when it is closed. */
 export default async function () {
   const leaving = new AbortController();
-  const [lists] = await Promise.all([named(), style("search")]);
-  await dialog(t("search.title"), (close) => content(lists, close, leaving.signal), { wide: true });
+  await style("search");
+  await dialog(t("search.title"), (close) => content(close, leaving.signal), { wide: true });
   leaving.abort();
 }

@@ -1,0 +1,332 @@
+"""Shorten the names of a JavaScript module that no other module can see.
+
+tree-sitter parses the script. Names of exports, properties and globals stay, so each module can be
+shortened without the others. Nothing else of the script changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count, product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+FIRST_LETTERS = "etnsriaoclduphmfgbywvkxjqzETNSRIAOCLDUPHMFGBYWVKXJQZ_$"
+OTHER_LETTERS = FIRST_LETTERS + "0123456789"
+"""Letters of names, the most frequent of scripts first, because they compress best."""
+
+KEYWORDS = frozenset(
+    {"as", "do", "for", "get", "if", "in", "is", "let", "new", "of", "set", "try", "var"}
+)
+"""Words of up to three letters that are no names, or not everywhere."""
+
+FUNCTIONS = frozenset(
+    {"arrow_function", "function_expression", "generator_function", "method_definition"}
+    | {"function_declaration", "generator_function_declaration", "class", "class_declaration"}
+)
+"""Nodes with a scope of their own for their parameters, and for the name of an expression."""
+
+BLOCKS = frozenset({
+    "statement_block", "for_statement", "switch_body", "class_static_block",
+})  # fmt: skip
+DECLARATIONS = frozenset(
+    {"function_declaration", "generator_function_declaration", "class_declaration"}
+)
+NAMED_EXPRESSIONS = frozenset({"function_expression", "generator_function", "class"})
+SHORTHANDS = frozenset({"shorthand_property_identifier", "shorthand_property_identifier_pattern"})
+
+
+@dataclass(eq=False, slots=True)
+class Binding:
+    """A declared name. `is_kept` means that it cannot be changed."""
+
+    name: str
+    is_kept: bool = False
+    places: list[Node] = field(default_factory=list["Node"])
+    short: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class NameScope:
+    """A part of a script in which names are declared, and the names that are used in it."""
+
+    parent: NameScope | None
+    bindings: dict[str, Binding] = field(default_factory=dict[str, Binding])
+    uses: list[Node] = field(default_factory=list["Node"])
+    children: list[NameScope] = field(default_factory=list["NameScope"])
+    outer: set[Binding] = field(default_factory=set[Binding])
+    """Names of enclosing scopes, and global names, that are used here or in a scope inside."""
+    is_function: bool = False
+
+    def open(self, *, is_function: bool = False) -> NameScope:
+        """Add a scope inside this one."""
+        inner = NameScope(self, is_function=is_function)
+        self.children.append(inner)
+        return inner
+
+    def find_function(self) -> NameScope:
+        """Return the scope of the function or module, in which `var` declares names."""
+        scope = self
+        while scope.parent is not None and not scope.is_function:
+            scope = scope.parent
+        return scope
+
+    def declare(self, node: Node, *, is_kept: bool = False) -> None:
+        """Declare the name of a node. Its place counts as a use."""
+        binding = self.bindings.setdefault(read_text(node), Binding(read_text(node)))
+        binding.is_kept = binding.is_kept or is_kept
+        self.uses.append(node)
+
+
+def read_text(node: Node) -> str:
+    """Return the source of a node."""
+    return (node.text or b"").decode()
+
+
+def shorten_names(text: str) -> str:
+    """Return the script with short names. A script with errors is returned unchanged."""
+    tree = load_parser().parse(text.encode())
+    if tree.root_node.has_error:
+        return text
+    module = NameScope(None, is_function=True)
+    read_children(tree.root_node, module)
+    unknown: dict[str, Binding] = {}
+    resolve_uses(module, unknown)
+    choose_names(module)
+    return replace_names(text.encode(), iterate_bindings(module))
+
+
+@cache
+def load_parser() -> Parser:
+    import tree_sitter_javascript  # noqa: PLC0415  # seldom needed
+    from tree_sitter import Language, Parser  # noqa: PLC0415  # seldom needed
+
+    return Parser(Language(tree_sitter_javascript.language()))
+
+
+def read_children(node: Node, scope: NameScope) -> None:
+    for child in node.named_children:
+        read_node(child, scope)
+
+
+def read_node(node: Node, scope: NameScope) -> None:
+    """Record the declarations and the uses of names in a node."""
+    READERS.get(node.type, read_children)(node, scope)
+
+
+def read_use(node: Node, scope: NameScope) -> None:
+    scope.uses.append(node)
+
+
+def read_block(node: Node, scope: NameScope) -> None:
+    read_children(node, scope.open())
+
+
+def read_variables(node: Node, scope: NameScope) -> None:
+    """Record `let`, `const` and `var`."""
+    target = scope.find_function() if node.type == "variable_declaration" else scope
+    for each in node.named_children:
+        name, value = each.child_by_field_name("name"), each.child_by_field_name("value")
+        if name is not None:
+            read_pattern(name, target, scope, is_kept=is_exported(node))
+        if value is not None:
+            read_node(value, scope)
+
+
+def read_catch(node: Node, scope: NameScope) -> None:
+    inner = scope.open()
+    parameter = node.child_by_field_name("parameter")
+    for child in node.named_children:
+        if child == parameter:
+            read_pattern(child, inner, inner)
+        else:
+            read_node(child, inner)
+
+
+def read_export(node: Node, scope: NameScope) -> None:
+    """Record a name of `export { name }`."""
+    name = node.child_by_field_name("name")
+    statement = node.parent.parent if node.parent else None
+    is_own = statement is not None and statement.child_by_field_name("source") is None
+    if name is not None and name.type == "identifier" and is_own:
+        scope.declare(name, is_kept=True)
+
+
+def is_exported(node: Node) -> bool:
+    """True if a declaration is exported by its name."""
+    return node.parent is not None and node.parent.type == "export_statement"
+
+
+def read_function(node: Node, scope: NameScope) -> None:
+    """Record a function or class: its name outside or inside, and its parameters inside."""
+    name, parameter = node.child_by_field_name("name"), node.child_by_field_name("parameter")
+    inner = scope.open()
+    body = inner.open(is_function=True)
+    for child in node.named_children:
+        if child == name and node.type in DECLARATIONS:
+            scope.declare(child, is_kept=is_exported(node))
+        elif child == name and node.type in NAMED_EXPRESSIONS:
+            inner.declare(child)
+        elif child == name:
+            read_node(child, scope)
+        elif child == parameter:
+            read_pattern(child, body, body)
+        elif child.type == "formal_parameters":
+            for each in child.named_children:
+                read_pattern(each, body, body)
+        else:
+            read_node(child, body)
+
+
+def read_loop(node: Node, scope: NameScope) -> None:
+    """Record `for ... of` and `for ... in`."""
+    left, kind = node.child_by_field_name("left"), node.child_by_field_name("kind")
+    inner = scope.open()
+    for child in node.named_children:
+        if kind is not None and child == left:
+            target = inner.find_function() if read_text(kind) == "var" else inner
+            read_pattern(child, target, inner)
+        else:
+            read_node(child, inner)
+
+
+def read_pattern(node: Node, target: NameScope, scope: NameScope, *, is_kept: bool = False) -> None:
+    """Record the names that a pattern declares. Its defaults and keys are expressions."""
+    match node.type:
+        case "identifier" | "shorthand_property_identifier_pattern":
+            target.declare(node, is_kept=is_kept)
+        case "assignment_pattern" | "object_assignment_pattern":
+            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+            if left is not None:
+                read_pattern(left, target, scope, is_kept=is_kept)
+            if right is not None:
+                read_node(right, scope)
+        case "pair_pattern":
+            key, value = node.child_by_field_name("key"), node.child_by_field_name("value")
+            if key is not None:
+                read_node(key, scope)
+            if value is not None:
+                read_pattern(value, target, scope, is_kept=is_kept)
+        case "object_pattern" | "array_pattern" | "rest_pattern":
+            for each in node.named_children:
+                read_pattern(each, target, scope, is_kept=is_kept)
+        case _:
+            read_node(node, scope)
+
+
+def read_import(node: Node, scope: NameScope) -> None:
+    for clause in node.named_children:
+        if clause.type != "import_clause":
+            continue
+        for part in clause.named_children:
+            if part.type == "identifier":
+                scope.declare(part)
+            elif part.type == "namespace_import":
+                scope.declare(part.named_children[0])
+            else:
+                for each in part.named_children:
+                    name = each.child_by_field_name("alias") or each.child_by_field_name("name")
+                    if name is not None:
+                        scope.declare(name)
+
+
+READERS: dict[str, Callable[[Node, NameScope], None]] = {
+    "identifier": read_use,
+    "lexical_declaration": read_variables,
+    "variable_declaration": read_variables,
+    "for_in_statement": read_loop,
+    "catch_clause": read_catch,
+    "import_statement": read_import,
+    "export_specifier": read_export,
+    **dict.fromkeys(SHORTHANDS, read_use),
+    **dict.fromkeys(FUNCTIONS, read_function),
+    **dict.fromkeys(BLOCKS, read_block),
+}
+"""How nodes with names are read. In all others, only the nodes inside matter."""
+
+
+def resolve_uses(scope: NameScope, unknown: dict[str, Binding]) -> None:
+    """Find the binding of every use, and note in each scope between which names pass through."""
+    for node in scope.uses:
+        name = read_text(node)
+        passed: list[NameScope] = []
+        at: NameScope | None = scope
+        while at is not None and name not in at.bindings:
+            passed.append(at)
+            at = at.parent
+        binding = (
+            unknown.setdefault(name, Binding(name, is_kept=True))
+            if at is None
+            else at.bindings[name]
+        )
+        binding.places.append(node)
+        for each in passed:
+            each.outer.add(binding)
+    for each in scope.children:
+        resolve_uses(each, unknown)
+
+
+def choose_names(scope: NameScope) -> None:
+    """Choose names from the outermost scope inwards, the most used names first."""
+    taken = {each.short or each.name for each in scope.outer}
+    taken |= {each.name for each in scope.bindings.values() if each.is_kept}
+    for binding in sorted(scope.bindings.values(), key=lambda each: -len(each.places)):
+        if binding.is_kept:
+            binding.short = binding.name
+            continue
+        short = next(name for name in iterate_names() if name not in taken)
+        is_longer = binding.name not in taken and not saves_bytes(binding, short)
+        binding.short = binding.name if is_longer else short
+        taken.add(binding.short)
+    for each in scope.children:
+        choose_names(each)
+
+
+def saves_bytes(binding: Binding, short: str) -> bool:
+    """True if the script is shorter with the name, counting `name as short` and `name:short`."""
+    added = sum(len(get_replacement(node, short)) for node in binding.places)
+    return added < len(binding.name) * len(binding.places)
+
+
+def get_replacement(node: Node, short: str) -> str:
+    name = read_text(node)
+    if name == short:
+        return name
+    if node.type in SHORTHANDS:
+        return f"{name}:{short}"
+    parent = node.parent
+    if parent is not None and parent.type == "import_specifier":
+        return short if parent.child_by_field_name("alias") else f"{name} as {short}"
+    return short
+
+
+def replace_names(source: bytes, bindings: Iterable[Binding]) -> str:
+    edits = sorted(
+        (node.start_byte, node.end_byte, get_replacement(node, each.short).encode())
+        for each in bindings
+        for node in each.places
+        if each.short != each.name
+    )
+    parts: list[bytes] = []
+    end = 0
+    for start, stop, new in edits:
+        parts += [source[end:start], new]
+        end = stop
+    return b"".join([*parts, source[end:]]).decode()
+
+
+def iterate_bindings(scope: NameScope) -> Iterator[Binding]:
+    yield from scope.bindings.values()
+    for each in scope.children:
+        yield from iterate_bindings(each)
+
+
+def iterate_names() -> Iterator[str]:
+    for size in count(1):
+        for first, *others in product(FIRST_LETTERS, *[OTHER_LETTERS] * (size - 1)):
+            if (name := "".join((first, *others))) not in KEYWORDS:
+                yield name
