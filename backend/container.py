@@ -127,7 +127,7 @@ from backend.transfer.single_files import SingleFilePlanner
 from backend.turns.api.files import FileService
 from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.new_lines import NewLineService
-from backend.turns.api.openings import OpeningService
+from backend.turns.api.openings import OpeningService, TitleResets
 from backend.turns.api.search import SearchService
 from backend.turns.api.service import TurnService
 from backend.turns.api.suggestions import SuggestionService
@@ -334,7 +334,7 @@ class Services:
             user_models=user_models,
             checks_added=checks_added,
         )
-        participants.add(ImportedChats(), RemovedReplies())
+        participants.add(ImportedChats(), RemovedReplies(), TitleResets())
         self.chat_exporter = ChatExporter(
             database,
             pool,

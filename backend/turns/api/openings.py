@@ -21,13 +21,16 @@ from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundErr
 from backend.chats import repository as chats
 from backend.chats.drafts import MessageDraft
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageTooLongError
-from backend.chats.models import TitleOrigin
+from backend.chats.events import MessageRemoved
+from backend.chats.models import Chat, Message, TitleOrigin
 from backend.chats.schemas import ChatPatch, ChatView, NewChat
 from backend.chats.service import ChatService
 from backend.context.macros import MacroBudget, MacroContext, MacroLimitError, Variables, expand
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import RecordCreated, record_nothing
 from backend.database.engine import Database
+from backend.enrichment.tasks.title import LINES_AFTER
+from backend.enrichment.titles import find_first_line, set_title
 from backend.errors import PreconditionFailedError, ValidationError
 from backend.generation.registry import UnknownModelError
 from backend.http.schemas import (
@@ -176,6 +179,32 @@ class OpeningService:
             if_match=if_match,
             title_origin=origin,
         )
+
+
+class TitleResets(MessageRemoved):
+    """Names a chat after its characters again if its title was made from a removed message.
+
+    The next reply gives it a title from the messages that are left.
+    """
+
+    async def message_removed(
+        self, session: AsyncSession, identity: Identity, chat: Chat, message: Message
+    ) -> None:
+        """Reset the title if the message is among the lines that it was made from."""
+        if chat.title_origin not in {"first_line", "model"}:
+            return
+        first = await find_first_line(session, chat)
+        if chat.title_origin == "model":
+            last = first.position + LINES_AFTER if first else None
+        elif message.role == "user":
+            last = first.position if first else None
+        else:
+            return
+        if last is not None and message.position > last:
+            return
+        members = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
+        names = await _find_names(session, identity, members)
+        set_title(identity.sealer, chat, _make_title(names), "characters")
 
 
 class OpeningController(Controller):

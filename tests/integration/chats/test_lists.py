@@ -128,6 +128,16 @@ async def test_the_first_line_becomes_the_title(ada: Account, chat: str) -> None
     assert (await ada.get(f"/chats/{own}"))["title"] == "Own"
 
 
+async def test_a_removed_first_line_is_no_title(ada: Account, chat: str) -> None:
+    await ada.turn(chat, text="The password is zanzibar.")
+    assert (await ada.get(f"/chats/{chat}"))["title"] == "The password is zanzibar."
+    line = (await ada.messages(chat))[1]["id"]
+    await ada.delete(f"/messages/{line}", 200, alone="true")
+    assert (await ada.get(f"/chats/{chat}"))["title"] == "Mara"
+    await ada.turn(chat, text="Who is there?")
+    assert (await ada.get(f"/chats/{chat}"))["title"] == "Who is there?"
+
+
 async def test_automatic_titles_can_be_switched_off(ada: Account, chat: str) -> None:
     ok(await ada.client.patch("/api/v1/me/settings", json={"page": {"titles": "off"}}))
     await ada.turn(chat, text="Who is there?")
