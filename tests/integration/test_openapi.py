@@ -517,6 +517,7 @@ BOUNDED_OTHERWISE = {
     "previewContext": "as above",
     "listModels": "as many as settings name",
     "listModelsInUse": "those of the settings and of the latest 50 chats",
+    "listLocalServers": "at most four programs",
     "listProviders": "at most 20 of one owner",
     "listProviderModels": "at most 2,000 of one server",
     "listProviderAddresses": "at most 100",

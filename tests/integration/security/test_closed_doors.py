@@ -22,6 +22,8 @@ PUBLIC = {
     "GET /schema/openapi.json",
     "GET /schema/{path}",
     "HEAD /",
+    "GET /worker.js",
+    "HEAD /worker.js",
     "GET /page/{version}/{name}",
     "HEAD /page/{version}/{name}",
     "GET /api/v1/instance",
@@ -35,6 +37,7 @@ PUBLIC = {
 CHANGES_THE_ACCOUNT = {
     "GET /api/v1/admin/lan",
     "GET /api/v1/admin/users/{user_id}/usage",
+    "GET /api/v1/providers/local",
     "GET /api/v1/sessions",
     "DELETE /api/v1/sessions/{session_id}",
     "GET /api/v1/api-keys",

@@ -72,6 +72,7 @@ def test_translations_have_known_texts_with_the_same_placeholders() -> None:
 
 def test_the_document_lists_the_translations(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text('<html data-languages="{languages}">', encoding="utf-8")
+    (tmp_path / "worker.js").touch()
     for name in ("texts.json", "texts.pt-BR.json", "texts.de.json"):
         (tmp_path / name).write_text("{}", encoding="utf-8")
     assert PageFiles(tmp_path).index.plain == b'<html data-languages="de pt-BR">'
