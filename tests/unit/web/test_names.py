@@ -2,58 +2,80 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from backend.web import controller
+from backend.web.controller import PageFiles
 from backend.web.names import shorten_names
+from tests.support.npm import install_packages, run_script
+
+pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        (
-            'import{alpha,beta as gamma}from"./x.js";'
-            "export function shown(first,second=first){return alpha(first,second,gamma)}",
-            'import{alpha,beta as e}from"./x.js";export function shown(t,n=t){return alpha(t,n,e)}',
-        ),
-        (
-            "export const read=({value,other:named=value,...rest})=>({value,named,rest});",
-            "export const read=({value,other:e=value,...t})=>({value,named:e,rest:t});",
-        ),
-        (
-            'const key="k";export const made={[key](key){return key},get key(){return key}};',
-            'const e="k";export const made={[e](e){return e},get key(){return e}};',
-        ),
-        (
-            "export function outer(){for(var count=0;count<3;count++){var inside=count}"
-            "return inside+count}",
-            "export function outer(){for(var e=0;e<3;e++){var t=e}return t+e}",
-        ),
-        (
-            "export function outer(list){for(const item of list){const list=item;use(list)}"
-            "try{use()}catch({message}){use(message)}}",
-            "export function outer(e){for(const t of e){const e=t;use(e)}"
-            "try{use()}catch({message:e}){use(e)}}",
-        ),
-        (
-            "let total=0;export{total as sum};export const add=amount=>{total+=amount;return`${total}`};",
-            "let total=0;export{total as sum};export const add=e=>{total+=e;return`${total}`};",
-        ),
-        (
-            "const again=function deeper(depth){return depth?deeper(depth-1):e};use(again);",
-            "const t=function t(n){return n?t(n-1):e};use(t);",
-        ),
-        (
-            "class Shape{#hidden=1;width=0;static make(width){return new Shape(width)}}use(Shape);",
-            "class e{#hidden=1;width=0;static make(t){return new e(t)}}use(e);",
-        ),
-    ],
-    ids=["imports", "patterns", "keys", "var", "blocks", "exports", "globals", "classes"],
-)
-def test_names_that_only_the_script_sees_are_shortened(script: str, expected: str) -> None:
+CASES = {
+    "imports": """
+        import{alpha,beta as gamma}from"./x.js";export const f=(first,g=first)=>alpha(g,gamma);
+        import{alpha,beta as e}from"./x.js";export const f=(t,g=t)=>alpha(g,e);
+    """,
+    "patterns": """
+        export const read=({value,other:named=value,...rest})=>({value,named,rest});
+        export const read=({value,other:e=value,...t})=>({value,named:e,rest:t});
+    """,
+    "keys": """
+        const key="k";export const made={[key](key){return key},get key(){return key}};
+        const e="k";export const made={[e](e){return e},get key(){return e}};
+    """,
+    "var": """
+        export function f(){for(var count=0;;){var inside=count}return inside+count}
+        export function f(){for(var e=0;;){var t=e}return t+e}
+    """,
+    "blocks": """
+        export function f(list){for(const it of list){const list=it;g(list)}try{}catch({at}){g(at)}}
+        export function f(e){for(const t of e){const e=t;g(e)}try{}catch({at}){g(at)}}
+    """,
+    "exports": """
+        let total=0;export{total as sum};export const add=amount=>{total+=amount};
+        let total=0;export{total as sum};export const add=e=>{total+=e};
+    """,
+    "globals": """
+        const again=function deeper(depth){return depth?deeper(depth-1):e};use(again);
+        const t=function t(n){return n?t(n-1):e};use(t);
+    """,
+    "classes": """
+        class Shape{#hidden=1;width=0;static make(width){return new Shape(width)}}use(Shape);
+        class e{#hidden=1;width=0;static make(t){return new e(t)}}use(e);
+    """,
+}
+"""A script, and below it the same script with short names."""
+
+
+@pytest.mark.parametrize("lines", CASES.values(), ids=CASES)
+def test_names_that_only_the_script_sees_are_shortened(lines: str) -> None:
+    script, expected = (line.strip() for line in lines.strip().splitlines())
     assert shorten_names(script) == expected
 
 
-def test_a_script_that_is_not_understood_stays_as_it_is() -> None:
-    assert shorten_names("const wrong=;export const right=wrong") == (
-        "const wrong=;export const right=wrong"
-    )
+def test_a_script_with_errors_stays_as_it_is() -> None:
+    assert shorten_names("const wrong=;use(wrong)") == "const wrong=;use(wrong)"
+
+
+@pytest.mark.npm
+async def test_the_scripts_of_the_page_are_the_same_programs_with_short_names(
+    pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = install_packages(pytestconfig)
+    shortened = {name: file.plain for name, file in PageFiles() if name.endswith(".js")}
+    monkeypatch.setattr(controller, "shorten_names", lambda text: text)
+    for name, file in PageFiles():
+        if name in shortened:
+            for folder, data in (("long", file.plain), ("short", shortened[name])):
+                path = tmp_path / folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+
+    folders = (str(tmp_path / "long"), str(tmp_path / "short"))
+    different = await run_script(packages, "names.mjs", *folders)
+
+    assert different == []

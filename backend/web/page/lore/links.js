@@ -39,7 +39,8 @@ export function links(book) {
         const drop = act("close", t("lore.unlink", { name }), () => put(id, false), "quiet");
         tags.push(h("li.tag", {}, name, drop));
       } else if (kind !== "chronicles") {
-        free.push(h("option", { value: id }, `${t(`shell.${kind}`)}: ${name}`));
+        const label = kind === "personas" ? t("library.personas") : t(`shell.${kind}`);
+        free.push(h("option", { value: id }, `${label}: ${name}`));
       }
     }
     const choice = h("select", { "aria-label": t("lore.link_to") }, free);
