@@ -156,9 +156,10 @@ async def live(account: Account) -> str:
     client = account.client
     character = await account.new_character(alternate_greetings=["A knock."])
     persona = ok(await client.post("/api/v1/personas", json={"name": "Wanderer"}), 201)
-    for path in (f"characters/{character['id']}", f"personas/{persona['id']}"):
+    mara, wanderer = f"characters/{character['id']}", f"personas/{persona['id']}"
+    for path in (f"{mara}/avatar", f"{mara}/background", f"{wanderer}/avatar"):
         put = await client.put(
-            f"/api/v1/{path}/avatar",
+            f"/api/v1/{path}",
             content=picture(width=8, height=8),
             headers={"content-type": "image/png"},
         )
