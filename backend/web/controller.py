@@ -54,7 +54,7 @@ class PageFiles:
     """All files of the page, in memory, without the comments and spaces of scripts and styles.
 
     Each file is minified and compressed at its first request, which takes about 5 ms. All files at
-    once would take a fifth of a start, and the libraries take 25 MiB of memory.
+    once would take a fifth of a start, and the libraries take 22 MiB of memory.
 
     The version is a digest of all files and part of their addresses, so that browsers can cache
     them forever. A page that is open during an update never mixes old and new files. It asks for

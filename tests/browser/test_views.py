@@ -88,7 +88,7 @@ def show(page: Page, address: str) -> None:
     page.locator("main h1").first.wait_for(state="attached")
     page.wait_for_load_state("networkidle")
     page.evaluate("document.fonts.ready")
-    expect(page.locator("main > .page > [role=alert], .toast.error")).to_have_count(0)
+    expect(page.locator("main .empty[role=alert], .toast.error")).to_have_count(0)
 
 
 def test_every_view_is_accessible_and_fits_the_screen(

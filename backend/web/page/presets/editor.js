@@ -56,7 +56,7 @@ function preview(chats, draft, told, signal) {
       told(tokens);
       fill(state, say("total", { count: view.totals.prompt }));
       const skipped = Math.max(0, view.prompt.length - 2 * SHOWN);
-      const message = ({ role, text }) => h("li.card", {}, h("small.soft", {}, say(`role_${role}`)), h("div.text", {}, text));
+      const message = ({ role, text }) => h("li.card", {}, h("small.soft", {}, say(`role_${role}`)), h("div.text", { tabindex: 0 }, text));
       fill(list,
         view.prompt.slice(0, SHOWN).map(message),
         skipped > 0 && h("li.soft", {}, say("skipped", { count: skipped })),
