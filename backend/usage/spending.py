@@ -14,6 +14,7 @@ from sqlalchemy import (
     JSON,
     ColumnElement,
     Executable,
+    RowMapping,
     Select,
     bindparam,
     case,
@@ -465,7 +466,7 @@ def _sum_columns(columns: Any) -> list[ColumnElement[Any]]:
     return [func.sum(columns[name]).label(name) for name in _COUNTED]
 
 
-def add_models(rows: Iterable[Mapping[str, Any]], registry: ModelRegistry) -> dict[str, Any]:
+def add_models(rows: Iterable[RowMapping], registry: ModelRegistry) -> dict[str, Any]:
     """Return the figures of a usage: its models with their costs, and the sums."""
     models = [ModelUsage(**row) for row in rows]
     costs = [find_cost(registry, each) for each in models]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -86,10 +86,11 @@ def test_a_translation_is_chosen_by_the_browser_or_in_the_settings_and_covers_ev
 
     def mark_texts(texts: Any) -> Any:
         if isinstance(texts, dict):
-            return {key: mark_texts(value) for key, value in texts.items()}
+            parts = cast("dict[str, Any]", texts)
+            return {key: mark_texts(value) for key, value in parts.items()}
         return re.sub(r"([^|]+)", lambda part: f"⟦{part[0].strip()}⟧", texts)
 
-    translation = {**mark_texts(english), "language": "de"}
+    translation: dict[str, Any] = {**mark_texts(english), "language": "de"}
     del translation["shell"]["lorebooks"]  # not translated yet
 
     def answer_index(route: Route) -> None:

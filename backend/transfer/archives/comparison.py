@@ -42,14 +42,17 @@ MAX_VALUE_CHARACTERS = 60
 _PICTURE_KINDS: frozenset[EntryKind] = frozenset(
     {"avatar", "character_background", "chat_background", "file"}
 )
-_WITHOUT_IDS: frozenset[EntryKind] = _PICTURE_KINDS | {
-    "provider",
-    "preset",
-    "scripts",
-    "persona",
-    "character",
-    "lorebook",
-}
+_WITHOUT_IDS: frozenset[EntryKind] = frozenset(
+    {
+        *_PICTURE_KINDS,
+        "provider",
+        "preset",
+        "scripts",
+        "persona",
+        "character",
+        "lorebook",
+    }
+)
 """Kinds of files without ids: equal bytes are equal items."""
 
 _MISSING = object()

@@ -67,7 +67,7 @@ async def test_the_scripts_of_the_page_are_the_same_programs_with_short_names(
 ) -> None:
     packages = install_packages(pytestconfig)
     shortened = {name: file.plain for name, file in PageFiles() if name.endswith(".js")}
-    monkeypatch.setattr(controller, "shorten_names", lambda text: text)
+    monkeypatch.setattr(controller, "shorten_names", str)
     for name, file in PageFiles():
         if name in shortened:
             for folder, data in (("long", file.plain), ("short", shortened[name])):

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from backend.web.controller import FOLDER, TRANSLATION, PageFiles
 
@@ -49,7 +49,7 @@ def flatten(texts: dict[str, Any], above: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in texts.items():
         if isinstance(value, dict):
-            found |= flatten(value, f"{above}{key}.")
+            found |= flatten(cast("dict[str, Any]", value), f"{above}{key}.")
         else:
             found[above.rstrip(".") if key in FORMS else above + key] = value
     return found
