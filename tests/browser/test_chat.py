@@ -133,7 +133,7 @@ def test_a_long_chat_is_gone_through_by_key_and_to_any_place_by_its_address(
             expect(messages(page).last).to_have_attribute("aria-posinset", "32")
 
     page.get_by_role("region", name="Conversation").press("Home")
-    expect(page.get_by_text("Line 0.", exact=True)).to_be_in_viewport()
+    expect(page.get_by_role("feed").get_by_text("Line 0.", exact=True)).to_be_in_viewport()
     page.goto(f"/#/chats/{chat['id']}?at=16")
     expect(page.get_by_text("Line 8.", exact=True)).to_be_in_viewport()
     page.get_by_role("button", name="messages below").click()

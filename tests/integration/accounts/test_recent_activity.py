@@ -149,6 +149,12 @@ async def test_no_route_exports_without_an_entry(server: Running, ada: Account) 
         exports.remove(route)
         assert (await ada.client.get(route.filled({f"{kind}_id": made["id"]}))).is_success
         assert (await entries(ada))[0]["detail"] == kind
+    (several,) = [each for each in exports if each.path == "/api/v1/characters/export"]
+    exports.remove(several)
+    ids = [each["id"] for each in (await ada.get("/characters"))["items"]]
+    before = sum(each["count"] for each in await entries(ada))
+    assert (await ada.client.post(several.path, json={"character_ids": ids})).is_success
+    assert sum(each["count"] for each in await entries(ada)) == before + 1
     assert exports == [], "let them leave an entry, and this test know them"
 
 
