@@ -256,7 +256,8 @@ more code
 Some \\*escaped\\* text &amp; &lt;entities&gt; &#39;&#x41;.
 """
 
-IMPORTED = 'await import(document.querySelector("script[type=module]").src.replace("main.js", "core/markdown.js"))'
+MAIN = 'document.querySelector("[type=module]").src'
+IMPORTED = f'await import({MAIN}.replace("main.js", "core/markdown.js"))'
 RENDER = f"""async (texts) => {{
   const {{ markdown }} = {IMPORTED};
   return texts.map((text) => {{
