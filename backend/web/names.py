@@ -246,7 +246,7 @@ READERS: dict[str, Callable[[Node, NameScope], None]] = {
     **dict.fromkeys(FUNCTIONS, read_function),
     **dict.fromkeys(BLOCKS, read_block),
 }
-"""How nodes with names are read. In all others, only the nodes inside matter."""
+"""The readers of nodes with names. In all others, only the nodes inside matter."""
 
 
 def resolve_uses(scope: NameScope, unknown: dict[str, Binding]) -> None:
