@@ -4,6 +4,6 @@ from backend.errors import NotFoundError
 
 
 class BackgroundNotFoundError(NotFoundError):
-    """The chat or character exists, but has no background of its own."""
+    """The chat or character exists, but it has no background."""
 
     slug, title = "background-not-found", "No background"

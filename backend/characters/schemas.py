@@ -81,7 +81,7 @@ class CharacterCopy(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CharacterExport(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The characters whose cards a zip shall have, and the format of the cards."""
+    """The characters to export in one zip, and the format of their cards."""
 
     character_ids: Annotated[list[UUID], msgspec.Meta(min_length=1, max_length=MAX_EXPORTED)]
     format: ExportFormat = "png"

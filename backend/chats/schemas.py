@@ -144,7 +144,7 @@ class MessageView(msgspec.Struct, kw_only=True):
 
 
 DEFAULT_TALKATIVENESS = 0.5
-"""The talkativeness of a character whose card has none."""
+"""The talkativeness of a character if its card has none."""
 
 
 class MemberView(msgspec.Struct, kw_only=True):

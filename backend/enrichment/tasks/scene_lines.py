@@ -20,7 +20,7 @@ from backend.vault.sealing import Sealer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SceneLines:
-    """The next lines of a scene, and those of them that are summarised.
+    """The next lines of a scene, and the part of them that is summarised.
 
     Attributes:
         rows: All lines, at least one.
