@@ -25,7 +25,6 @@ AREAS = (
     "Other apps",
     "Security",
 )
-BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 LOOSE = """
   () => {
     const found = [];
@@ -52,7 +51,7 @@ def test_settings_have_areas_and_the_appearance_is_kept_in_the_account(
     for theme, colour in (("Sepia", "rgb(244, 233, 211)"), ("Night", "rgb(0, 0, 0)")):
         with page.expect_response("**/me/settings"):
             page.get_by_role("radio", name=theme).check()
-        assert page.evaluate(BACKGROUND) == colour
+        expect(page.locator("body")).to_have_css("background-color", colour)
         assert_accessible(page)
     page.get_by_label("Messages", exact=True).select_option("Bubbles")
     page.get_by_label("Width of chats").select_option("Narrow")
@@ -70,8 +69,8 @@ def test_settings_have_areas_and_the_appearance_is_kept_in_the_account(
     page = page.context.new_page()
     page.goto(f"/#/chats/{chat}")
     prose = page.get_by_role("article").first.locator(".prose")
-    assert prose.evaluate("it => getComputedStyle(it).fontSize") == "25.5px"
-    assert page.evaluate(BACKGROUND) == "rgb(0, 0, 0)"
+    expect(prose).to_have_css("font-size", "25.5px")
+    expect(page.locator("body")).to_have_css("background-color", "rgb(0, 0, 0)")
     assert page.locator("head script:not([type])").count() == 1
     assert_accessible(page)
     phone(page)
