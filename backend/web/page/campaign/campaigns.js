@@ -11,7 +11,7 @@ import { acts, c, files, make, moment } from "./parts.js";
 const SHOWN = 4;
 
 /** Route: #/campaigns */
-export default async function ({ signal, title }) {
+export default async function view({ signal, title }) {
   title(c("campaigns"));
   const out = h("div");
   const draw = async () => {

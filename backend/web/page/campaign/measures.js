@@ -9,7 +9,7 @@ const m = (path, values) => c(`measures.${path}`, values);
 const kind = (name) => t(`memory.run.${name}`);
 const seconds = (value) => (value == null ? m("none") : m("seconds", { seconds: Math.round(value * 10) / 10 }));
 
-export default async function (it, { signal }) {
+export default async function panel(it, { signal }) {
   const page = h("section.measures");
   const read = async () => fill(page, view(await api.get(`/campaigns/${it.id}/memory`, { signal }), read));
   await read();
