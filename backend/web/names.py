@@ -45,10 +45,10 @@ NAMED_EXPRESSIONS = frozenset({"function_expression", "generator_function", "cla
 SHORTHANDS = frozenset({"shorthand_property_identifier", "shorthand_property_identifier_pattern"})
 
 
-EXPORT = re.compile(r"^export (?:async )?(?:const|let|class|function\*?) ?(\w+)", re.MULTILINE)
-OTHER_EXPORT = re.compile(r"^export (?:const |let )?[\[{]([^\]}]*)", re.MULTILINE)
-IMPORT = re.compile(r"^import \{([^}]*)\}", re.MULTILINE)
-LAZY_IMPORT = re.compile(r"\bimport\(\s*[\"`]([^\"`$]+)")
+EXPORT = re.compile(r"\nexport (?:async )?(?:const|let|class|function\*?) ?(\w+)")
+OTHER_EXPORT = re.compile(r"\nexport (?:const |let )?[\[{]([^\]}]*)")
+IMPORT = re.compile(r"\nimport \{([^}]*)\}")
+LAZY_IMPORT = re.compile(r"import\(\s*[\"`]([^\"`$]+)")
 NAME = re.compile(r"\w+")
 
 

@@ -65,9 +65,9 @@ def test_names_that_only_the_script_sees_are_shortened(lines: str) -> None:
 
 def test_an_export_has_the_same_short_name_in_all_modules() -> None:
     scripts = {
-        "x/one.js": "export const alpha = 1;\nexport async function beta() {}\n",
+        "x/one.js": "\nexport const alpha = 1;\nexport async function beta() {}\n",
         "two.js": 'import { alpha, beta as own } from "./x/one.js";\nexport class Gamma {}\n',
-        "lazy.js": "export const delta = 2;\n",
+        "lazy.js": "\nexport const delta = 2;\n",
         "main.js": 'import { alpha } from "./x/one.js";\nimport("./lazy.js");\n',
     }
     exports = choose_exports(scripts)
