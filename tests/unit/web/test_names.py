@@ -18,6 +18,7 @@ from tests.support.npm import install_packages, run_script
 pytestmark = pytest.mark.anyio
 
 IMPORT = re.compile(r"\bimport\{([^}]*)\}from\"([^\"]*)\"")
+EXPORTED = re.compile(r"\bexport\*from\"([^\"]*)\"")
 EXPORT = re.compile(r"\bexport (?:async )?(?:const|let|class|function\*?) ?\[?([\w$,]+)")
 
 CASES = {
@@ -78,14 +79,22 @@ def test_an_export_has_the_same_short_name_in_all_modules() -> None:
     assert shorten_names(module, exports) == short
 
 
+def read_exports(scripts: Mapping[str, str], name: str) -> set[str]:
+    declared = set(",".join(EXPORT.findall(scripts[name])).split(","))
+    others = [read_exports(scripts, find(name, each)) for each in EXPORTED.findall(scripts[name])]
+    return declared.union(*others)
+
+
+def find(name: str, target: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+
+
 def test_every_import_of_the_page_is_an_export_of_its_module() -> None:
     scripts = {name: file.plain.decode() for name, file in PageFiles() if name.endswith(".js")}
     for name, text in scripts.items():
         for names, target in IMPORT.findall(text):
-            module = scripts[posixpath.normpath(posixpath.join(posixpath.dirname(name), target))]
-            declared = set(",".join(EXPORT.findall(module)).split(","))
             imported = {each.split(" as ")[0] for each in names.split(",")}
-            assert imported <= declared, (name, target)
+            assert imported <= read_exports(scripts, find(name, target)), (name, target)
 
 
 def test_a_script_with_errors_stays_as_it_is() -> None:

@@ -1,8 +1,6 @@
 /** Statistics of a campaign's memory: figures, charts, and failures. */
 import { row as jobRow } from "../activity.js";
-import { api } from "../core/api.js";
-import { fill, h, icon, svg } from "../core/dom.js";
-import { ago, date, dateTime, has, money, number, t } from "../core/words.js";
+import { ago, api, date, dateTime, fill, h, has, icon, money, number, svg, t } from "../core.js";
 import { c } from "./parts.js";
 
 const m = (path, values) => c(`measures.${path}`, values);

@@ -1,10 +1,6 @@
 /** Who knows a message: its mark, and the dialog that changes it. */
-import { api } from "../core/api.js";
+import { api, dialog, fill, h, icon, list, sendform } from "../core.js";
 import { audience } from "../core/audience.js";
-import { dialog } from "../core/dialogs.js";
-import { fill, h, icon } from "../core/dom.js";
-import { sendform } from "../core/form.js";
-import { list } from "../core/words.js";
 import { m } from "./cast.js";
 
 /** The people of the campaign of a chat, requested once. */

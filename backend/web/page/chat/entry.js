@@ -1,9 +1,7 @@
 /** A chat in the list, and the actions of its menu. */
-import { api } from "../core/api.js";
-import { attempt, deleting, menu, toast } from "../core/dialogs.js";
-import { act, h, icon } from "../core/dom.js";
-import { chats, usedAt } from "../core/store.js";
-import { ago, dateTime, t } from "../core/words.js";
+import {
+  act, ago, api, attempt, chats, dateTime, deleting, h, icon, menu, t, toast, usedAt,
+} from "../core.js";
 import { face } from "../library/faces.js";
 import { asking } from "../library/parts.js";
 import { exports } from "./exports.js";

@@ -1,8 +1,7 @@
 /** The start page: the chats, or the first steps. */
-import { act, fill, h, icon, refill, tabs } from "../core/dom.js";
-import { finder } from "../core/form.js";
-import { characters, chats, kept, session, usedAt } from "../core/store.js";
-import { t, texts } from "../core/words.js";
+import {
+  act, characters, chats, fill, finder, h, icon, kept, refill, session, t, tabs, texts, usedAt,
+} from "../core.js";
 import { card, importButton, offer } from "../library/start.js";
 import { first, lacksModel } from "../models/first.js";
 import { movingButton } from "../transfer/moving.js";

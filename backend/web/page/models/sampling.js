@@ -1,8 +1,6 @@
 /** Sampling settings: fields of an account and of a chat. */
 import { among, field, numbers, text, word } from "../chat/fields.js";
-import { sure } from "../core/dialogs.js";
-import { fill, h, set } from "../core/dom.js";
-import { control } from "../core/form.js";
+import { control, fill, h, set, sure } from "../core.js";
 import { json } from "../core/json.js";
 import { m } from "./picker.js";
 
