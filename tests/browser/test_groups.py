@@ -187,6 +187,9 @@ def test_a_whisper_is_marked_and_known_to_those_who_heard_it(
     whispered = messages(page).filter(has_text=SECRET).first
     expect(whispered).to_contain_text("Whispered to Bor")
     expect(replies(page, "Bor")).to_contain_text("Only known to Bor")
+    line(page).fill("/sys A draught.")
+    line(page).press("Enter")
+    expect(messages(page).filter(has_text="A draught.")).to_contain_text("Only known to Bor")
     heard.get_by_role("button", name="Stop whispering").click()
     expect(heard).to_be_hidden()
 

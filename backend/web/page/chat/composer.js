@@ -127,7 +127,7 @@ export function composer(room) {
       const { text, run, body, isPlain } = read(line, room);
       if (run) {
         notice();
-        await run();
+        await run(group.audience);
         accepted();
         if (!also) return;
       }
