@@ -137,6 +137,9 @@ def test_a_character_joins_and_is_told_what_happened(
     phone(page)
     dark(page)
     page.goto(inn.path)
+    # The header has two rows, and the cost is in the second one.
+    expect(page.locator(".cost")).to_contain_text("chat")
+    page.wait_for_function("document.querySelector('.talk > header').offsetHeight < 80")
     page.get_by_role("button", name="2 members").click()
     panel = page.get_by_role("complementary", name="Members")
     panel.get_by_role("combobox", name="Presence of Bor").select_option("Muted")

@@ -194,6 +194,10 @@ export function composer(room) {
     get files() {
       return pictures.files;
     },
+    /** The tokens of these pictures, an estimate. */
+    get pictured() {
+      return pictures.tokens;
+    },
     get text() {
       return area.value;
     },
