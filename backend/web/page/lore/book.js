@@ -38,7 +38,7 @@ export default async function ({ params: { id }, query, signal, title }) {
     fill(pane, head, form?.element ?? trial.element, isSettings && links(book));
     if (getComputedStyle(pane).position === "static") pane.scrollIntoView();
     if (what) name.focus({ preventScroll: true });
-    else before?.element.querySelector("button").focus();
+    else if (before) list.focus(before);
   };
   const keeping = (save) => async (changes) => {
     isUnsaved = true;
