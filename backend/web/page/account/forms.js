@@ -35,8 +35,8 @@ export function secret(text, file, what) {
   const href = `data:text/plain,${encodeURIComponent(`${location.host}, ${what}:\n${text}\n`)}`;
   return [
     // A line may break after a dash. The copied text has no breaks.
-    h("output.secret", {}, text.split(/(?<=-)/).map((piece) => [piece, h("wbr")])),
-    h("div.row", {}, navigator.clipboard && copy, file && h("a.button", { href, download: file }, icon("download"), a("download"))),
+    h("output.secret", text.split(/(?<=-)/).map((piece) => [piece, h("wbr")])),
+    h("div.row", navigator.clipboard && copy, file && h("a.button", { href, download: file }, icon("download"), a("download"))),
   ];
 }
 
@@ -45,11 +45,11 @@ export function keepsake(content, done) {
   const go = h("button.primary", { disabled: true }, a("go_on"));
   const form = h("form.stack", { onsubmit: (event) => (event.preventDefault(), done()) },
     content,
-    h("label.row", {}, h("input", { type: "checkbox", oninput: () => (go.disabled = !go.disabled) }), a("kept")),
-    h("footer", {}, go));
+    h("label.row", h("input", { type: "checkbox", oninput: () => (go.disabled = !go.disabled) }), a("kept")),
+    h("footer", go));
   addEventListener("beforeunload", (event) => form.isConnected && event.preventDefault());
   return form;
 }
 
 export const recovery = ({ recovery_code: code }, name, done) =>
-  keepsake([h("p", {}, a("kept_help")), secret(code, `Talekeeper ${name}.txt`, a("recovery_code"))], done);
+  keepsake([h("p", a("kept_help")), secret(code, `Talekeeper ${name}.txt`, a("recovery_code"))], done);

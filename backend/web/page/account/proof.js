@@ -40,6 +40,6 @@ function ask(box, { kinds, passkey }, send, resolve) {
     h("h2", { tabindex: -1 }, a("second")),
     passkey && h("button", { type: "button", onclick: () => attempt(use) }, a("use_passkey")),
     kinds.some((kind) => kind !== "passkey") && passwordForm({ fields: [code], submit: a("go_on"), send: prove }),
-    !kinds.length && h("p", {}, a("none_here")));
+    !kinds.length && h("p", a("none_here")));
   (box.querySelector("button, input") ?? box.firstChild).focus();
 }

@@ -23,7 +23,7 @@ export const membersOf = (views, people) =>
 /** The picture of a member with a sign of its presence. */
 export const likeness = (member, options = { small: true }) =>
   h("span.likeness", { class: member.presence }, face(member, options),
-    SIGNS[member.presence] && h("span.sign", {}, icon(SIGNS[member.presence])));
+    SIGNS[member.presence] && h("span.sign", icon(SIGNS[member.presence])));
 
 /** Change the presence of a member, or let a character join. */
 export async function enter(room, id, body) {
@@ -96,10 +96,10 @@ export function cast(room) {
     const label = m("all", { count: members.length });
     all.title = label;
     fill(all,
-      h("span.faces-of", {}, members.slice(0, FACES).map((each) => likeness(each))),
+      h("span.faces-of", members.slice(0, FACES).map((each) => likeness(each))),
       icon("people"),
       members.length > 1 && h("span.figure", { "aria-hidden": "true" }, members.length),
-      h("span.unseen", {}, label));
+      h("span.unseen", label));
     fill(row, members.slice(0, rest > 1 ? SHOWN : SHOWN + 1).map(one), all);
     row.children[focused]?.focus();
   };

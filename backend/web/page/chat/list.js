@@ -91,7 +91,7 @@ export default async function ({ signal, title }) {
     },
   });
   const select = act("check", t("chats.select"), () => selecting(true));
-  const tools = h("div.row.ordering", {}, find.input, order, archive, select);
+  const tools = h("div.row.ordering", find.input, order, archive, select);
   const filter = h("div.row.tags", { role: "group", "aria-label": t("chats.tags") });
 
   const tag = ([key, [name, count]]) => {
@@ -100,7 +100,7 @@ export default async function ({ signal, title }) {
       button.ariaPressed = tags.has(key);
       find.run();
     };
-    return h("button.tag", { type: "button", "aria-pressed": String(tags.has(key)), onclick }, name, h("small", {}, count));
+    return h("button.tag", { type: "button", "aria-pressed": String(tags.has(key)), onclick }, name, h("small", count));
   };
 
   /** Show the chats, or those of the archive. */
@@ -138,10 +138,10 @@ export default async function ({ signal, title }) {
       if (!list.isConnected) fill(body, tools, several.element, filter, found, rows.element);
     } else if (people.length) {
       const grid = longList(h("ul.people"), (each) => card(each), signal);
-      fill(body, h("p.soft.lead", {}, t("chats.choose")), grid.element, h("div.row", {}, importButton(), movingButton()));
+      fill(body, h("p.soft.lead", t("chats.choose")), grid.element, h("div.row", importButton(), movingButton()));
       grid.show(people);
-    } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row.moving", {}, movingButton()));
-    else fill(body, h("p.soft.lead", {}, t("chats.about")), offer());
+    } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row.moving", movingButton()));
+    else fill(body, h("p.soft.lead", t("chats.about")), offer());
   };
   addEventListener("chats-changed", draw, { signal });
   const recast = () => {
@@ -151,5 +151,5 @@ export default async function ({ signal, title }) {
   };
   addEventListener("characters-changed", recast, { signal });
   await draw();
-  return h("div.page", {}, h("header", {}, heading, create), areas("chats"), body);
+  return h("div.page", h("header", heading, create), areas("chats"), body);
 }

@@ -43,7 +43,7 @@ export function quickReplies(room, use) {
     // Replies of one set are next to each other.
     const sets = Map.groupBy(all, ({ set }) => set ?? "");
     row.hidden = !all.length;
-    refill(row, [...sets].map(([name, items]) => [name && h("small.soft", {}, name), items.map(button)]));
+    refill(row, [...sets].map(([name, items]) => [name && h("small.soft", name), items.map(button)]));
     if (all.length) begin();
   };
   // The chat works without quick replies, so errors are ignored.

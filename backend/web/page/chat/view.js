@@ -60,10 +60,10 @@ export default async function view({ params: { id }, query, signal, title }) {
   backdrop(room, reading);
   room.composer = composer(room);
   follow(room);
-  const parts = [heading, header(room), reading, h("div", {}, room.selection.element, greetings(room), stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];
-  const talk = h("section.talk", {}, parts);
+  const parts = [heading, header(room), reading, h("div", room.selection.element, greetings(room), stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];
+  const talk = h("section.talk", parts);
   const aside = h("aside.panel", { hidden: true });
-  const element = h("div.chat", {}, talk, aside);
+  const element = h("div.chat", talk, aside);
 
   let open = "";
   let leaving = new AbortController();
@@ -85,8 +85,8 @@ export default async function view({ params: { id }, query, signal, title }) {
     if (!open) return fill(aside);
     const close = () => room.open(null);
     const head = h("h2", { tabindex: -1 }, (aside.ariaLabel = t(`${open}.title`)));
-    const body = h("div.body", {}, t("common.loading"));
-    fill(aside, h("header", {}, head, act("close", t("common.close"), close, "quiet")), body);
+    const body = h("div.body", t("common.loading"));
+    fill(aside, h("header", head, act("close", t("common.close"), close, "quiet")), body);
     if (before !== open) head.focus({ preventScroll: true });
     const [, sheet, load] = PANELS[open];
     try {
@@ -172,5 +172,5 @@ function header(room) {
   room.events.addEventListener("chat", draw);
   draw();
   const back = h("a.quiet.button.back", { href: "#/", "aria-label": t("common.back") }, icon("left"));
-  return h("header", {}, back, cast(room), h("div.grow", {}, name, h("div.facts", {}, asked(room), use), costing(room)), buttons);
+  return h("header", back, cast(room), h("div.grow", name, h("div.facts", asked(room), use), costing(room)), buttons);
 }

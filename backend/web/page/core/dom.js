@@ -11,11 +11,12 @@
  *   sets custom properties of its style.
  * @param {...(Node|string|number|null|false|Array)} children
  */
-export function h(what, attributes = {}, ...children) {
+export function h(what, ...parts) {
   const [tag, ...classes] = what.split(".");
   const element = document.createElement(tag);
   if (classes.length) element.classList.add(...classes);
-  return fill(set(element, attributes), ...children);
+  if (parts[0]?.constructor === Object) set(element, parts.shift());
+  return fill(element, ...parts);
 }
 
 const PROPERTIES = new Set(["value", "checked", "selected", "indeterminate", "disabled", "hidden"]);

@@ -31,10 +31,10 @@ function lastUses(talks) {
 
 /** A character in a list. */
 const line = (item, ...more) =>
-  h("li", {}, face(item, { small: true }),
-    h("div.grow", {},
+  h("li", face(item, { small: true }),
+    h("div.grow",
       h("a.clip", { href: `#/characters/${item.id}` }, item.name),
-      h("small.soft.clip", {}, item.tags.slice(0, 8).join(" · "))),
+      h("small.soft.clip", item.tags.slice(0, 8).join(" · "))),
     chatButton(item), more);
 
 /** Route: #/characters */
@@ -81,7 +81,7 @@ export default async function ({ signal, title }) {
       find.run();
     };
     const attributes = { "aria-pressed": String(wanted.has(key)), onclick: press };
-    return h("button.tag", attributes, key.slice(2, -1), h("small", {}, times));
+    return h("button.tag", attributes, key.slice(2, -1), h("small", times));
   };
 
   const draw = async () => {
@@ -106,11 +106,11 @@ export default async function ({ signal, title }) {
     if (!items.length) fill(body, offer());
     else if (!list.isConnected) {
       const view = h("div.row", { role: "group", "aria-label": say("looks") }, looks);
-      fill(body, h("div.row", {}, find.input, orders, favourites, view, chosen.toggle, count), tags, chosen.bar, rows.element);
+      fill(body, h("div.row", find.input, orders, favourites, view, chosen.toggle, count), tags, chosen.bar, rows.element);
     }
   };
   addEventListener("characters-changed", draw, { signal });
   await draw();
-  const acts = h("div.row", {}, importButton(), makeButton("primary"));
+  const acts = h("div.row", importButton(), makeButton("primary"));
   return overview("characters", acts, body);
 }

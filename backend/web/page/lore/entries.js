@@ -87,7 +87,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
       others.ariaLabel = t("lore.more", { name: label });
     };
     row.paint();
-    return h("li", {}, on, button, others);
+    return h("li", on, button, others);
   };
 
   const put = (entry) => {
@@ -126,9 +126,8 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   return {
     element: h(
       "section.stack",
-      {},
-      h("div.row", {}, h("span.grow", {}, find.input), filter),
-      h("div.row", {}, state, act("plus", t("lore.add"), () => attempt(add), "primary")),
+      h("div.row", h("span.grow", find.input), filter),
+      h("div.row", state, act("plus", t("lore.add"), () => attempt(add), "primary")),
       list.element,
     ),
     rows,

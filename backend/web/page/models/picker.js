@@ -45,10 +45,10 @@ export const choose = (label, options, models, chosen) =>
       const model = models.find((each) => each.id === id);
       const facts = model && about(model);
       const button = h("button.choosing", { type: "button", "aria-pressed": String(id === chosen), onclick: () => close(id) },
-        h("span", {}, title), facts && h("small", {}, facts));
-      return [h("li", {}, button), `${title} ${id} ${facts ?? ""}`];
+        h("span", title), facts && h("small", facts));
+      return [h("li", button), `${title} ${id} ${facts ?? ""}`];
     });
-    const list = h("ul.models", {}, find.items.map(([element]) => element));
+    const list = h("ul.models", find.items.map(([element]) => element));
     // The arrow keys move between the field and the list.
     const onkeydown = (event) => {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];

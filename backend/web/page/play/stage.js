@@ -26,7 +26,7 @@ export function stage(room) {
   const doing = h("p.soft.doing", { role: "status" });
   const untold = h("p.untold", { role: "status" });
   const question = h("section.question", { hidden: true });
-  const element = h("div.stage", {}, h("div.row", {}, mood, rest), untold, doing, question);
+  const element = h("div.stage", h("div.row", mood, rest), untold, doing, question);
   let isPlayed = false;
 
   /** Warn that the model cannot call tools, so that nothing is rolled or changed. */
@@ -81,10 +81,10 @@ export function stage(room) {
       for (const each of buttons) each.disabled = false;
     }
   };
-  const offer = (option) => h("li", {},
+  const offer = (option) => h("li",
     h("button.option", { type: "button", onclick: () => take(option) },
       option.die && h("span.pips", { "aria-hidden": "true" }, FACES[option.die - 1]),
-      h("span.grow", {}, h("b", {}, option.label), option.detail && h("small", {}, option.detail))));
+      h("span.grow", h("b", option.label), option.detail && h("small", option.detail))));
   /** An answer in the player's own words. */
   const answer = (id) => {
     const said = h("input.grow", { maxlength: 2000, required: true, "aria-label": p("own") });
