@@ -74,14 +74,14 @@ export const textOf = (chat, cast) =>
   [titleOf(chat), namesOf(cast), plain(chat.preview), ...chat.tags.map(tagKey)].join("\n");
 
 /** A chat of the list. */
-export function entry(chat, cast, isPicked) {
+export function entry(chat, cast, box) {
   const title = titleOf(chat);
   const names = namesOf(cast);
   const shown = cast.length ? cast : [{ name: title }];
   const preview = plain(chat.preview);
   return h(
     "li",
-    h("input.pick", { type: "checkbox", value: chat.id, checked: isPicked, "aria-label": t("chats.pick", { title }) }),
+    box,
     h("span.faces", shown.slice(0, 2).map((each) => face(each))),
     h(
       "div.grow",

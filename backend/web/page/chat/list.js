@@ -46,34 +46,11 @@ export default async function ({ signal, title }) {
 
   const cast = new Map();
   const castOf = (chat) => chat.character_ids.map((id) => cast.get(id)).filter(Boolean);
-  const picked = new Set();
-  const rows = longList(list, (chat) => entry(chat, castOf(chat), picked.has(chat.id)), signal);
+  const rows = longList(list, (chat) => entry(chat, castOf(chat), several.box(chat)), signal);
 
-  const chosen = () => all.filter(({ id }) => picked.has(id));
-  const pick = (chats) => {
-    picked.clear();
-    for (const { id } of chats) picked.add(id);
-    for (const box of list.querySelectorAll(".pick")) box.checked = picked.has(box.value);
-    several.draw(isArchive);
-  };
-  const selecting = (is) => {
-    list.classList.toggle("picking", is);
+  const several = bulk(list, () => rows.items, (is) => {
     tools.hidden = is;
-    several.element.hidden = !is;
-    pick([]);
     (is ? several.element : tools).querySelector("button")?.focus();
-  };
-  const several = bulk({ chosen, all: () => pick(rows.items), end: () => selecting(false) });
-  list.addEventListener("change", ({ target }) => {
-    if (!picked.delete(target.value)) picked.add(target.value);
-    several.draw(isArchive);
-  });
-  // While chats are selected, a click on one does not open it.
-  list.addEventListener("click", (event) => {
-    const box = event.target.closest("a")?.closest(".picking > li")?.querySelector(".pick");
-    if (!box) return;
-    event.preventDefault();
-    box.click();
   });
 
   const order = h("select", {
@@ -90,7 +67,7 @@ export default async function ({ signal, title }) {
       show();
     },
   });
-  const select = act("check", t("chats.select"), () => selecting(true));
+  const select = act("check", t("chats.select"), () => several.turn(true));
   const tools = h("div.row.ordering", find.input, order, archive, select);
   const filter = h("div.row.tags", { role: "group", "aria-label": t("chats.tags") });
 
@@ -124,7 +101,7 @@ export default async function ({ signal, title }) {
     find.items = items.map((chat) => [null, textOf(chat, castOf(chat)), chat]);
     find.run();
     if (!items.length) fill(found, t("chats.all_archived"));
-    several.draw(isArchive);
+    several.keep(all);
   }
 
   const draw = async () => {

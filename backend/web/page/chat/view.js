@@ -13,7 +13,7 @@ import { asked } from "./model.js";
 import { hints } from "./hints.js";
 import { Path } from "./path.js";
 import { scroller } from "./scroller.js";
-import { selection } from "./selection.js";
+import { messageSelection } from "./selection.js";
 import { turns } from "./turn.js";
 import { watch } from "./watch.js";
 
@@ -53,7 +53,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   let [turn] = await Promise.all([latest(), room.refresh(), path.reload()]);
   room.totals = turn?.totals;
 
-  room.selection = selection(room);
+  room.selection = messageSelection(room);
   const { element: reading, ...scrolling } = scroller(room);
   const { takeUp, ...taking } = turns(room);
   Object.assign(room, scrolling, taking);
