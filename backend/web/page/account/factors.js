@@ -8,7 +8,7 @@ const PATH = "/me/second-factors";
 /** Show one-time codes, if there are any. */
 function codes(made, close) {
   if (!made) return close();
-  const print = button("print", () => window.print(), { type: "button" });
+  const print = button("print", () => window.print());
   return keepsake([h("p", a("codes_help")), secret(made.join("\n"), "Talekeeper codes.txt", a("codes")), print], close);
 }
 

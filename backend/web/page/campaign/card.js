@@ -87,7 +87,7 @@ export function card(world, kind, first, signal, { closed, extra } = {}) {
           return isTyped ? change() : attempt(change);
         },
       });
-      fill(body, open.form.element, h("footer", h("button", { type: "button", onclick: close }, t("common.done"))));
+      fill(body, open.form.element, h("footer", h("button", { onclick: close }, t("common.done"))));
       element.classList.add("open");
     }
     const named = name && body.querySelector(`[name="${name}"]`);

@@ -59,7 +59,7 @@ export function source(id) {
     if (isTold) location.hash = `#/chats/${chat}?at=${position}`;
     else toast(c("not_told"));
   });
-  return h("button.value.soft", { type: "button", onclick: go }, icon("chat"), c("message"));
+  return h("button.value.soft", { onclick: go }, icon("chat"), c("message"));
 }
 
 /** The operations of a change, one line per field. Creation and deletion take one line. */

@@ -38,6 +38,6 @@ export default async function (room, { signal }) {
     const { messages: count, waits } = await api.post(`${world.path}/compact`, { chat_id: room.chat.id });
     toast(c(waits && count ? "compact_waits" : "compacted", { count }));
   });
-  const update = h("button", { type: "button", onclick: compact }, c("compact"));
+  const update = h("button", { onclick: compact }, c("compact"));
   return h("div", h("div.world", asked.element), sections(world, signal, true), update, told);
 }

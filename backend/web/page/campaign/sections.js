@@ -77,7 +77,7 @@ export function section(it, world, signal) {
   });
   const note = h("div.stack.cut", { hidden: true }, h("p.soft", c("cut")), words);
   let most = PAGE;
-  const rest = h("button", { type: "button", onclick: () => draw((most += PAGE)) }, t("common.more"));
+  const rest = h("button", { onclick: () => draw((most += PAGE)) }, t("common.more"));
   const add = async () => {
     const fresh = it.fresh?.(world) ?? {};
     const known = Object.fromEntries(Object.entries(fresh).filter(([, value]) => value != null));
@@ -167,20 +167,20 @@ function now(world, signal) {
       signal,
       save: (patch, isTyped) => (isTyped ? change(patch) : attempt(() => change(patch))),
     });
-    fill(body, open.form.element, h("footer", h("button", { type: "button", onclick: close }, t("common.done"))));
+    fill(body, open.form.element, h("footer", h("button", { onclick: close }, t("common.done"))));
     body.querySelector("input").focus();
   };
   const draw = () => {
     const when = moment(world.state);
     const flag = ([name, is]) => h("button.tag", {
-      type: "button", "aria-pressed": String(is), onclick: () => world.press("world", null, { flags: { [name]: !is } }),
+      "aria-pressed": String(is), onclick: () => world.press("world", null, { flags: { [name]: !is } }),
     }, name);
     fill(view,
       world.state.precarity && h("p.row.precarity",
         h("span.tag", { title: world.state.precarity.voice }, world.state.precarity.label),
         ["heat", "wanted"].filter((each) => world.state.precarity[each] != null).map((each) =>
           h("span.soft", `${label(each)} ${number(world.state.precarity[each])}`))),
-      h("button.value.when", { type: "button", onclick: edit, title: label("day"), "aria-label": `${label("day")}: ${when}` }, when),
+      h("button.value.when", { onclick: edit, title: label("day"), "aria-label": `${label("day")}: ${when}` }, when),
       Object.entries(world.state.flags).map(flag));
     if (!open) return;
     if (!open.form.isUnsaved) open.form.write(world.state);

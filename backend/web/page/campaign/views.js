@@ -7,7 +7,7 @@ import { c, label } from "./parts.js";
 const value = (edit, name, text, look = "") => {
   if (text === "" || text == null) return false;
   const title = label(name);
-  const attributes = { type: "button", class: `value ${look}`, title, onclick: () => edit(name) };
+  const attributes = { class: `value ${look}`, title, onclick: () => edit(name) };
   return h("button", { ...attributes, "aria-label": `${title}: ${text}` }, text);
 };
 const title = (edit, name, text) => h("h4.grow", value(edit, name, text || c("nameless"), "title"));
@@ -27,7 +27,7 @@ function health(edit, { hp, hp_max: most }) {
 
 /** Stress as a row of boxes. */
 const stress = (edit, { stress: at, stress_max: most = 9 }) => Number.isInteger(at) && h("button.value.marks", {
-  type: "button", title: label("stress"), "aria-label": `${label("stress")}: ${at} / ${most}`,
+  title: label("stress"), "aria-label": `${label("stress")}: ${at} / ${most}`,
   onclick: () => edit("attributes"),
 }, label("stress"), Array.from({ length: Math.min(most, 20) }, (_, place) => h("i", { class: place < at ? "on" : "" })));
 

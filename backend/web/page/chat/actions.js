@@ -40,7 +40,7 @@ const entry = (room, name, sign, does, values) => ({
 /** The button that turns the thoughts of a reply without text into its text. */
 export function promotion({ id }, room) {
   const use = async () => room.path.put(await api.post(`/messages/${id}/thoughts-as-text`));
-  return h("button", { type: "button", onclick: alone(room, () => attempt(use)) }, say("use_thoughts"));
+  return h("button", { onclick: alone(room, () => attempt(use)) }, say("use_thoughts"));
 }
 
 /** The actions for a last reply that was cut off. */
@@ -191,7 +191,7 @@ export function tools(room) {
       clear();
       room.composer.focus();
     };
-    return h("button.tag", { type: "button", onclick }, line);
+    return h("button.tag", { onclick }, line);
   };
   const show = (lines, dropped) =>
     fill(chips, lines.length > 0 && [

@@ -78,12 +78,12 @@ export function acts(member, room) {
 export function cast(room) {
   const row = h("div.cast", { role: "group", "aria-label": m("title") });
   const toggle = ({ currentTarget: { ariaExpanded } }) => room.open(ariaExpanded !== "true" && "members");
-  const all = h("button.quiet.crowd", { type: "button", "data-panel": "members", "aria-expanded": "false", onclick: toggle });
+  const all = h("button.quiet.crowd", { "data-panel": "members", "aria-expanded": "false", onclick: toggle });
   const one = (member) => {
     const label = m(`states.${member.presence}`, member);
     const onclick = ({ currentTarget }) => menu(currentTarget, acts(member, room));
     const named = { "aria-label": label, title: label, "aria-haspopup": "menu" };
-    return h("button.quiet.member", { type: "button", ...named, onclick }, likeness(member));
+    return h("button.quiet.member", { ...named, onclick }, likeness(member));
   };
   let drawn = "";
   const draw = () => {

@@ -17,7 +17,7 @@ export async function choose(campaign_id) {
     });
     const options = [[null, t("chats.persona_standard")], ...own.map((each) => [each.id, each.name])];
     const persona = control({ name: "persona", kind: "select", label: t("chats.persona"), options });
-    const start = h("button.primary", { disabled: !campaign_id }, t("chats.start"));
+    const start = h("button.primary", { type: "submit", disabled: !campaign_id }, t("chats.start"));
     const list = h("ul.casting", find.items.map(([element]) => element));
     const chosen = () => [...list.querySelectorAll(":checked")].map((box) => box.value);
     list.onchange = () => (start.disabled = !campaign_id && !chosen().length);

@@ -99,7 +99,7 @@ export function composer(room) {
   const said = h("div.notice", { role: "status" });
 
   const notice = (content, { again, wait = 0, link } = {}) => {
-    const retry = again && h("button.quiet", { type: "button", onclick: again });
+    const retry = again && h("button.quiet", { onclick: again });
     fill(said, content && h("div.grow", content), link, retry);
     if (retry) patience(retry, Date.now() + wait * 1000);
   };

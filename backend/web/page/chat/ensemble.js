@@ -16,7 +16,7 @@ export function ensemble(room) {
   let whispering = false;
   const listeners = new Set();
 
-  const next = h("button.next", { type: "button", "aria-haspopup": "menu", onclick: choose });
+  const next = h("button.next", { "aria-haspopup": "menu", onclick: choose });
   const whisper = act("whisper", m("whisper"), () => {
     whispering = !whispering;
     draw();
@@ -69,7 +69,7 @@ export function ensemble(room) {
         if (!listeners.delete(id)) listeners.add(id);
         currentTarget.ariaPressed = listeners.has(id);
       };
-      return h("button.tag", { type: "button", "aria-pressed": String(listeners.has(id)), onclick }, name);
+      return h("button.tag", { "aria-pressed": String(listeners.has(id)), onclick }, name);
     };
     const end = () => {
       whispering = false;

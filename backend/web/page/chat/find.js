@@ -62,7 +62,7 @@ export default async function (room, { signal, close }) {
     form("form", () => (soon(), soon.now()), input),
     h("h3", t("find.jump")),
     slider,
-    form("form.row", () => go(number.value - 1), h("div.grow", number), h("button", t("find.go"))),
+    form("form.row", () => go(number.value - 1), h("div.grow", number), h("button", { type: "submit" }, t("find.go"))),
     state,
     results);
 }

@@ -15,10 +15,10 @@ export function joining(room, { id, name }, isNew = false) {
     const draft = async () => {
       drafting = new AbortController();
       const signal = AbortSignal.any([quit.signal, drafting.signal]);
-      const stop = h("button.quiet", { type: "button", onclick: () => drafting.abort() }, m("draft_stop"));
+      const stop = h("button.quiet", { onclick: () => drafting.abort() }, m("draft_stop"));
       fill(state, h("progress", { "aria-label": m("drafting") }), m("drafting"), stop);
       const before = area.read();
-      const button = (label) => h("button", { type: "button", onclick: draft }, label);
+      const button = (label) => h("button", { onclick: draft }, label);
       try {
         const { text } = await api.post(`/chats/${room.chat.id}/members/${id}/briefing`, undefined, { signal });
         // What the user has typed in the meantime is kept.
@@ -58,7 +58,7 @@ export function joining(room, { id, name }, isNew = false) {
     return h("form.stack", { onsubmit },
       h("fieldset.stack", h("legend.unseen", m("knows", { name })), kinds),
       told, trouble,
-      h("footer", h("button", { type: "button", onclick: () => close() }, t("common.cancel")), button));
+      h("footer", h("button", { onclick: () => close() }, t("common.cancel")), button));
   });
   return asked.finally(() => quit.abort());
 }

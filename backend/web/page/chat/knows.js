@@ -47,7 +47,7 @@ export default async function (room, { options: { character: id }, signal }) {
   // What it remembers.
   const list = h("ul.deeds", { "aria-label": k("memories") });
   const empty = h("p.soft", { hidden: true }, k("none", { name }));
-  const rest = h("button", { type: "button", hidden: true, onclick: () => attempt(() => read(true)) }, t("common.more"));
+  const rest = h("button", { hidden: true, onclick: () => attempt(() => read(true)) }, t("common.more"));
   const away = new Set();
   let events = [];
   let after = null;

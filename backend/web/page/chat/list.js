@@ -61,7 +61,6 @@ export default async function ({ signal, title }) {
     },
   }, Object.keys(SORTS).map((name) => h("option", { value: name, selected: name === sort }, t(`chats.sorts.${name}`))));
   const archive = h("button", {
-    type: "button",
     onclick() {
       isArchive = !isArchive;
       show();
@@ -77,7 +76,7 @@ export default async function ({ signal, title }) {
       button.ariaPressed = tags.has(key);
       find.run();
     };
-    return h("button.tag", { type: "button", "aria-pressed": String(tags.has(key)), onclick }, name, h("small", count));
+    return h("button.tag", { "aria-pressed": String(tags.has(key)), onclick }, name, h("small", count));
   };
 
   /** Show the chats, or those of the archive. */

@@ -38,7 +38,7 @@ export default async function (room, { signal }) {
     const free = people.filter(({ id }) => !members.some((each) => each.id === id));
     find.items = free.map((each) => {
       const onclick = alone(room, () => joining(room, each, true));
-      return [h("li", h("button.choosing.row", { type: "button", onclick }, face(each, { small: true }), h("span.grow.clip", each.name))), each.name];
+      return [h("li", h("button.choosing.row", { onclick }, face(each, { small: true }), h("span.grow.clip", each.name))), each.name];
     });
     refill(others, find.items.map(([element]) => element));
     find.input.hidden = free.length < 8;

@@ -22,7 +22,7 @@ export function gallery({ files = [], author }) {
     const alt = t("pictures.alt", { name: file.name, author });
     const { width, height } = file;
     const open = () => dialog(file.name, () => h("img.enlarged", { src: source(file), alt }), { wide: true });
-    return h("button.picture", { type: "button", title: t("pictures.open"), onclick: open },
+    return h("button.picture", { title: t("pictures.open"), onclick: open },
       h("img", { src: source(file), alt, width, height, loading: "lazy" }));
   };
   const link = (file) => h("a.button", { href: source(file), download: file.name }, icon("download"), file.name);

@@ -35,7 +35,7 @@ export function quickReplies(room, use) {
 
   const button = ({ label, text }) => {
     const words = label || (text.length > SHOWN ? `${text.slice(0, SHOWN)}…` : text);
-    return h("button.tag", { type: "button", title: text, onclick: () => use(text) }, words);
+    return h("button.tag", { title: text, onclick: () => use(text) }, words);
   };
   const draw = () => {
     const those = room.members.flatMap(({ id }) => cards.get(id) ?? []);

@@ -171,7 +171,7 @@ export function autoform({ groups, value, save, signal }) {
       if (error.name === "AbortError") return;
       // The form is no longer visible, so the error is shown as a toast.
       if (!element.isConnected) return complain(error);
-      const again = h("button.quiet", { type: "button", onclick: () => soon() }, t("common.retry"));
+      const again = h("button.quiet", { onclick: () => soon() }, t("common.retry"));
       if (error.isOffline) addEventListener("reconnected", soon, { once: true, signal });
       fill(state, icon("alert"), explain(error), again);
       blame(controls, error);

@@ -64,7 +64,7 @@ export function portrait(store, item, signal) {
     const picture = face(item, { kind: store.path.slice(1), size: "full" });
     refill(
       box,
-      h("button.poster", { type: "button", onclick: choose }, picture, h("small", label)),
+      h("button.poster", { onclick: choose }, picture, h("small", label)),
       bar ?? (is && act("delete", say("picture_remove"), drop, "quiet")),
     );
   };

@@ -137,7 +137,7 @@ export function scripts({ list, store, character = "", signal }) {
     return h("li",
       h("input", { type: "checkbox", role: "switch", checked: !script.disabled, onchange, "aria-label": say("use", { name: name(at) }) }),
       h("div.grow",
-        h("button.quiet", { type: "button", onclick: () => attempt(() => open(at)) }, name(at)),
+        h("button.quiet", { onclick: () => attempt(() => open(at)) }, name(at)),
         h("small.help.clip", script.findRegex)),
       act("delete", say("delete", { name: name(at) }), remove, "quiet"));
   };

@@ -27,7 +27,7 @@ export async function tester(id, open, signal) {
       entry.roll != null && t("lore.roll", entry),
       entry.position && place(entry),
     ];
-    const name = h("button.lore-link", { type: "button", onclick: () => open(entry.id) }, entry.title);
+    const name = h("button.lore-link", { onclick: () => open(entry.id) }, entry.title);
     return h(
       "li",
       h("div.grow", name, h("small.soft", about.filter(Boolean).join(" · "))),

@@ -30,9 +30,9 @@ export function remedies(address, { url, use, again }) {
     await again();
   });
   return h("div.row",
-    better && h("button", { type: "button", onclick: () => use(better) }, m("addresses.use", { address: better })),
+    better && h("button", { onclick: () => use(better) }, m("addresses.use", { address: better })),
     open && session.user.is_administrator &&
-      h("button", { type: "button", onclick: allow }, m("addresses.allow", { address: shown(address) })));
+      h("button", { onclick: allow }, m("addresses.allow", { address: shown(address) })));
 }
 
 /** The allowed addresses, for administrators. */

@@ -112,7 +112,7 @@ export function chosen(provider, model) {
       fields: [{ name: "all", control: () => all, value: !kept.size }],
       submit: t("common.save"),
       send,
-      extra: h("div.stack", choice, report, h("div", h("button", { type: "button", onclick: refresh }, m("refresh")))),
+      extra: h("div.stack", choice, report, h("div", h("button", { onclick: refresh }, m("refresh")))),
     });
     suit();
     attempt(async () => {

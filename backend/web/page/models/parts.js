@@ -90,7 +90,7 @@ export async function adding(done, signal) {
       button.disabled = true;
       attempt(() => add(provider, tested)).finally(() => (button.disabled = false));
     };
-    report.append(h("div.row", h("button", { type: "button", onclick: anyway }, m("save_anyway")),
+    report.append(h("div.row", h("button", { onclick: anyway }, m("save_anyway")),
       h("small.soft.grow", m("save_anyway_help"))));
     report.scrollIntoView({ block: "nearest" });
   };

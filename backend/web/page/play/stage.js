@@ -82,7 +82,7 @@ export function stage(room) {
     }
   };
   const offer = (option) => h("li",
-    h("button.option", { type: "button", onclick: () => take(option) },
+    h("button.option", { onclick: () => take(option) },
       option.die && h("span.pips", { "aria-hidden": "true" }, FACES[option.die - 1]),
       h("span.grow", h("b", option.label), option.detail && h("small", option.detail))));
   /** An answer in the player's own words. */
@@ -105,7 +105,7 @@ export function stage(room) {
       h("p.asks", { tabindex: -1 }, prompt),
       h("ol.options", { class: kind }, options.map(offer)),
       own && answer(own),
-      h("button.quiet", { type: "button", onclick: () => take(null) }, p("abandon")));
+      h("button.quiet", { onclick: () => take(null) }, p("abandon")));
     room.announce(`${prompt} ${options.map(({ label }) => label).join(", ")}`);
     question.querySelector("p").focus({ preventScroll: true });
   };

@@ -196,7 +196,7 @@ export default async function ({ params: { id }, signal, title }) {
         type: "checkbox", role: "switch", checked: !off, onchange, disabled: block.marker === "history",
         "aria-label": say("use", { name: name(block) }),
       }),
-      h("button.quiet.grow.clip", { type: "button", onclick: () => attempt(() => edit(block)) }, name(block)),
+      h("button.quiet.grow.clip", { onclick: () => attempt(() => edit(block)) }, name(block)),
       h("small.soft", [
         block.role && block.role !== "system" && say(`role_${block.role}`),
         block.depth != null && say("at_depth", { depth: block.depth }),
