@@ -127,7 +127,7 @@ export function composer(room) {
       const { text, run, body, isPlain } = read(line, room);
       if (run) {
         notice();
-        await run();
+        await run(group.audience);
         accepted();
         if (!also) return;
       }
@@ -193,6 +193,10 @@ export function composer(room) {
     /** The ids of the pictures of the line. */
     get files() {
       return pictures.files;
+    },
+    /** The tokens of these pictures, an estimate. */
+    get pictured() {
+      return pictures.tokens;
     },
     get text() {
       return area.value;

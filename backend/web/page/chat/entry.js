@@ -18,9 +18,15 @@ export async function patch({ id }, changes) {
   return chat;
 }
 
+/** The field for the tags of a chat, with the tags of all chats for completion. */
+export const tagsField = async () => {
+  const known = [...new Set((await chats.all()).flatMap(({ tags }) => tags))];
+  return { name: "tags", kind: "words", label: t("chats.tags"), known, most: 2000 };
+};
+
 /** Ask for tags. `send` gets the list. */
-export const askTags = (tags, send) => {
-  const field = { name: "tags", kind: "words", label: t("chats.tags"), value: tags, most: 2000 };
+export const askTags = async (tags, send) => {
+  const field = { ...(await tagsField()), value: tags };
   return asking(t("chats.tags"), field, t("common.save"), ({ tags: chosen }) => send(chosen));
 };
 

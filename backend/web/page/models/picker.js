@@ -68,10 +68,9 @@ export const choose = (label, options, models, chosen) =>
 /**
  * A field with the interface of `control` whose `options` are models; `models` contains their
  * details.
- * `allow(id)` may ask for confirmation of a choice.
  */
 export function picker(field) {
-  const { options, models, label, allow = () => true } = field;
+  const { options, models, label } = field;
   const made = control({ ...field, kind: "text" });
   let value = null;
   const shown = h("span.grow.clip");
@@ -86,7 +85,7 @@ export function picker(field) {
   };
   button.onclick = async () => {
     const chosen = await choose(label, options, models, value);
-    if (chosen === undefined || chosen === value || !(await allow(chosen))) return;
+    if (chosen === undefined || chosen === value) return;
     value = chosen;
     draw();
     button.dispatchEvent(new Event("change", { bubbles: true }));

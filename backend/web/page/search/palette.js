@@ -47,6 +47,7 @@ function places() {
   if (!session.user.is_administrator) delete titles.server;
   return Object.entries(titles).map(([name, title]) => {
     const known = all.filter(([path]) => SETTINGS[name]?.test(path)).map(([, text]) => text);
+    known.push(...texts.search.keywords[name].split(", "));
     known.sort((a, b) => a.length - b.length);
     const option = (fits) => {
       const note = !fits(title) && known.find(fits);
