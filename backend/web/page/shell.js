@@ -49,11 +49,11 @@ export function shell() {
     }
   };
   const list = async () => {
-    const items = await chats.all().catch(() => []);
+    const items = (await chats.all().catch(() => [])).filter((chat) => !chat.archived_at);
     fill(
       recent,
       items.length > 0 && h("h2", {}, t("shell.recent")),
-      items.filter((chat) => !chat.archived_at).slice(0, RECENT).map((chat) =>
+      items.slice(0, RECENT).map((chat) =>
         h("a", { href: `#/chats/${chat.id}` }, h("span.clip", {}, chat.title || t("chats.untitled"))),
       ),
     );

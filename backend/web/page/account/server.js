@@ -27,7 +27,7 @@ const usageOf = (id, username) => {
 
 /** The actions of an administrator on another account. */
 const powers = ({ id, username, ...now }) =>
-  h("div.stack", {}, usageOf(id, username), id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
+  h("div.row.powers", {}, id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
     const onchange = async ({ target: box }) => {
       const done = await attempt(() => api.patch(`/admin/users/${id}`, { [name]: box.checked }));
       if (!done) box.checked = !box.checked;
@@ -35,7 +35,7 @@ const powers = ({ id, username, ...now }) =>
     const label = `${username}: ${a(name)}`;
     const box = h("input", { type: "checkbox", checked: now[name], onchange, "aria-label": label });
     return h("label.row", {}, box, a(name));
-  }));
+  }), usageOf(id, username));
 
 /** Route: #/server */
 export default async function ({ signal, title }) {

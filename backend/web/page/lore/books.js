@@ -66,6 +66,6 @@ export default async function ({ signal, title }) {
   await Promise.all([draw(), style("library")]);
   const load = act("upload", t("common.import"), () => files.choose());
   const make = act("plus", t("lore.new"), create, "primary");
-  const head = h("header", {}, h("h1", {}, t("shell.lorebooks")), load, make);
+  const head = h("header", {}, h("h1", {}, t("shell.lorebooks")), h("div.row", {}, load, make));
   return h("div.page", {}, head, h("div.stack", {}, find.input, list));
 }
