@@ -338,7 +338,7 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
         )
         return 2
     with _lock(settings):
-        database = Database(settings.resolved_database_url)
+        database = Database(settings.resolved_database_url, direct_url=settings.database_direct_url)
         try:
             if options.down:
                 await downgrade(database, options.to)
@@ -580,7 +580,11 @@ async def _open_installation(settings: Settings, *, create_root_key: bool = Fals
     from backend.database.engine import Database, persist
     from backend.database.migrate import HEAD, upgrade
 
-    database = Database(settings.resolved_database_url, pool_size=settings.database_pool_size)
+    database = Database(
+        settings.resolved_database_url,
+        pool_size=settings.database_pool_size,
+        direct_url=settings.database_direct_url,
+    )
     path, value = settings.resolved_root_key_file, settings.root_key_text
     load = partial(load_database_root_keys, database, path, value=value, create=create_root_key)
     root = await persist(database, "root_key", load)
