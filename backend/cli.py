@@ -286,6 +286,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     from backend.database.engine import persist
     from backend.jobs.keys import JobKeys
     from backend.jobs.worker import build_worker
+    from backend.operations.metrics import serve_metrics
 
     if settings.embedded:
         raise UsageError(
@@ -307,6 +308,14 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     keys = JobKeys(root)
     worker = build_worker(settings, services.queue, keys, services.kinds, takes_queued=True)
     drain = services.drain
+    if settings.worker_metrics:
+        try:
+            serve_metrics(database, settings.worker_metrics)
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"TALEKEEPER_WORKER_METRICS: {settings.worker_metrics} cannot be used. Choose a "
+                "free port at an address of this machine."
+            ) from error
     await persist(database, "processes", services.processes.start)
     with stop_signals(lambda _: drain.receive_signal()):
         worker.start()

@@ -160,6 +160,9 @@ class Settings(BaseSettings):
     """A session ends this many days after it started, even if it is in use."""
     metrics: Literal["off", "loopback", "everyone"] = "loopback"
     """Clients that can read `/metrics`."""
+    worker_metrics: str = Field("", pattern=r"^(\S+:[1-9][0-9]{0,4})?$")
+    """Address at which `talekeeper work` serves `/metrics` to everyone who reaches it, such as
+    `127.0.0.1:9464`. Empty: not at all."""
 
     # Connections
     max_connections: int = Field(1_000, ge=0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import URL, Connection, create_engine, event, make_url, text
@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 from sqlalchemy.orm.exc import StaleDataError
+from sqlalchemy.pool import QueuePool
 from uuid_utils.compat import uuid7
 
 from backend.core.logs import get_logger
@@ -113,6 +114,15 @@ class DatabaseDamagedError(AppError):
     slug, title = "database-damaged", "The database is damaged"
 
 
+class PoolUse(NamedTuple):
+    """The connections of a pool: in use, idle, and the most that it opens."""
+
+    name: str
+    in_use: int
+    idle: int
+    most: int
+
+
 class Database:
     """Transactions on one database.
 
@@ -126,6 +136,7 @@ class Database:
 
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
         self.process_id = uuid7()
+        self._pool_size = pool_size
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._opened: set[SqliteConnection] = set()
@@ -149,6 +160,16 @@ class Database:
     @property
     def engine(self) -> AsyncEngine:
         return self._writer
+
+    def measure_pools(self) -> Iterator[PoolUse]:
+        """Yield the use of the connection pools of this process."""
+        # A pool of PostgreSQL may open as many connections again for a short time.
+        engines = {"all": (self._writer, 2 * self._pool_size)}
+        if self.is_sqlite:
+            engines = {"reading": (self._reader, self._pool_size), "writing": (self._writer, 1)}
+        for name, (engine, most) in engines.items():
+            if isinstance(engine.pool, QueuePool):
+                yield PoolUse(name, engine.pool.checkedout(), engine.pool.checkedin(), most)
 
     def make_separate_engine(self) -> AsyncEngine:
         """Make an engine for PostgreSQL with one connection outside the pool, in autocommit."""
