@@ -205,6 +205,17 @@ def _make_parser() -> argparse.ArgumentParser:
     reindex = add("reindex", _reindex, "update the memory index")
     reindex.add_argument("--user", help="user whose texts to index now; asks for the password")
 
+    index = add("index", _index, "spread the index over the nodes of a Qdrant cluster")
+    index.add_argument("what", choices=("replicate",))
+    index.add_argument(
+        "--replicas",
+        type=int,
+        choices=range(1, 65),
+        metavar="COUNT",
+        help="copies of each shard; default: as for a new collection",
+    )
+    index.add_argument("--dry-run", action="store_true", help="only print the changes")
+
     rotate = add("rotate-keys", _rotate, "rotate the root key or users' keys")
     rotate.add_argument("what", choices=("root", "user", "data"))
     rotate.add_argument("--user", help="user whose keys to rotate; asks for the password")
@@ -356,7 +367,7 @@ async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     findings = await examine(settings)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        mark = {"ok": "ok  ", "missing": "-   ", "fault": "FAIL"}[finding.state]
+        mark = {"ok": "ok  ", "missing": "-   ", "warning": "WARN", "fault": "FAIL"}[finding.state]
         print(f"{mark} {finding.name:<{width}}  {finding.detail}")
         if finding.advice:
             print(f"     {'':<{width}}  {finding.advice}")
@@ -533,6 +544,32 @@ async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
         else:
             message = await maintenance.reindex_all_users(database, settings, show_progress)
     print(message)
+    return 0
+
+
+async def _index(settings: Settings, options: argparse.Namespace) -> int:
+    from backend.memory.index.server_cluster import (
+        plan_replication,
+        read_cluster,
+        replicate,
+    )
+
+    if not settings.qdrant_url:
+        raise UsageError("The index is in the data folder. Set TALEKEEPER_QDRANT_URL.")
+    state = await read_cluster(settings)
+    if not state.is_cluster:
+        raise UsageError("The Qdrant server is no cluster: it has one node.")
+    copies = options.replicas or settings.qdrant_replication_factor or 2
+    plan = plan_replication(state, copies)
+    for name in plan.changed:
+        print(f"set replication_factor of {name} to {plan.factor}")
+    for each in plan.transfers:
+        print(each.render())
+    if options.dry_run:
+        print("Nothing was changed.")
+        return 0
+    await replicate(settings, plan, show_progress)
+    print(f"Each shard has {plan.factor} or more copies.")
     return 0
 
 
