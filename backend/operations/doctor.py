@@ -18,7 +18,7 @@ from backend.chats.schemas import ChatSettings
 from backend.core.logs import get_logger
 from backend.core.operating_system import HAS_FILE_MODES, is_readable_by_others
 from backend.database.engine import Database
-from backend.database.migrate import HEAD, current_revision, refuse_unknown
+from backend.database.migrate import HEAD, current_revision, is_usable, refuse_unknown
 from backend.enrichment.reader import choose_model
 from backend.generation.client.provider import ProviderKind
 from backend.generation.registry import KINDS, build_registry
@@ -187,6 +187,9 @@ async def _tables(settings: Settings) -> Finding:
         return Finding("database", "missing", f"no {path} yet; created on first start")
     async with _open_database(settings) as database:
         revision = await current_revision(database)
+        if revision and await is_usable(database, revision):
+            detail = f"{kind}, revision {revision} of a newer version, which this one can use"
+            return Finding("database", "ok", detail)
         refuse_unknown(revision, database)
         kind += ", through a pooler" if await database.find_pooler() else ""
     if revision != HEAD:
