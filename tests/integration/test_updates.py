@@ -183,9 +183,8 @@ def test_code_of_the_last_release_plays_on_the_tables_of_this_version(tmp_path: 
     data.mkdir()
     release.mkdir()
     (data / DATABASE_NAME).write_bytes(migrated_database())
-    packed = subprocess.run(
-        ["git", "archive", tag, "backend"], cwd=ROOT, stdout=subprocess.PIPE, check=True
-    )
+    parts = ["git", "archive", tag, "backend", "prompts"]
+    packed = subprocess.run(parts, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "-x"], cwd=release, input=packed.stdout, check=True)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "serve", "--port", "0", "--data-dir", str(data)],
