@@ -2,6 +2,7 @@
 import { api } from "../core/api.js";
 import { attempt, deleting, menu, toast } from "../core/dialogs.js";
 import { act, h, icon } from "../core/dom.js";
+import { plain } from "../core/passage.js";
 import { chats, usedAt } from "../core/store.js";
 import { ago, dateTime, t } from "../core/words.js";
 import { face } from "../library/faces.js";
@@ -59,9 +60,6 @@ function menuOf(chat) {
     deleting(() => chats.remove(chat.id, titleOf(chat))),
   ];
 }
-
-/** Without the marks of Markdown, because the preview has one line. */
-const plain = (text) => text.replace(/[*_`#>]+/g, "").trim();
 
 /** @returns {[HTMLElement, string]} A chat of the list, and the text that a search looks at. */
 export function entry(chat, cast) {
