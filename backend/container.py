@@ -102,6 +102,7 @@ from backend.openai_api.plain_replies import PlainCompletions
 from backend.openai_api.requests import RequestLog
 from backend.openai_api.stored_paths import PathCache
 from backend.operations.backup.schedule import BackupSchedule
+from backend.operations.metrics import MetricsService
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
@@ -173,6 +174,7 @@ class Services:
         self.settings = settings
         self.drain = Drain(settings.drain_seconds)
         self.database = database
+        self.metrics_service = MetricsService(database)
         self.memory = memory
         self.queue = queue
         self.cpu_pool = pool

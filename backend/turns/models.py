@@ -29,7 +29,7 @@ RESERVATION = timedelta(minutes=2)
 NOT_BUILT = "{}"
 """The `totals` of a turn without a prompt."""
 
-_IS_OPEN = text("state IN ('running', 'waiting')")
+IS_OPEN = text("state IN ('running', 'waiting')")
 _IS_RUNNING = text("state = 'running'")
 
 
@@ -60,8 +60,8 @@ class Turn(Base):
             "uq_turns_open",
             "chat_id",
             unique=True,
-            sqlite_where=_IS_OPEN,
-            postgresql_where=_IS_OPEN,
+            sqlite_where=IS_OPEN,
+            postgresql_where=IS_OPEN,
         ),
         Index(None, "chat_id"),
         Index(None, "user_id", "created_at"),

@@ -12,6 +12,8 @@ down_revision = "2026_11_27"
 branch_labels = None
 depends_on = None
 
+PHASE = "expand"
+
 COUNTS = ("turns", "runs", "unreported")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "thinking_tokens")
 

@@ -1,9 +1,5 @@
 /** The account: its name, usage, and deletion. */
-import { api } from "../core/api.js";
-import { attempt, undoable } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { kept, session } from "../core/store.js";
-import { t } from "../core/words.js";
+import { api, attempt, h, kept, session, t, undoable } from "../core.js";
 import { archiveBox } from "../transfer/archive.js";
 import { a, field, OLD } from "./forms.js";
 import { month } from "./month.js";

@@ -1,11 +1,7 @@
 /** Other apps that play chats through the OpenAI-compatible endpoint. */
 import { copy } from "../chat/actions.js";
 import { patchOf } from "../chat/fields.js";
-import { api } from "../core/api.js";
-import { attempt, undoable } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { autoform } from "../core/form.js";
-import { ago, dateTime, has, t } from "../core/words.js";
+import { act, ago, api, attempt, autoform, dateTime, fill, h, has, icon, t, undoable } from "../core.js";
 import { makeKey } from "./keys.js";
 import { areas, button } from "./parts.js";
 

@@ -1,8 +1,5 @@
 /** The settings of the account, which apply in all chats that do not override them. */
-import { api } from "../core/api.js";
-import { autoform } from "../core/form.js";
-import { personas } from "../core/store.js";
-import { texts } from "../core/words.js";
+import { api, autoform, personas, texts } from "../core.js";
 import { at, field, patchOf, word } from "../chat/fields.js";
 import { picker } from "../models/picker.js";
 import { dropped, removed, samplers } from "../models/sampling.js";

@@ -1,7 +1,5 @@
 /** A list of things that can be ended: sessions, keys, invitations. */
-import { api } from "../core/api.js";
-import { attempt, undoable } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
+import { api, attempt, fill, h, undoable } from "../core.js";
 import { a } from "./forms.js";
 import { button, part } from "./parts.js";
 

@@ -1,10 +1,7 @@
 /**
  * Proposed changes that wait for a decision: the current and the proposed state, and the source.
  */
-import { api } from "../core/api.js";
-import { complain, toast, undoable } from "../core/dialogs.js";
-import { act, fill, h, settled } from "../core/dom.js";
-import { ago, dateTime, number } from "../core/words.js";
+import { act, ago, api, complain, dateTime, fill, h, number, settled, toast, undoable } from "../core.js";
 import { source } from "./ledger.js";
 import { c, label } from "./parts.js";
 import { said } from "./said.js";

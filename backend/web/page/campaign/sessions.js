@@ -1,9 +1,5 @@
 /** The chats of a campaign. */
-import { api } from "../core/api.js";
-import { menu, toast, UNDO_SECONDS } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
-import { campaigns, chats } from "../core/store.js";
-import { ago, t } from "../core/words.js";
+import { act, ago, api, campaigns, chats, fill, h, menu, t, toast, UNDO_SECONDS } from "../core.js";
 import { c } from "./parts.js";
 
 /** The sessions, latest first. Chats can be added and removed. */

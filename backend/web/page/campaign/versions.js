@@ -1,8 +1,5 @@
 /** Versions of a campaign: compare with the present, and restore. */
-import { api } from "../core/api.js";
-import { attempt, undoable } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { ago, dateTime, t } from "../core/words.js";
+import { act, ago, api, attempt, dateTime, fill, h, icon, t, undoable } from "../core.js";
 import { c, label } from "./parts.js";
 import { said, whose } from "./said.js";
 import { World } from "./world.js";

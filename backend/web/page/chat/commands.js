@@ -1,7 +1,5 @@
 /** Commands of the composer, such as `/roll 2d6`: what they do, and their completions. */
-import { api, Problem } from "../core/api.js";
-import { attempt, toast } from "../core/dialogs.js";
-import { t } from "../core/words.js";
+import { api, attempt, Problem, t, toast } from "../core.js";
 import { isGroup } from "./cast.js";
 import { begins, called, completions as listeners } from "./whisper.js";
 

@@ -1,9 +1,5 @@
 /** The text field for the user's lines. Drafts are kept until a turn has accepted them. */
-import { api } from "../core/api.js";
-import { complain, explained, remedy } from "../core/dialogs.js";
-import { fill, h, icon, settled } from "../core/dom.js";
-import { kept, session } from "../core/store.js";
-import { t } from "../core/words.js";
+import { api, complain, explained, fill, h, icon, kept, remedy, session, settled, t } from "../core.js";
 import { tools } from "./actions.js";
 import { isGroup } from "./cast.js";
 import { completions, read } from "./commands.js";

@@ -1,7 +1,5 @@
 /** The cost of a chat, of its last reply and of the next one, shown under the chat's name. */
-import { api } from "../core/api.js";
-import { fill, h, settled } from "../core/dom.js";
-import { money, t } from "../core/words.js";
+import { api, fill, h, money, settled, t } from "../core.js";
 import { warnOfLimit } from "./limit.js";
 
 /**

@@ -1,9 +1,5 @@
 /** Editing of a message in place. The draft is kept until it is saved or discarded. */
-import { api } from "../core/api.js";
-import { explain, undoable } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
-import { kept } from "../core/store.js";
-import { t } from "../core/words.js";
+import { api, explain, fill, h, kept, t, undoable } from "../core.js";
 import { lead, say, told } from "./branches.js";
 import { worded, wording } from "./pictures.js";
 

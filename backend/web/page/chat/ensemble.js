@@ -1,9 +1,5 @@
 /** The tools of a chat with several characters: the next speaker, whispers, and automatic replies. */
-import { dialog, menu } from "../core/dialogs.js";
-import { act, fill, h, icon, refill, set } from "../core/dom.js";
-import { sendform } from "../core/form.js";
-import { kept } from "../core/store.js";
-import { list } from "../core/words.js";
+import { act, dialog, fill, h, icon, kept, list, menu, refill, sendform, set } from "../core.js";
 import { alone, isGroup, m } from "./cast.js";
 import { read } from "./whisper.js";
 

@@ -1,7 +1,5 @@
 /** The model of a chat, shown under its name. A click changes it. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { h, icon, set } from "../core/dom.js";
+import { api, attempt, h, icon, set } from "../core.js";
 import { choose, m } from "../models/picker.js";
 import { dropped, removed } from "../models/sampling.js";
 import { word } from "./fields.js";

@@ -1,10 +1,7 @@
 /** The settings of a chat. Unset values come from the account. */
-import { api } from "../core/api.js";
-import { menu } from "../core/dialogs.js";
-import { act, h, refill } from "../core/dom.js";
-import { autoform, control } from "../core/form.js";
-import { campaigns, chats, chronicles, lorebooks } from "../core/store.js";
-import { t } from "../core/words.js";
+import {
+  act, api, autoform, campaigns, chats, chronicles, control, h, lorebooks, menu, refill, t,
+} from "../core.js";
 import { picker } from "../models/picker.js";
 import { dropped, removed, samplers } from "../models/sampling.js";
 import { tasks } from "../models/tasks.js";

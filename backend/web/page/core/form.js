@@ -274,7 +274,10 @@ export function progress(label) {
   };
 }
 
-/** A search field that hides the items without a match. `items` are [[element, text]]. */
+/**
+ * A search field. `items` are [[element, text, ...]]: elements without a match are hidden, unless
+ * `told(count, found)` shows what was found.
+ */
 export function finder(label, told, also = []) {
   const attributes = { type: "search", "aria-label": label, placeholder: label };
   const input = h("input.finder", { ...attributes, oninput: () => self.run() });
@@ -283,10 +286,13 @@ export function finder(label, told, also = []) {
     items: [],
     run() {
       const words = [...input.value.toLowerCase().split(/\s+/), ...also];
-      const shown = self.items.filter(
-        ([element, text]) => !(element.hidden = !words.every((word) => text.toLowerCase().includes(word))),
-      );
-      told?.(shown.length);
+      const found = self.items.filter(([element, text]) => {
+        const lower = text.toLowerCase();
+        const is = words.every((word) => lower.includes(word));
+        if (element) element.hidden = !is;
+        return is;
+      });
+      told?.(found.length, found);
     },
   };
   return self;

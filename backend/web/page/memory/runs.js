@@ -1,8 +1,5 @@
 /** The agent's runs for the chats of a chronicle. */
-import { api } from "../core/api.js";
-import { attempt, told } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
-import { ago, dateTime, t } from "../core/words.js";
+import { act, ago, api, attempt, dateTime, fill, h, t, told } from "../core.js";
 import { m, titles } from "./parts.js";
 import { follow, isBusy, standing, undo, written } from "./watch.js";
 

@@ -1,10 +1,6 @@
 /** Memory status: the model, indexed and waiting texts, problems, and a rebuild. */
 import { row } from "../activity.js";
-import { api } from "../core/api.js";
-import { undoable } from "../core/dialogs.js";
-import { h, icon, pause, refill } from "../core/dom.js";
-import { session } from "../core/store.js";
-import { ago, has, number } from "../core/words.js";
+import { ago, api, h, has, icon, number, pause, refill, session, undoable } from "../core.js";
 import { models } from "./models.js";
 import { areas, m } from "./parts.js";
 

@@ -1,8 +1,5 @@
 /** The events of a chronicle in the order of the story. */
-import { api } from "../core/api.js";
-import { attempt, deleting, more, undoable } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { date, t } from "../core/words.js";
+import { act, api, attempt, date, deleting, fill, h, icon, more, t, undoable } from "../core.js";
 import { EVENT, KINDS, asking, m, sieve, signals, titles } from "./parts.js";
 
 const PAGE = 200;

@@ -1,8 +1,5 @@
 /** The agent's work for a chat: state, progress, and undo. */
-import { api } from "../core/api.js";
-import { attempt, toast, undoable, UNDO_SECONDS } from "../core/dialogs.js";
-import { fill, h, icon, pause } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { api, attempt, fill, h, icon, pause, t, toast, UNDO_SECONDS, undoable } from "../core.js";
 import { m, signals } from "./parts.js";
 
 /** True if a job is queued or running. */

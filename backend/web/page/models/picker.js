@@ -1,8 +1,5 @@
 /** Choose a model from a few or hundreds, by its context window, price and abilities. */
-import { dialog } from "../core/dialogs.js";
-import { fill, h, icon, set } from "../core/dom.js";
-import { control, finder } from "../core/form.js";
-import { money, t } from "../core/words.js";
+import { control, dialog, fill, finder, h, icon, money, set, t } from "../core.js";
 
 /** A text of the model views. */
 export const m = (path, values) => t(`models.${path}`, values);

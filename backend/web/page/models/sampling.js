@@ -1,10 +1,7 @@
 /** Sampling settings: fields of an account and of a chat. */
 import { among, field, numbers, text, word } from "../chat/fields.js";
-import { attempt, toast, UNDO_SECONDS } from "../core/dialogs.js";
-import { fill, h, set } from "../core/dom.js";
-import { control } from "../core/form.js";
+import { attempt, control, fill, h, set, t, toast, UNDO_SECONDS } from "../core.js";
 import { json } from "../core/json.js";
-import { t } from "../core/words.js";
 import { m } from "./picker.js";
 
 const HARMS = ["harassment", "hate_speech", "sexually_explicit", "dangerous_content"];

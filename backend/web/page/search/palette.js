@@ -1,10 +1,9 @@
 /** One search field: chats, characters and settings as the user types, then texts on the server. */
-import { api } from "../core/api.js";
-import { complain, dialog } from "../core/dialogs.js";
-import { fill, h, icon, set, settled, style } from "../core/dom.js";
+import {
+  api, campaigns, characters, chats, chronicles, complain, dialog, fill, h, icon, lorebooks, session, set,
+  settled, style, t, texts,
+} from "../core.js";
 import { finding, passage } from "../core/passage.js";
-import { campaigns, characters, chats, chronicles, lorebooks, session } from "../core/store.js";
-import { t, texts } from "../core/words.js";
 import { face } from "../library/faces.js";
 
 const MOST = 6;
