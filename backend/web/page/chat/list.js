@@ -59,7 +59,7 @@ export default async function ({ signal, title }) {
     several.element.hidden = !is;
     if (!is) for (const box of boxes()) box.checked = false;
     several.draw(isArchive);
-    (is ? several.element : tools).querySelector("button")?.focus();
+    (is ? several.element.querySelector("button") : select).focus();
   };
   const everyone = () => {
     for (const [element] of find.items) element.querySelector(".pick").checked = !element.hidden;
@@ -67,6 +67,9 @@ export default async function ({ signal, title }) {
   };
   const several = bulk({ chosen, all: everyone, end: () => selecting(false) });
   list.addEventListener("change", () => several.draw(isArchive));
+  body.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !several.element.hidden && !event.defaultPrevented) selecting(false);
+  });
   // While chats are selected, a click on one does not open it.
   list.addEventListener("click", (event) => {
     const box = event.target.closest("a")?.closest(".picking > li")?.querySelector(".pick");
