@@ -70,11 +70,17 @@ _BEAT = _INSERT.on_conflict_do_update(
     # No wait for the disk, because a lost row is written again.
     func.set_config("synchronous_commit", "off", True)  # noqa: FBT003  # PostgreSQL's own function
 )
-_LOOK = select(_ROW.id, _IS_LOST.label("is_lost"))
+_BEAT_AND_LOOK = (
+    select(_ROW.id, _IS_LOST.label("is_lost"))
+    .where(_ROW.id != bindparam("id"))
+    .add_cte(_BEAT.cte("beat"))
+)
+"""One statement, which sees the table as it was before the heartbeat."""
 _DISCONNECT = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND application_name = ANY(:names)"
+    " WHERE datname = current_database() AND application_name = ANY(:names) AND state <> 'idle'"
 )
+"""Idle connections hold no locks. A pooler keeps them, and may just have lent them to another."""
 
 
 class Processes:
@@ -113,7 +119,7 @@ class Processes:
                 await self._end_leases(session, owners=None)
         await self._on_loss()
         if not self._database.is_sqlite:
-            engine = self._database.make_separate_engine()
+            engine = self._database.make_direct_engine()
             self._tasks = [
                 asyncio.create_task(self._beat(engine), name="processes.beat"),
                 asyncio.create_task(self._recover(), name="processes.recover"),
@@ -151,10 +157,10 @@ class Processes:
                 await engine.dispose()
 
     async def _renew(self, engine: AsyncEngine) -> None:
-        async with engine.connect() as connection:
-            await connection.execute(_BEAT, {"id": self._database.process_id})
-            rows = (await connection.execute(_LOOK)).all()
-        others = {row.id for row in rows if row.id != self._database.process_id}
+        async with engine.begin() as connection:
+            found = await connection.execute(_BEAT_AND_LOOK, {"id": self._database.process_id})
+            rows = found.all()
+        others = {row.id for row in rows}
         self._lost = {row.id for row in rows if row.is_lost} if self._is_steady() else set()
         if self._lost or self._others - others:
             self._news.set()

@@ -1,12 +1,8 @@
 /** The frame around every view: navigation, recent chats, and the view itself. */
-import { api } from "./core/api.js";
-import { attempt } from "./core/dialogs.js";
-import { asset, fill, h, icon, pause, set } from "./core/dom.js";
+import { api, asset, attempt, chats, fill, h, icon, kept, pause, set, t } from "./core.js";
 import { connection } from "./core/connection.js";
 import { forget, imports, receive } from "./core/importing.js";
 import { stayAboveKeyboard } from "./core/keyboard.js";
-import { chats, kept } from "./core/store.js";
-import { t } from "./core/words.js";
 import { files, takeUp } from "./transfer/files.js";
 
 const PLACES = [

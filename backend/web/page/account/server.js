@@ -1,9 +1,5 @@
 /** The server, for administrators: users, invitations, phones, and models on this machine. */
-import { api, Problem } from "../core/api.js";
-import { attempt, dialog } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { session } from "../core/store.js";
-import { date, t } from "../core/words.js";
+import { api, attempt, date, dialog, h, Problem, session, t } from "../core.js";
 import { local } from "../models/local.js";
 import { a, secret } from "./forms.js";
 import { listing } from "./listing.js";

@@ -1,7 +1,5 @@
 /** The selection of several characters in a list, and the actions for them. */
-import { menu } from "../core/dialogs.js";
-import { act, fill, h, set } from "../core/dom.js";
-import { size, t } from "../core/words.js";
+import { act, fill, h, menu, set, size, t } from "../core.js";
 import { exportsOf, favourAll, removeAll } from "./acts.js";
 import { say } from "./parts.js";
 
