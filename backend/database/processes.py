@@ -176,7 +176,7 @@ class Processes:
         if self._lost or self._others - others:
             self._news.set()
         self._others = others
-        servers = max(1, sum(row.is_server and not row.is_lost for row in rows))
+        servers = max(1, is_server + sum(row.is_server and not row.is_lost for row in rows))
         if servers != self._servers:
             self._servers = servers
             self._on_count(servers)
