@@ -1,9 +1,8 @@
 /** A chat in the list, and the actions of its menu. */
-import { api } from "../core/api.js";
-import { attempt, deleting, menu, toast } from "../core/dialogs.js";
-import { act, h, icon } from "../core/dom.js";
-import { chats, usedAt } from "../core/store.js";
-import { ago, dateTime, t } from "../core/words.js";
+import {
+  act, ago, api, attempt, chats, dateTime, deleting, h, icon, menu, t, toast, usedAt,
+} from "../core.js";
+import { plain } from "../core/passage.js";
 import { face } from "../library/faces.js";
 import { asking } from "../library/parts.js";
 import { exports } from "./exports.js";
@@ -18,9 +17,15 @@ export async function patch({ id }, changes) {
   return chat;
 }
 
+/** The field for the tags of a chat, with the tags of all chats for completion. */
+export const tagsField = async () => {
+  const known = [...new Set((await chats.all()).flatMap(({ tags }) => tags))];
+  return { name: "tags", kind: "words", label: t("chats.tags"), known, most: 2000 };
+};
+
 /** Ask for tags. `send` gets the list. */
-export const askTags = (tags, send) => {
-  const field = { name: "tags", kind: "words", label: t("chats.tags"), value: tags, most: 2000 };
+export const askTags = async (tags, send) => {
+  const field = { ...(await tagsField()), value: tags };
   return asking(t("chats.tags"), field, t("common.save"), ({ tags: chosen }) => send(chosen));
 };
 
@@ -59,9 +64,6 @@ function menuOf(chat) {
     deleting(() => chats.remove(chat.id, titleOf(chat))),
   ];
 }
-
-/** Without the marks of Markdown, because the preview has one line. */
-const plain = (text) => text.replace(/[*_`#>]+/g, "").trim();
 
 const namesOf = (cast) => cast.map((each) => each.name).join(", ");
 

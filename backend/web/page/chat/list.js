@@ -1,9 +1,8 @@
 /** The start page: the chats, or the first steps. */
-import { act, fill, h, icon, refill, tabs } from "../core/dom.js";
-import { finder } from "../core/form.js";
+import {
+  act, characters, chats, fill, finder, h, icon, kept, refill, session, t, tabs, texts, usedAt,
+} from "../core.js";
 import { longList } from "../core/long-list.js";
-import { characters, chats, kept, session, usedAt } from "../core/store.js";
-import { t, texts } from "../core/words.js";
 import { card, importButton, offer } from "../library/start.js";
 import { first, lacksModel } from "../models/first.js";
 import { movingButton } from "../transfer/moving.js";
@@ -62,12 +61,15 @@ export default async function ({ signal, title }) {
     tools.hidden = is;
     several.element.hidden = !is;
     pick([]);
-    (is ? several.element : tools).querySelector("button")?.focus();
+    (is ? several.element.querySelector("button") : select).focus();
   };
   const several = bulk({ chosen, all: () => pick(rows.items), end: () => selecting(false) });
   list.addEventListener("change", ({ target }) => {
     if (!picked.delete(target.value)) picked.add(target.value);
     several.draw(isArchive);
+  });
+  body.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !several.element.hidden && !event.defaultPrevented) selecting(false);
   });
   // While chats are selected, a click on one does not open it.
   list.addEventListener("click", (event) => {

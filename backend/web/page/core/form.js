@@ -39,7 +39,7 @@ const WRITE = {
  *
  * @param {object} field `name`, `label`, `kind` (text, area, number, check, select, lines, words),
  *   `help`, `count` (shows tokens and sends a "counted" event), and options of the kind (`options`,
- *   `min`, `max`, `rows`...).
+ *   `min`, `max`, `rows`...). `known` are words that complete those of the kind `words`.
  * @returns {{element, input, read, write, fault}}
  */
 export function control(field) {
@@ -56,11 +56,20 @@ export function control(field) {
     { id, name, type, placeholder, rows, min, max, step, maxlength: most, required, autocomplete, ...described },
     field.options?.map(([value, label]) => h("option", { value: String(value) }, label)),
   );
+  const offers = field.known && h("datalist", { id: `${id}-known` });
+  // An option replaces the whole text, so it begins with the words before the last one.
+  const offer = () => {
+    const [before] = /^(.*,)?\s*/.exec(input.value);
+    const rest = field.known.filter((word) => !READ.words(input).includes(word));
+    fill(offers, rest.map((word) => h("option", { value: before + word })));
+  };
+  if (offers) set(input, { list: offers.id, oninput: offer, onfocus: offer });
   const head = h("span.label", {}, h("label", { for: id }, field.label), tokens);
   const element = h(
     "div.field",
     { class: `${kind} ${field.wide ? "wide" : ""}` },
     kind === "check" ? [input, head] : [head, input],
+    offers,
     help,
     note,
   );

@@ -1,8 +1,6 @@
 /** The list of characters. */
-import { act, fill, h, refill, set } from "../core/dom.js";
-import { finder } from "../core/form.js";
+import { act, characters, chats, fill, finder, h, kept, refill, set } from "../core.js";
 import { longList } from "../core/long-list.js";
-import { characters, chats, kept } from "../core/store.js";
 import { menuOf, star } from "./acts.js";
 import { face } from "./faces.js";
 import { overview, say } from "./parts.js";

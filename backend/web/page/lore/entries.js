@@ -1,11 +1,8 @@
 /** The list of a book's entries: search, open, switch, move, delete. */
-import { api } from "../core/api.js";
-import { attempt, deleting, more, undoable } from "../core/dialogs.js";
-import { act, h, settled } from "../core/dom.js";
-import { finder } from "../core/form.js";
+import {
+  act, api, attempt, deleting, finder, h, lorebooks, more, settled, t, texts, undoable,
+} from "../core.js";
 import { longList } from "../core/long-list.js";
-import { lorebooks } from "../core/store.js";
-import { t, texts } from "../core/words.js";
 import { called, patch, place } from "./entry.js";
 
 /**
