@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import URL, Connection, create_engine, event, make_url, text
@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 from sqlalchemy.orm.exc import StaleDataError
+from sqlalchemy.pool import QueuePool
 from uuid_utils.compat import uuid7
 
 from backend.core.logs import get_logger
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 START_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses between the attempts of a step of a start."""
+
+LOCK_POLL_SECONDS = 0.2
 
 MIGRATION_LOCK_SECONDS = 3600.0
 """Maximum wait for another process that migrates the SQLite file. PostgreSQL has no maximum."""
@@ -114,6 +117,15 @@ class DatabaseDamagedError(AppError):
     slug, title = "database-damaged", "The database is damaged"
 
 
+class PoolUse(NamedTuple):
+    """The connections of a pool: in use, idle, and the most that it opens."""
+
+    name: str
+    in_use: int
+    idle: int
+    most: int
+
+
 class Database:
     """Transactions on one database.
 
@@ -128,6 +140,7 @@ class Database:
 
     def __init__(self, url: str, *, pool_size: int = 10, direct_url: str = "") -> None:
         self.process_id = uuid7()
+        self._pool_size = pool_size
         self.url = make_url(url)
         self._direct_url = make_url(direct_url or url)
         self._pooler = PoolerDetector(is_found=True if direct_url else None)
@@ -156,6 +169,16 @@ class Database:
     @property
     def engine(self) -> AsyncEngine:
         return self._writer
+
+    def measure_pools(self) -> Iterator[PoolUse]:
+        """Yield the use of the connection pools of this process."""
+        # A pool of PostgreSQL may open as many connections again for a short time.
+        engines = {"all": (self._writer, 2 * self._pool_size)}
+        if self.is_sqlite:
+            engines = {"reading": (self._reader, self._pool_size), "writing": (self._writer, 1)}
+        for name, (engine, most) in engines.items():
+            if isinstance(engine.pool, QueuePool):
+                yield PoolUse(name, engine.pool.checkedout(), engine.pool.checkedin(), most)
 
     def make_direct_engine(self) -> AsyncEngine:
         """Make an engine for PostgreSQL with connections outside the pool, without a pooler.
@@ -213,19 +236,20 @@ class Database:
             yield session
 
     async def change_tables(self, work: Callable[[Connection], None]) -> None:
-        """Run `work` in one transaction, while no other process changes the tables.
+        """Run `work` while no other process changes the tables.
 
-        On SQLite it runs in a thread, because it executes hundreds of statements.
+        On SQLite it runs in one transaction, in a thread, because it executes hundreds of
+        statements. On PostgreSQL it begins and commits its own transactions; the last one is
+        committed after it.
         """
         if self.is_sqlite:
             await asyncio.to_thread(self._change_tables, work)
             return
         engine = self.make_direct_engine()
         try:
-            async with engine.begin() as connection:
-                lock = text("SELECT pg_advisory_xact_lock(:lock)")
-                await connection.execute(lock, {"lock": _LOCK})
+            async with _lock_tables(engine), engine.connect() as connection:
                 await connection.run_sync(work)
+                await connection.commit()
         finally:
             await engine.dispose()
 
@@ -334,6 +358,23 @@ def _make_overtaken_error(error: Exception) -> OvertakenError:
     # Logged, because a fault in this code can look like a race.
     log.info("database.overtaken", exc_info=error)
     return OvertakenError("Read the resource again, and repeat the request if it is still needed.")
+
+
+@contextlib.asynccontextmanager
+async def _lock_tables(engine: AsyncEngine) -> AsyncGenerator[None]:
+    """Hold a lock of PostgreSQL in a separate transaction, which may be behind a pooler.
+
+    It is polled for, because building an index without blocking writers waits for all statements
+    that have begun before, also for those that wait for this lock.
+    """
+    take = text("SELECT pg_try_advisory_xact_lock(:lock)")
+    while True:
+        async with engine.connect() as connection:
+            if await connection.scalar(take, {"lock": _LOCK}):
+                await connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+                yield
+                return
+        await asyncio.sleep(LOCK_POLL_SECONDS)
 
 
 def _postgres_engine(

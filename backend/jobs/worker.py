@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import prometheus_client
+
 from backend.core.logs import get_logger
 from backend.database.base import now
 from backend.jobs import claims
@@ -103,6 +105,10 @@ class Slots:
 
 
 log = get_logger(__name__)
+
+ATTEMPTS = prometheus_client.Counter(
+    "talekeeper_job_attempts", "Attempts at jobs that are over", ["kind", "outcome"]
+)
 
 HEARTBEAT_INTERVAL = timedelta(seconds=15)
 STOP_POLL_SECONDS = 1.0
@@ -408,6 +414,7 @@ class Worker:
                 raise
             self._lose(job)
         else:
+            ATTEMPTS.labels(kind=job.kind, outcome="done").inc()
             log.debug("job.done", job_id=job.id, job_kind=job.kind, attempt=job.attempt)
             if job.is_over:
                 self._forget(job)
@@ -425,6 +432,8 @@ class Worker:
 
     async def _fail(self, job: RunningJob, error: Exception) -> None:
         changes = handle_failure(job, error, at=self._clock(), draw=self._draw)
+        outcome = "dead" if changes["state"] == "dead" else "put_back"
+        ATTEMPTS.labels(kind=job.kind, outcome=outcome).inc()
         due = await self._change(job, changes)
         if due is not None and changes["state"] == "queued":
             wait = (due - self._clock()).total_seconds() + WAKE_DELAY_SECONDS
@@ -432,6 +441,7 @@ class Worker:
                 asyncio.get_running_loop().call_later(max(0.0, wait), self._wake.set)
 
     async def _wait_for_key(self, job: RunningJob) -> None:
+        ATTEMPTS.labels(kind=job.kind, outcome="waits_for_key").inc()
         log.info("job.waits_for_key", job_id=job.id, job_kind=job.kind)
         changes = {**claims.ENDED_VALUES, "state": "waiting_key", "attempts": job.attempt - 1}
         await self._change(job, changes)
@@ -452,6 +462,7 @@ class Worker:
             self._forget(job)
 
     def _lose(self, job: RunningJob) -> None:
+        ATTEMPTS.labels(kind=job.kind, outcome="lost").inc()
         log.warning("job.lost", job_id=job.id, job_kind=job.kind, attempt=job.attempt)
         self._forget(job)
 
