@@ -10,7 +10,8 @@ from playwright.sync_api import FilePayload, Page, Route, expect
 
 from backend.web.controller import FOLDER
 from tests.support.browser import Account
-from tests.support.tale import TALE, a_tale, a_world, people, portrait
+from tests.support.drawings import ledger_page, seascape
+from tests.support.tale import TALE, a_tale, a_world, people
 
 Act = Callable[[Page], None]
 
@@ -93,7 +94,7 @@ def attach(page: Page) -> None:
     """Attach two pictures to the line."""
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Attach pictures").click()
-    files = [("lighthouse.png", portrait("#24425c", lamp=True)), ("sea.png", portrait("#1f4e5f"))]
+    files = [("ledger.png", ledger_page()), ("sea.png", seascape())]
     chooser.value.set_files([FilePayload(name=n, mimeType="image/png", buffer=d) for n, d in files])
     expect(page.locator(".attached img")).to_have_count(2)
 
@@ -112,6 +113,13 @@ def lose(path: str) -> Act:
         page.unroute(path)
 
     return act
+
+
+def roll(page: Page) -> None:
+    """Play a turn that waits for the choice of a die, unless one does already."""
+    if page.locator(".question").is_hidden():
+        write(CHOICE)(page)
+        press("Send")(page)
 
 
 def undo_toast(page: Page) -> None:
@@ -277,11 +285,7 @@ def find_opened(
         "group-share": View(group, act=choose_item(tools, "Who knows this…")),
         "group-settings": View(f"{group}?panel=settings", act=unfold_all),
         "greetings": View(f"/#/chats/{more['beginning']}", ready=".greetings label"),
-        "dice": View(
-            f"/#/chats/{more['dice']}",
-            act=one_after_another(write(CHOICE), press("Send")),
-            ready="section[aria-label='Choose a die'], [role=region][aria-label='Choose a die']",
-        ),
+        "dice": View(f"/#/chats/{more['dice']}", act=roll, ready=".question"),
         "rules": View(f"/#/campaigns/{more['rules']}"),
         "open-world": View(f"{chat}?panel=world", act=unfold_all),
         **{

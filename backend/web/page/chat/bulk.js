@@ -49,7 +49,7 @@ const save = (items, { currentTarget }) =>
   })));
 
 /** The selection of chats in the list. */
-export function bulk(list, shown, turned) {
+export function bulk(list, options) {
   const then = (does) => () => attempt(async () => {
     await does(self.items);
     self.turn(false);
@@ -67,13 +67,12 @@ export function bulk(list, shown, turned) {
     label: t("chats.selection"),
     counted: (count) => t("chats.picked", { count }),
     named: (chat) => t("chats.pick", { title: titleOf(chat) }),
-    drawn([item = shown()[0]]) {
+    drawn([item = options.shown()[0]]) {
       into.hidden = Boolean(item?.archived_at);
       out.hidden = !into.hidden;
     },
     tools,
-    shown,
-    turned,
+    ...options,
   });
   return self;
 }

@@ -48,9 +48,14 @@ export default async function ({ signal, title }) {
   const castOf = (chat) => chat.character_ids.map((id) => cast.get(id)).filter(Boolean);
   const rows = longList(list, (chat) => entry(chat, castOf(chat), several.box(chat)), signal);
 
-  const several = bulk(list, () => rows.items, (is) => {
-    tools.hidden = is;
-    (is ? several.element : tools).querySelector("button")?.focus();
+  const select = act("check", t("chats.select"), () => several.turn(true));
+  const several = bulk(list, {
+    shown: () => rows.items,
+    button: select,
+    turned(is) {
+      tools.hidden = is;
+      if (is) several.element.querySelector("button").focus();
+    },
   });
 
   const order = h("select", {
@@ -66,7 +71,6 @@ export default async function ({ signal, title }) {
       show();
     },
   });
-  const select = act("check", t("chats.select"), () => several.turn(true));
   const tools = h("div.row.ordering", find.input, order, archive, select);
   const filter = h("div.row.tags", { role: "group", "aria-label": t("chats.tags") });
 

@@ -63,9 +63,11 @@ export function messageSelection(room) {
     label: say("selection"),
     counted: (count) => say("selected", { count }),
     tools: [hide, show, duplicate, act("delete", t("common.delete"), clear)],
-    turned() {
+    turned(is, leaves) {
+      const message = document.activeElement.closest(".message") ?? document.querySelector(".message.last");
       latest = null;
       changed();
+      if (leaves) message?.focus();
     },
     drawn(items) {
       const isWith = (hidden) => items.some((each) => each.text && each.hidden === hidden);

@@ -4,8 +4,9 @@ import { t } from "./words.js";
 
 /**
  * @param {object} options `label` names the bar. `counted(count)` is the text for a number of
- *   items. `tools` are the buttons. `all()` selects all items, if that is possible. `turned(is)`
- *   runs when the selection begins or ends, `drawn(items)` after each change of the bar.
+ *   items. `tools` are the buttons. `all()` selects all items, if that is possible. `drawn(items)`
+ *   runs after each change of the bar, `turned(is, leaves)` when the selection begins or ends.
+ *   `leaves` is true if the bar or the box that has the focus is hidden.
  * @returns {{element, items, has, choose, keep, turn, draw}} `items` are the selected ones;
  *   `choose(item, is)` selects an item or not; `keep(items)` forgets all others and replaces
  *   those that have changed; `turn(is)` begins or ends.
@@ -31,9 +32,11 @@ export function selection({ label, counted, tools, all, look = "", turned = () =
       self.draw();
     },
     turn(is) {
+      const { activeElement } = document;
+      const leaves = !is && (self.element.contains(activeElement) || activeElement.matches(".pick"));
       chosen.clear();
       self.element.hidden = !is;
-      turned(is);
+      turned(is, leaves);
       self.draw();
     },
     draw() {
@@ -49,10 +52,10 @@ export function selection({ label, counted, tools, all, look = "", turned = () =
  * A selection with check boxes in a list, which has the class "selecting" meanwhile.
  *
  * @param {object} options Those of `selection`. `shown()` returns the visible items, `named(item)`
- *   the name of the box of an item.
+ *   the name of the box of an item. `button` begins the selection.
  * @returns {object} A selection. `box(item)` makes the box of an item.
  */
-export function listSelection(list, { shown, named, turned, ...options }) {
+export function listSelection(list, { shown, named, button, turned, ...options }) {
   const check = () => {
     for (const box of list.querySelectorAll(".pick")) box.checked = self.has({ id: box.value });
   };
@@ -67,11 +70,15 @@ export function listSelection(list, { shown, named, turned, ...options }) {
     ...options,
     all,
     look: "card",
-    turned(is) {
+    turned(is, leaves) {
       list.classList.toggle("selecting", is);
       check();
       turned(is);
+      if (leaves) button.focus();
     },
+  });
+  for (const each of [button, self.element, list]) each.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !self.element.hidden) self.turn(false);
   });
   // While items are selected, a click anywhere on one selects it.
   list.addEventListener("click", (event) => {

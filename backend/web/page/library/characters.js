@@ -50,8 +50,9 @@ export default async function ({ signal, title }) {
   const tags = h("div.row.tags", { role: "group", "aria-label": say("tags") });
   const list = h("ul");
   const body = h("div.stack");
-  const chosen = characterSelection(list, () => rows.items, (is) => set(select, { "aria-pressed": String(is) }));
   const select = act("check", say("select"), () => chosen.turn(chosen.element.hidden));
+  const turned = (is) => set(select, { "aria-pressed": String(is) });
+  const chosen = characterSelection(list, { shown: () => rows.items, button: select, turned });
   set(select, { "aria-pressed": "false" });
   const element = (item) => (look === "list" ? line : card)(item, star(item), menuOf(item), chosen.box(item));
   const rows = longList(list, element, signal);

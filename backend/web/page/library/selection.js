@@ -4,8 +4,8 @@ import { listSelection } from "../core/selection.js";
 import { exportsOf, favourAll, removeAll } from "./acts.js";
 import { say } from "./parts.js";
 
-/** @param {Function} shown Returns the characters that are visible. */
-export function characterSelection(list, shown, turned) {
+/** The selection of characters. `options` are those of `listSelection`. */
+export function characterSelection(list, options) {
   const arriving = h("small.figure");
   const told = (bytes) => fill(arriving, bytes && size(bytes));
   const tools = [
@@ -23,8 +23,7 @@ export function characterSelection(list, shown, turned) {
     counted: (count) => say("chosen", { count }),
     named: (item) => say("select_one", item),
     tools,
-    shown,
-    turned,
+    ...options,
   });
   self.element.firstChild.after(arriving);
   return self;
