@@ -186,7 +186,15 @@ def read_catch(node: Node, scope: NameScope) -> None:
         if child == parameter:
             read_pattern(child, inner, inner)
         else:
-            read_node(child, inner)
+            read_body(child, inner)
+
+
+def read_body(node: Node, scope: NameScope) -> None:
+    """Record a block whose names must differ from the parameters, which are in the same scope."""
+    if node.type == "statement_block":
+        read_children(node, scope)
+    else:
+        read_node(node, scope)
 
 
 def read_export(node: Node, scope: NameScope) -> None:
@@ -221,7 +229,7 @@ def read_function(node: Node, scope: NameScope) -> None:
             for each in child.named_children:
                 read_pattern(each, body, body)
         else:
-            read_node(child, body)
+            read_body(child, body)
 
 
 def read_loop(node: Node, scope: NameScope) -> None:

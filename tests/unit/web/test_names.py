@@ -38,6 +38,10 @@ CASES = {
         export function f(){for(var count=0;;){var inside=count}return inside+count}
         export function f(){for(var e=0;;){var t=e}return t+e}
     """,
+    "parameters": """
+        export function f(unused,used){let value=used;try{}catch(error){let other=value;g(other)}}
+        export function f(n,e){let t=e;try{}catch(n){let e=t;g(e)}}
+    """,
     "blocks": """
         export function f(list){for(const it of list){const list=it;g(list)}try{}catch({at}){g(at)}}
         export function f(e){for(const t of e){const e=t;g(e)}try{}catch({at}){g(at)}}
