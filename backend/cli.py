@@ -319,7 +319,8 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
                 f"TALEKEEPER_WORKER_METRICS: {settings.worker_metrics} cannot be used. Choose a "
                 "free port at an address of this machine."
             ) from error
-    await persist(database, "processes", services.processes.start)
+    start = partial(services.processes.start, is_server=False)
+    await persist(database, "processes", start)
     with stop_signals(lambda _: drain.receive_signal()):
         worker.start()
         log.info("worker.starting", version=backend.__version__, count=settings.job_workers)

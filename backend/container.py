@@ -403,7 +403,10 @@ class Services:
             find_open=self.sessions.find_open,
         )
         self.processes = Processes(
-            database, (TURN_LEASES, JOB_LEASES, SLOT_LEASES), on_loss=self.turns.recover
+            database,
+            (TURN_LEASES, JOB_LEASES, SLOT_LEASES),
+            on_loss=self.turns.recover,
+            on_count=self.quotas.divide,
         )
         self.suggestions = SuggestionService(database, builder, self.quotas, slots)
         self.plain_models = PlainModels(database, user_models, self.quotas, slots)

@@ -320,13 +320,14 @@ class Settings(BaseSettings):
     max_lorebook_entries_per_user: int = Field(200_000, ge=0)
     """Entries in all lorebooks."""
     max_requests_per_minute_per_user: int = Field(3_000, ge=0)
-    """Requests per minute of one account, all of which can come at once. Counted by each process.
-    Event streams do not count."""
+    """Requests per minute of one account, all of which can come at once. Event streams do not
+    count. Several processes divide this limit evenly."""
     max_requests_at_once_per_user: int = Field(8, ge=0)
-    """Concurrent requests of one account in one process; further ones wait. Uploads and event
-    streams have separate limits."""
+    """Concurrent requests of one account; further ones wait. Uploads and event streams have
+    separate limits. Several processes divide this limit evenly; each allows at least one."""
     max_requests_per_minute_per_address: int = Field(600, ge=0)
-    """Requests per minute from one address without a session or API key."""
+    """Requests per minute from one address without a session or API key. Several processes divide
+    this limit evenly."""
     max_turns_per_user: int = Field(8, ge=0, le=10_000)
     """Concurrent turns and suggestions in one process."""
     max_previews_per_user: int = Field(8, ge=0)

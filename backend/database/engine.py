@@ -38,6 +38,8 @@ T = TypeVar("T")
 START_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses between the attempts of a step of a start."""
 
+LOCK_POLL_SECONDS = 0.2
+
 MIGRATION_LOCK_SECONDS = 3600.0
 """Maximum wait for another process that migrates the SQLite file. PostgreSQL has no maximum."""
 POSTGRES_PORT = 5432
@@ -225,19 +227,20 @@ class Database:
             yield session
 
     async def change_tables(self, work: Callable[[Connection], None]) -> None:
-        """Run `work` in one transaction, while no other process changes the tables.
+        """Run `work` while no other process changes the tables.
 
-        On SQLite it runs in a thread, because it executes hundreds of statements.
+        On SQLite it runs in one transaction, in a thread, because it executes hundreds of
+        statements. On PostgreSQL it begins and commits its own transactions; the last one is
+        committed after it.
         """
         if self.is_sqlite:
             await asyncio.to_thread(self._change_tables, work)
             return
         engine = self.make_direct_engine()
         try:
-            async with engine.begin() as connection:
-                lock = text("SELECT pg_advisory_xact_lock(:lock)")
-                await connection.execute(lock, {"lock": _LOCK})
+            async with _lock_tables(engine), engine.connect() as connection:
                 await connection.run_sync(work)
+                await connection.commit()
         finally:
             await engine.dispose()
 
@@ -346,6 +349,23 @@ def _make_overtaken_error(error: Exception) -> OvertakenError:
     # Logged, because a fault in this code can look like a race.
     log.info("database.overtaken", exc_info=error)
     return OvertakenError("Read the resource again, and repeat the request if it is still needed.")
+
+
+@contextlib.asynccontextmanager
+async def _lock_tables(engine: AsyncEngine) -> AsyncGenerator[None]:
+    """Hold a lock of PostgreSQL in a separate transaction, which may be behind a pooler.
+
+    It is polled for, because building an index without blocking writers waits for all statements
+    that have begun before, also for those that wait for this lock.
+    """
+    take = text("SELECT pg_try_advisory_xact_lock(:lock)")
+    while True:
+        async with engine.connect() as connection:
+            if await connection.scalar(take, {"lock": _LOCK}):
+                await connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+                yield
+                return
+        await asyncio.sleep(LOCK_POLL_SECONDS)
 
 
 def _postgres_engine(

@@ -24,11 +24,12 @@ from sqlalchemy import (
     func,
     select,
     text,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.core.logs import get_logger
 from backend.database.base import Base, PrimaryId, get_table, now
@@ -45,12 +46,16 @@ LOCK_MS = 1_000
 
 
 class Process(Base):
-    """A process that runs turns or jobs on PostgreSQL. `seen_at` is the database's time."""
+    """A process that runs turns or jobs on PostgreSQL. `seen_at` is the database's time.
+
+    `is_server` is false for a process that only runs jobs.
+    """
 
     __tablename__ = "processes"
 
     id: Mapped[PrimaryId]
     seen_at: Mapped[datetime]
+    is_server: Mapped[bool] = mapped_column(server_default=true())
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,9 @@ class Leases:
 
 _ROW = get_table(Process).c
 _IS_LOST = _ROW.seen_at < func.clock_timestamp() - LOST_AFTER
-_INSERT = insert(get_table(Process)).values(id=bindparam("id"), seen_at=func.clock_timestamp())
+_INSERT = insert(get_table(Process)).values(
+    id=bindparam("id"), seen_at=func.clock_timestamp(), is_server=bindparam("is_server")
+)
 _BEAT = _INSERT.on_conflict_do_update(
     index_elements=[_ROW.id], set_={"seen_at": _INSERT.excluded.seen_at}
 ).returning(
@@ -71,7 +78,7 @@ _BEAT = _INSERT.on_conflict_do_update(
     func.set_config("synchronous_commit", "off", True)  # noqa: FBT003  # PostgreSQL's own function
 )
 _BEAT_AND_LOOK = (
-    select(_ROW.id, _IS_LOST.label("is_lost"))
+    select(_ROW.id, _IS_LOST.label("is_lost"), _ROW.is_server)
     .where(_ROW.id != bindparam("id"))
     .add_cte(_BEAT.cte("beat"))
 )
@@ -91,7 +98,8 @@ class Processes:
     process at a time: at its start, all leases belong to ended processes.
 
     `leases` are all tables with leases. `on_loss` is called after this or another process has ended
-    leases. `clock` returns monotonic seconds.
+    leases. `on_count` is called with the number of live servers when it has changed. `clock`
+    returns monotonic seconds.
     """
 
     def __init__(
@@ -100,11 +108,14 @@ class Processes:
         leases: Sequence[Leases],
         *,
         on_loss: Callable[[], Awaitable[None]],
+        on_count: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._leases = leases
         self._on_loss = on_loss
+        self._on_count = on_count
+        self._servers = 1
         self._clock = clock
         self._others: set[UUID] = set()
         self._lost: set[UUID] = set()
@@ -112,7 +123,7 @@ class Processes:
         self._seen_at = self._steady_since = -math.inf
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
+    async def start(self, *, is_server: bool = True) -> None:
         """Take over from earlier processes. On PostgreSQL, begin with heartbeats."""
         if self._database.is_sqlite:
             async with self._database.write() as session:
@@ -121,7 +132,7 @@ class Processes:
         if not self._database.is_sqlite:
             engine = self._database.make_direct_engine()
             self._tasks = [
-                asyncio.create_task(self._beat(engine), name="processes.beat"),
+                asyncio.create_task(self._beat(engine, is_server=is_server), name="processes.beat"),
                 asyncio.create_task(self._recover(), name="processes.recover"),
             ]
 
@@ -139,13 +150,13 @@ class Processes:
         except Exception as error:  # the others will notice the missing heartbeat
             log.warning("process.not_deleted", exc_info=error)
 
-    async def _beat(self, engine: AsyncEngine) -> None:
+    async def _beat(self, engine: AsyncEngine, *, is_server: bool) -> None:
         is_seen = True
         try:
             while True:
                 try:
                     async with asyncio.timeout(LOST_AFTER.total_seconds()):
-                        await self._renew(engine)
+                        await self._renew(engine, is_server=is_server)
                     is_seen = True
                 except Exception as error:  # the next heartbeat tries again
                     if is_seen:
@@ -156,15 +167,19 @@ class Processes:
             with contextlib.suppress(Exception):
                 await engine.dispose()
 
-    async def _renew(self, engine: AsyncEngine) -> None:
+    async def _renew(self, engine: AsyncEngine, *, is_server: bool) -> None:
+        row = {"id": self._database.process_id, "is_server": is_server}
         async with engine.begin() as connection:
-            found = await connection.execute(_BEAT_AND_LOOK, {"id": self._database.process_id})
-            rows = found.all()
+            rows = (await connection.execute(_BEAT_AND_LOOK, row)).all()
         others = {row.id for row in rows}
         self._lost = {row.id for row in rows if row.is_lost} if self._is_steady() else set()
         if self._lost or self._others - others:
             self._news.set()
         self._others = others
+        servers = max(1, sum(row.is_server and not row.is_lost for row in rows))
+        if servers != self._servers:
+            self._servers = servers
+            self._on_count(servers)
 
     def _is_steady(self) -> bool:
         """Record a heartbeat. Return True if none was late during the last `LOST_AFTER`.

@@ -33,6 +33,16 @@ SCHEMES: tuple[Scheme, Scheme] = ("light", "dark")
 CHEAP: list[tuple[int, Scheme]] = [(1440, "light"), (390, "dark")]
 """The widths and colours that axe-core looks at, unless the run is thorough."""
 
+CONTRAST = "color-contrast"
+"""The only rule whose result depends on the colours."""
+
+LOOKS: list[tuple[int, Scheme] | tuple[int, Scheme, str]] = (
+    [(1440, "light"), (1440, "dark", CONTRAST), (390, "light"), (390, "dark", CONTRAST)]
+    if THOROUGH
+    else [(1440, "light", CONTRAST), (390, "dark")]
+)
+"""The widths and colours in which axe-core looks at a view, with the rule if it is only one."""
+
 HEIGHTS = {390: 780, 820: 1180, 1440: 900, 1920: 1080}
 """The height of the screen for each width in CSS pixels."""
 
@@ -159,13 +169,13 @@ def visit_all(
 def check(browser: Browser, stage: Stage, views: dict[str, View], axe: str) -> list[str]:
     """What is inaccessible or wider than the screen in these views."""
     found: list[str] = []
-    looks = list(product((1440, 390), SCHEMES)) if THOROUGH else CHEAP
     for name, visit in visit_all(browser, stage, views):
         if name not in FAILED:
             expect(visit.page.locator("main .empty[role=alert], .toast.error")).to_have_count(0)
-        for width, scheme in looks:
+        for width, scheme, *rules in LOOKS:
             visit.look(width, scheme)
-            found += [f"{name}, {width}, {scheme}: {each}" for each in violations(visit.page, axe)]
+            those = violations(visit.page, axe, *rules)
+            found += [f"{name}, {width}, {scheme}: {each}" for each in those]
         for width in (390, NARROWEST):
             visit.look(width)
             found += [f"{name}, {width}: {each}" for each in visit.page.evaluate(OVERFLOW)]

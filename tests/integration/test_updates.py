@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from backend.database.revisions import Migration, find_compatible
 from backend.settings import DATABASE_NAME
 from tests.support.player import Player
 from tests.support.process import environment, migrated_database, run_command
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -145,6 +147,33 @@ def find_obstacles(
     return found
 
 
+async def test_a_large_index_is_built_while_turns_are_stored(postgres_url: str) -> None:
+    replicas = [Database(postgres_url) for _ in range(3)]
+    player = replicas[2]
+    await migrate.downgrade(replicas[0], "2026_11_27")
+    write = text("LOCK TABLE turns IN ROW EXCLUSIVE MODE")
+    is_building = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX CONCURRENTLY%'"
+        " AND wait_event_type = 'Lock'"
+    )
+    async with player.write() as unfinished:
+        await unfinished.execute(write)
+        upgrades = [asyncio.create_task(migrate.upgrade(each)) for each in replicas[:2]]
+
+        async def is_waiting() -> bool:
+            async with player.read() as session:
+                return bool(await session.scalar(is_building))
+
+        await until(is_waiting)
+        async with player.write() as session:
+            await session.execute(text("SET LOCAL lock_timeout = '5s'"))
+            await session.execute(write)
+    await asyncio.gather(*upgrades)
+    assert await migrate.current_revision(player) == migrate.HEAD
+    for each in replicas:
+        await each.dispose()
+
+
 def test_code_of_the_last_release_plays_on_the_tables_of_this_version(tmp_path: Path) -> None:
     ask = ["git", "describe", "--tags", "--abbrev=0", "--match=v[0-9]*"]
     tag = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
@@ -154,9 +183,8 @@ def test_code_of_the_last_release_plays_on_the_tables_of_this_version(tmp_path: 
     data.mkdir()
     release.mkdir()
     (data / DATABASE_NAME).write_bytes(migrated_database())
-    packed = subprocess.run(
-        ["git", "archive", tag, "backend"], cwd=ROOT, stdout=subprocess.PIPE, check=True
-    )
+    parts = ["git", "archive", tag, "backend", "prompts"]
+    packed = subprocess.run(parts, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "-x"], cwd=release, input=packed.stdout, check=True)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "serve", "--port", "0", "--data-dir", str(data)],

@@ -250,12 +250,17 @@ def _fetch_axe(scratch: Path) -> bytes:
         return member.read()
 
 
-def violations(page: Page, axe: str) -> list[str]:
-    """The serious and critical findings of axe-core, a line for each element."""
+def violations(page: Page, axe: str, *rules: str) -> list[str]:
+    """The serious and critical findings of axe-core, a line for each element.
+
+    Only these rules are checked if there are any, which takes half of the time for one.
+    """
     if not page.evaluate("'axe' in window"):
         page.evaluate(axe)
     found: Sequence[dict[str, Any]] = page.evaluate(
-        "axe.run({ resultTypes: ['violations'] }).then(({ violations }) => violations)"
+        """(runOnly) => axe.run({ resultTypes: ["violations"], ...(runOnly.length && { runOnly }) })
+          .then(({ violations }) => violations)""",
+        rules,
     )
     return [
         f"{each['impact']}: {each['id']}: {each['help']}\n    {node['html'][:200]}\n    "

@@ -114,6 +114,13 @@ def lose(path: str) -> Act:
     return act
 
 
+def roll(page: Page) -> None:
+    """Play a turn that waits for the choice of a die, unless one does already."""
+    if page.locator(".question").is_hidden():
+        write(CHOICE)(page)
+        press("Send")(page)
+
+
 def undo_toast(page: Page) -> None:
     """Delete a message, and leave the offer to undo it open."""
     choose_item(".tools [aria-label=More]", "Delete this message only")(page)
@@ -277,11 +284,7 @@ def find_opened(
         "group-share": View(group, act=choose_item(tools, "Who knows this…")),
         "group-settings": View(f"{group}?panel=settings", act=unfold_all),
         "greetings": View(f"/#/chats/{more['beginning']}", ready=".greetings label"),
-        "dice": View(
-            f"/#/chats/{more['dice']}",
-            act=one_after_another(write(CHOICE), press("Send")),
-            ready="section[aria-label='Choose a die'], [role=region][aria-label='Choose a die']",
-        ),
+        "dice": View(f"/#/chats/{more['dice']}", act=roll, ready=".question"),
         "rules": View(f"/#/campaigns/{more['rules']}"),
         "open-world": View(f"{chat}?panel=world", act=unfold_all),
         **{

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2026_11_31"
-down_revision = "2026_11_28"
+down_revision = "2026_11_30"
 branch_labels = None
 depends_on = None
 

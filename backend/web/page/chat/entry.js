@@ -2,6 +2,7 @@
 import {
   act, ago, api, attempt, chats, dateTime, deleting, h, icon, menu, t, toast, usedAt,
 } from "../core.js";
+import { plain } from "../core/passage.js";
 import { face } from "../library/faces.js";
 import { asking } from "../library/parts.js";
 import { exports } from "./exports.js";
@@ -63,9 +64,6 @@ function menuOf(chat) {
     deleting(() => chats.remove(chat.id, titleOf(chat))),
   ];
 }
-
-/** Without the marks of Markdown, because the preview has one line. */
-const plain = (text) => text.replace(/[*_`#>]+/g, "").trim();
 
 const namesOf = (cast) => cast.map((each) => each.name).join(", ");
 

@@ -61,12 +61,15 @@ export default async function ({ signal, title }) {
     tools.hidden = is;
     several.element.hidden = !is;
     pick([]);
-    (is ? several.element : tools).querySelector("button")?.focus();
+    (is ? several.element.querySelector("button") : select).focus();
   };
   const several = bulk({ chosen, all: () => pick(rows.items), end: () => selecting(false) });
   list.addEventListener("change", ({ target }) => {
     if (!picked.delete(target.value)) picked.add(target.value);
     several.draw(isArchive);
+  });
+  body.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !several.element.hidden && !event.defaultPrevented) selecting(false);
   });
   // While chats are selected, a click on one does not open it.
   list.addEventListener("click", (event) => {
