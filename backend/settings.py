@@ -110,8 +110,8 @@ class Settings(BaseSettings):
     data folder."""
     database_direct_url: str = ""
     """URL of the same PostgreSQL database without a pooler, if `TALEKEEPER_DATABASE_URL` is a
-    pooler in transaction mode, such as PgBouncer. Migrations and heartbeats use it. Empty: they go
-    through the pooler."""
+    pooler in transaction mode, such as PgBouncer. Migrations, heartbeats and
+    `LISTEN` use it. Empty: migrations and heartbeats go through the pooler."""
     database_pool_size: int = Field(10, ge=1, le=200)
     """Connections kept open to read (and, on PostgreSQL, write)."""
 
