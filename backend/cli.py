@@ -148,6 +148,9 @@ def _make_parser() -> argparse.ArgumentParser:
     migrate = add("migrate", _migrate, "migrate the database and exit")
     migrate.add_argument("--to", metavar="REVISION", help="stop at this revision")
     migrate.add_argument(
+        "--check", action="store_true", help="only list what is due; exits with 1 if anything is"
+    )
+    migrate.add_argument(
         "--down", action="store_true", help="downgrade to --to; newer data is lost"
     )
 
@@ -204,6 +207,17 @@ def _make_parser() -> argparse.ArgumentParser:
 
     reindex = add("reindex", _reindex, "update the memory index")
     reindex.add_argument("--user", help="user whose texts to index now; asks for the password")
+
+    index = add("index", _index, "spread the index over the nodes of a Qdrant cluster")
+    index.add_argument("what", choices=("replicate",))
+    index.add_argument(
+        "--replicas",
+        type=int,
+        choices=range(1, 65),
+        metavar="COUNT",
+        help="copies of each shard; default: as for a new collection",
+    )
+    index.add_argument("--dry-run", action="store_true", help="only print the changes")
 
     rotate = add("rotate-keys", _rotate, "rotate the root key or users' keys")
     rotate.add_argument("what", choices=("root", "user", "data"))
@@ -275,6 +289,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     from backend.database.engine import persist
     from backend.jobs.keys import JobKeys
     from backend.jobs.worker import build_worker
+    from backend.operations.metrics import serve_metrics
 
     if settings.embedded:
         raise UsageError(
@@ -296,7 +311,16 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     keys = JobKeys(root)
     worker = build_worker(settings, services.queue, keys, services.kinds, takes_queued=True)
     drain = services.drain
-    await persist(database, "processes", services.processes.start)
+    if settings.worker_metrics:
+        try:
+            serve_metrics(database, settings.worker_metrics)
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"TALEKEEPER_WORKER_METRICS: {settings.worker_metrics} cannot be used. Choose a "
+                "free port at an address of this machine."
+            ) from error
+    start = partial(services.processes.start, is_server=False)
+    await persist(database, "processes", start)
     with stop_signals(lambda _: drain.receive_signal()):
         worker.start()
         log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
@@ -322,6 +346,8 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
     from backend.database.engine import Database
     from backend.database.migrate import current_revision, downgrade, upgrade
 
+    if options.check:
+        return await _list_due_migrations(settings)
     if options.down and options.to in {None, "head"}:
         print(
             "talekeeper: migrate --down needs --to REVISION (base removes all tables).",
@@ -329,7 +355,7 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
         )
         return 2
     with _lock(settings):
-        database = Database(settings.resolved_database_url)
+        database = Database(settings.resolved_database_url, direct_url=settings.database_direct_url)
         try:
             if options.down:
                 await downgrade(database, options.to)
@@ -341,13 +367,32 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
+async def _list_due_migrations(settings: Settings) -> int:
+    from backend.database.engine import Database
+    from backend.database.migrate import HEAD, find_due, list_migrations
+    from backend.settings import DATABASE_NAME
+
+    if not settings.database_url and not (settings.data_dir / DATABASE_NAME).exists():
+        due = list_migrations(HEAD)  # opening the database would create it
+    else:
+        database = Database(settings.resolved_database_url)
+        try:
+            due = await find_due(database)
+        finally:
+            await database.dispose()
+    for each in due:
+        print(f"{each.revision:<12} {each.phase:<9} {each.title}")
+    print(f"{len(due)} due." if due else "Nothing is due.")
+    return 1 if due else 0
+
+
 async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     from backend.operations.doctor import examine
 
     findings = await examine(settings)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        mark = {"ok": "ok  ", "missing": "-   ", "fault": "FAIL"}[finding.state]
+        mark = {"ok": "ok  ", "missing": "-   ", "warning": "WARN", "fault": "FAIL"}[finding.state]
         print(f"{mark} {finding.name:<{width}}  {finding.detail}")
         if finding.advice:
             print(f"     {'':<{width}}  {finding.advice}")
@@ -527,6 +572,32 @@ async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
+async def _index(settings: Settings, options: argparse.Namespace) -> int:
+    from backend.memory.index.server_cluster import (
+        plan_replication,
+        read_cluster,
+        replicate,
+    )
+
+    if not settings.qdrant_url:
+        raise UsageError("The index is in the data folder. Set TALEKEEPER_QDRANT_URL.")
+    state = await read_cluster(settings)
+    if not state.is_cluster:
+        raise UsageError("The Qdrant server is no cluster: it has one node.")
+    copies = options.replicas or settings.qdrant_replication_factor or 2
+    plan = plan_replication(state, copies)
+    for name in plan.changed:
+        print(f"set replication_factor of {name} to {plan.factor}")
+    for each in plan.transfers:
+        print(each.render())
+    if options.dry_run:
+        print("Nothing was changed.")
+        return 0
+    await replicate(settings, plan, show_progress)
+    print(f"Each shard has {plan.factor} or more copies.")
+    return 0
+
+
 async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
     from backend.operations import maintenance
 
@@ -571,7 +642,11 @@ async def _open_installation(settings: Settings, *, create_root_key: bool = Fals
     from backend.database.engine import Database, persist
     from backend.database.migrate import HEAD, upgrade
 
-    database = Database(settings.resolved_database_url, pool_size=settings.database_pool_size)
+    database = Database(
+        settings.resolved_database_url,
+        pool_size=settings.database_pool_size,
+        direct_url=settings.database_direct_url,
+    )
     path, value = settings.resolved_root_key_file, settings.root_key_text
     load = partial(load_database_root_keys, database, path, value=value, create=create_root_key)
     root = await persist(database, "root_key", load)

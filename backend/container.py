@@ -102,6 +102,7 @@ from backend.openai_api.plain_replies import PlainCompletions
 from backend.openai_api.requests import RequestLog
 from backend.openai_api.stored_paths import PathCache
 from backend.operations.backup.schedule import BackupSchedule
+from backend.operations.metrics import MetricsService
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
@@ -145,7 +146,7 @@ from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.removed_replies import RemovedReplies
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
-from backend.usage.months import MonthUsageService
+from backend.usage.months import MonthUsageService, UsageOfDeletedChats
 from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
@@ -173,6 +174,7 @@ class Services:
         self.settings = settings
         self.drain = Drain(settings.drain_seconds)
         self.database = database
+        self.metrics_service = MetricsService(database)
         self.memory = memory
         self.queue = queue
         self.cpu_pool = pool
@@ -190,7 +192,7 @@ class Services:
 
         participants = Participants(RequestCaches())
         self.open_keys = open_keys = OpenKeys(participants)
-        open_keys.on_arrival(queue.wake)
+        open_keys.on_arrival(queue.wake_here)
         self.has_users = asyncio.Event()
         open_keys.on_arrival(self.has_users.set)
         self.sessions = SessionService(database, root, settings, open_keys)
@@ -284,15 +286,16 @@ class Services:
             find_witnesses=find_chronicle_witnesses,
         )
         counts = CountCache()
-        # The chronicle is before the lore, because its lorebook is copied for a new chronicle.
+        # Campaigns are before chronicles, because they are locked in this order. The chronicle is
+        # before the lore, because its lorebook is copied for a new chronicle.
         participants.add(
             index,
-            joining,
-            ChatLore(index, check_added=check_entries),
-            ChatSummaries(),
             CampaignSessions(),
             CampaignAudiences(),
             ItemAudiences(),
+            joining,
+            ChatLore(index, check_added=check_entries),
+            ChatSummaries(),
             names,
             clock,
             memory,
@@ -334,7 +337,7 @@ class Services:
             user_models=user_models,
             checks_added=checks_added,
         )
-        participants.add(ImportedChats(), RemovedReplies(), TitleResets())
+        participants.add(ImportedChats(), RemovedReplies(), TitleResets(), UsageOfDeletedChats())
         self.chat_exporter = ChatExporter(
             database,
             pool,
@@ -399,9 +402,19 @@ class Services:
             slots=slots,
             find_open=self.sessions.find_open,
         )
+
+        async def take_over() -> None:
+            await self.turns.recover()
+            queue.note_loss()
+
         self.processes = Processes(
-            database, (TURN_LEASES, JOB_LEASES, SLOT_LEASES), on_loss=self.turns.recover
+            database,
+            (TURN_LEASES, JOB_LEASES, SLOT_LEASES),
+            on_loss=take_over,
+            on_news=queue.wake_here,
+            on_count=self.quotas.divide,
         )
+        queue.announce = None if database.is_sqlite else self.processes.announce
         self.suggestions = SuggestionService(database, builder, self.quotas, slots)
         self.plain_models = PlainModels(database, user_models, self.quotas, slots)
         self.text_embedder = PlainEmbeddings(

@@ -108,6 +108,10 @@ class Settings(BaseSettings):
     database_url: str = ""
     """SQLAlchemy URL: `postgresql+asyncpg://user:password@host/name`, or empty for SQLite in the
     data folder."""
+    database_direct_url: str = ""
+    """URL of the same PostgreSQL database without a pooler, if `TALEKEEPER_DATABASE_URL` is a
+    pooler in transaction mode, such as PgBouncer. Migrations, heartbeats and
+    `LISTEN` use it. Empty: migrations and heartbeats go through the pooler."""
     database_pool_size: int = Field(10, ge=1, le=200)
     """Connections kept open to read (and, on PostgreSQL, write)."""
 
@@ -160,6 +164,9 @@ class Settings(BaseSettings):
     """A session ends this many days after it started, even if it is in use."""
     metrics: Literal["off", "loopback", "everyone"] = "loopback"
     """Clients that can read `/metrics`."""
+    worker_metrics: str = Field("", pattern=r"^(\S+:[1-9][0-9]{0,4})?$")
+    """Address at which `talekeeper work` serves `/metrics` to everyone who reaches it, such as
+    `127.0.0.1:9464`. Empty: not at all."""
 
     # Connections
     max_connections: int = Field(1_000, ge=0)
@@ -262,22 +269,23 @@ class Settings(BaseSettings):
 
     # The index
     qdrant_url: str = ""
-    """Qdrant server, 1.19 or newer, such as `https://qdrant.example:6333`; `https` for TLS. Empty:
-    Qdrant Edge in the data folder, for a single process."""
+    """Qdrant server, 1.19 or newer, such as `https://qdrant.example:6333`; `https` for TLS. For a
+    cluster, the addresses of several nodes, comma-separated: the next one is used while one cannot
+    be reached. Empty: Qdrant Edge in the data folder, for a single process."""
     qdrant_api_key: Secret = None
     """API key for the Qdrant server, if it needs one."""
     qdrant_protocol: Literal["grpc", "http"] = "grpc"
     """Protocol of the Qdrant server. HTTP is used if gRPC does not respond."""
     qdrant_grpc_port: int = Field(6334, ge=1, le=65535)
-    """gRPC port of the Qdrant server."""
+    """gRPC port of the Qdrant server; the same at all its addresses."""
     qdrant_timeout_seconds: int = Field(10, ge=1, le=600)
     """A request to the Qdrant server fails after this time."""
     qdrant_collection_prefix: str = Field("talekeeper-", pattern=r"^[A-Za-z0-9_-]{0,64}$")
     """Prefix of the collection names on the Qdrant server, if several installations share it."""
     qdrant_shard_number: int = Field(1, ge=1, le=1024)
     """Shards of a new collection on the Qdrant server."""
-    qdrant_replication_factor: int = Field(1, ge=1, le=64)
-    """Copies of each shard in a cluster of Qdrant servers."""
+    qdrant_replication_factor: int | None = Field(None, ge=1, le=64)
+    """Copies of each shard of a new collection. Empty: 2 in a cluster of Qdrant servers, else 1."""
     qdrant_hnsw_m: int = Field(16, ge=0, le=128)
     """Edges per point in the HNSW graph of each user, on the Qdrant server; 0: exact search."""
     qdrant_quantization: Literal["off", "scalar", "binary"] = "off"
@@ -312,13 +320,14 @@ class Settings(BaseSettings):
     max_lorebook_entries_per_user: int = Field(200_000, ge=0)
     """Entries in all lorebooks."""
     max_requests_per_minute_per_user: int = Field(3_000, ge=0)
-    """Requests per minute of one account, all of which can come at once. Counted by each process.
-    Event streams do not count."""
+    """Requests per minute of one account, all of which can come at once. Event streams do not
+    count. Several processes divide this limit evenly."""
     max_requests_at_once_per_user: int = Field(8, ge=0)
-    """Concurrent requests of one account in one process; further ones wait. Uploads and event
-    streams have separate limits."""
+    """Concurrent requests of one account; further ones wait. Uploads and event streams have
+    separate limits. Several processes divide this limit evenly; each allows at least one."""
     max_requests_per_minute_per_address: int = Field(600, ge=0)
-    """Requests per minute from one address without a session or API key."""
+    """Requests per minute from one address without a session or API key. Several processes divide
+    this limit evenly."""
     max_turns_per_user: int = Field(8, ge=0, le=10_000)
     """Concurrent turns and suggestions in one process."""
     max_previews_per_user: int = Field(8, ge=0)
@@ -371,7 +380,13 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "console"] = "auto"
     """`auto`: `console` on a terminal, `json` elsewhere."""
 
-    @field_validator("embedding_dimension", "embedding_model_path", "backup_folder", mode="before")
+    @field_validator(
+        "embedding_dimension",
+        "embedding_model_path",
+        "backup_folder",
+        "qdrant_replication_factor",
+        mode="before",
+    )
     @classmethod
     def _blank_is_absent(cls, value: object) -> object:
         return None if value == "" else value
@@ -403,11 +418,23 @@ class Settings(BaseSettings):
             raise ValueError(
                 "TALEKEEPER_DATABASE_URL must begin with sqlite+aiosqlite: or postgresql+asyncpg:"
             )
+        self._check_direct_url()
         if self.backup_folder and not self.embedded:
             raise ValueError(
                 "TALEKEEPER_BACKUP_FOLDER is set, but the database is PostgreSQL: use pg_dump"
             )
         return self
+
+    def _check_direct_url(self) -> None:
+        if not self.database_direct_url:
+            return
+        if not self.database_direct_url.startswith("postgresql+asyncpg:"):
+            raise ValueError("TALEKEEPER_DATABASE_DIRECT_URL must begin with postgresql+asyncpg:")
+        if self.embedded:
+            raise ValueError(
+                "TALEKEEPER_DATABASE_DIRECT_URL is set, but TALEKEEPER_DATABASE_URL is not "
+                "PostgreSQL"
+            )
 
     def _check_embedder(self) -> None:
         url = self.embedding_base_url or self.openai_base_url
@@ -431,6 +458,11 @@ class Settings(BaseSettings):
     def embedded(self) -> bool:
         """True for SQLite, which only one process can use."""
         return self.resolved_database_url.startswith("sqlite")
+
+    @property
+    def qdrant_urls(self) -> tuple[str, ...]:
+        """The addresses of the Qdrant server, in the order in which they are used."""
+        return _split_names(self.qdrant_url)
 
     @property
     def models_dir(self) -> Path:

@@ -46,7 +46,7 @@ if _rich is not None:
 
 FIELDS = frozenset(
     # identifiers
-    "logger_name request_id error_id user_id chat_id turn_id message_id character_id "  # noqa: SIM905  # a list would take forty lines
+    "logger_name request_id trace_id error_id user_id chat_id turn_id message_id character_id "  # noqa: SIM905  # a list would take forty lines
     "lorebook_id chronicle_id campaign_id job_id run_id api_key_id provider_id "
     # requests
     "method path_template status problem duration_ms "
@@ -95,9 +95,9 @@ def get_logger(name: str) -> FilteringBoundLogger:
     return cast("FilteringBoundLogger", structlog.get_logger(logger_name=name))
 
 
-def bind_request(request_id: str) -> AbstractContextManager[None]:
-    """Add `request_id` to all lines that the block and the tasks started in it log."""
-    return structlog.contextvars.bound_contextvars(request_id=request_id)
+def bind_request(**ids: str) -> AbstractContextManager[None]:
+    """Add the ids of a request to all lines that the block and the tasks started in it log."""
+    return structlog.contextvars.bound_contextvars(**ids)
 
 
 def configure_logging(level: Level, log_format: Format, *, stream: TextIO | None = None) -> None:

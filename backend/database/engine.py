@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import URL, Connection, create_engine, event, make_url, text
@@ -22,10 +22,12 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 from sqlalchemy.orm.exc import StaleDataError
+from sqlalchemy.pool import QueuePool
 from uuid_utils.compat import uuid7
 
 from backend.core.logs import get_logger
 from backend.database import sqlite_connection
+from backend.database.pooler import PoolerDetector, skip_json_types
 from backend.database.sqlite_connection import SqliteConnection, WriteAheadLog
 from backend.errors import AppError, ConflictError, UnavailableError
 
@@ -35,6 +37,8 @@ T = TypeVar("T")
 
 START_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses between the attempts of a step of a start."""
+
+LOCK_POLL_SECONDS = 0.2
 
 MIGRATION_LOCK_SECONDS = 3600.0
 """Maximum wait for another process that migrates the SQLite file. PostgreSQL has no maximum."""
@@ -113,6 +117,15 @@ class DatabaseDamagedError(AppError):
     slug, title = "database-damaged", "The database is damaged"
 
 
+class PoolUse(NamedTuple):
+    """The connections of a pool: in use, idle, and the most that it opens."""
+
+    name: str
+    in_use: int
+    idle: int
+    most: int
+
+
 class Database:
     """Transactions on one database.
 
@@ -121,12 +134,17 @@ class Database:
     writer at a time: writers share one connection (`BEGIN IMMEDIATE`, with a busy timeout for other
     processes), and readers have a separate pool and never wait for a writer (WAL).
 
-    `process_id` identifies this process as the owner of leases.
+    `process_id` identifies this process as the owner of leases. `direct_url` is the address of the
+    same PostgreSQL database without a pooler; empty: that of `url`.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10, direct_url: str = "") -> None:
         self.process_id = uuid7()
+        self._pool_size = pool_size
         self.url = make_url(url)
+        self._direct_url = make_url(direct_url or url)
+        self._pooler = PoolerDetector(is_found=True if direct_url else None)
+        self._direct_pooler = PoolerDetector()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._opened: set[SqliteConnection] = set()
         if self.is_sqlite:
@@ -137,7 +155,9 @@ class Database:
             )
             self._writer = _sqlite_engine(url, self._opened, begin="BEGIN IMMEDIATE", pool_size=1)
         else:
-            self._writer = _postgres_engine(self.url, self.process_id, pool_size=pool_size)
+            self._writer = _postgres_engine(
+                self.url, self.process_id, self._pooler, pool_size=pool_size
+            )
             # The same pool. Both options are part of BEGIN and need no additional message.
             self._reader = self._writer.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
@@ -150,14 +170,41 @@ class Database:
     def engine(self) -> AsyncEngine:
         return self._writer
 
-    def make_separate_engine(self) -> AsyncEngine:
-        """Make an engine for PostgreSQL with one connection outside the pool, in autocommit."""
-        engine = _postgres_engine(self.url, self.process_id, pool_size=1)
-        return engine.execution_options(isolation_level="AUTOCOMMIT")
+    def measure_pools(self) -> Iterator[PoolUse]:
+        """Yield the use of the connection pools of this process."""
+        # A pool of PostgreSQL may open as many connections again for a short time.
+        engines = {"all": (self._writer, 2 * self._pool_size)}
+        if self.is_sqlite:
+            engines = {"reading": (self._reader, self._pool_size), "writing": (self._writer, 1)}
+        for name, (engine, most) in engines.items():
+            if isinstance(engine.pool, QueuePool):
+                yield PoolUse(name, engine.pool.checkedout(), engine.pool.checkedin(), most)
+
+    def make_direct_engine(self) -> AsyncEngine:
+        """Make an engine for PostgreSQL with connections outside the pool, without a pooler.
+
+        They go through the pooler if `direct_url` is not set.
+        """
+        return _postgres_engine(self._direct_url, self.process_id, self._direct_pooler, pool_size=1)
+
+    @property
+    def can_listen(self) -> bool:
+        """True if connections of `make_direct_engine` are not shared by a pooler.
+
+        False until the first of them.
+        """
+        return self._direct_pooler.is_found is False
 
     @property
     def place(self) -> str:
         return find_place(self.url)
+
+    async def find_pooler(self) -> bool:
+        """True if transactions go through a pooler. Raises `DatabaseUnavailableError`."""
+        if self.is_sqlite:
+            return False
+        await self.ping()
+        return bool(self._pooler.is_found)
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncSession]:
@@ -189,16 +236,22 @@ class Database:
             yield session
 
     async def change_tables(self, work: Callable[[Connection], None]) -> None:
-        """Run `work` in one transaction, while no other process changes the tables.
+        """Run `work` while no other process changes the tables.
 
-        On SQLite it runs in a thread, because it executes hundreds of statements.
+        On SQLite it runs in one transaction, in a thread, because it executes hundreds of
+        statements. On PostgreSQL it begins and commits its own transactions; the last one is
+        committed after it.
         """
         if self.is_sqlite:
             await asyncio.to_thread(self._change_tables, work)
             return
-        async with self._writer.begin() as connection:
-            await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-            await connection.run_sync(work)
+        engine = self.make_direct_engine()
+        try:
+            async with _lock_tables(engine), engine.connect() as connection:
+                await connection.run_sync(work)
+                await connection.commit()
+        finally:
+            await engine.dispose()
 
     def _change_tables(self, work: Callable[[Connection], None]) -> None:
         engine = create_engine(
@@ -307,7 +360,26 @@ def _make_overtaken_error(error: Exception) -> OvertakenError:
     return OvertakenError("Read the resource again, and repeat the request if it is still needed.")
 
 
-def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngine:
+@contextlib.asynccontextmanager
+async def _lock_tables(engine: AsyncEngine) -> AsyncGenerator[None]:
+    """Hold a lock of PostgreSQL in a separate transaction, which may be behind a pooler.
+
+    It is polled for, because building an index without blocking writers waits for all statements
+    that have begun before, also for those that wait for this lock.
+    """
+    take = text("SELECT pg_try_advisory_xact_lock(:lock)")
+    while True:
+        async with engine.connect() as connection:
+            if await connection.scalar(take, {"lock": _LOCK}):
+                await connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+                yield
+                return
+        await asyncio.sleep(LOCK_POLL_SECONDS)
+
+
+def _postgres_engine(
+    url: URL, process_id: UUID, pooler: PoolerDetector, *, pool_size: int
+) -> AsyncEngine:
     engine = create_async_engine(
         url,
         pool_size=pool_size,
@@ -318,11 +390,12 @@ def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngi
         hide_parameters=True,
         connect_args={"server_settings": {"application_name": name_client(process_id)}},
     )
+    skip_json_types(engine)
 
     @event.listens_for(engine.sync_engine, "do_connect")
     def _connect(dialect: Any, _record: Any, args: Any, options: Any) -> Any:
         try:
-            return dialect.connect(*args, **options)
+            return pooler.connect(dialect, args, options)
         except OSError as error:
             # Only here, every OSError is about the database, such as an unknown host.
             raise _make_unavailable_error() from error

@@ -24,7 +24,9 @@ from litestar.serialization import decode_json, encode_json
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from backend import errors
+from backend.core import traces
 from backend.core.logs import bind_request, get_logger
+from backend.core.traces import Trace
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX, AppError
 from backend.http.cross_origin import (
     CrossOriginPolicy,
@@ -147,7 +149,7 @@ def observe(
     transport: SchemeFinder | None = None,
     cross_origin: CrossOriginPolicy | None = None,
 ) -> ASGIApp:
-    """Wrap Litestar: add a request id and headers to every response, and log it.
+    """Wrap Litestar: add a request id and headers to every response, and log it with its trace.
 
     The application sees the scheme that `transport` found. Requests of other sites' pages, which
     `cross_origin` allows, have no cookies, and preflight requests do not reach the application.
@@ -160,8 +162,7 @@ def observe(
             return
         scope["scheme"] = transport.scheme(scope)
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        ids, trace = _find_ids(headers)
         started, status = time.perf_counter(), 0
         is_foreign = cross_origin.is_allowed(scope)
         if is_foreign:
@@ -171,7 +172,7 @@ def observe(
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                present = [*message["headers"], (b"x-request-id", request_id.encode())]
+                present = [*message["headers"], (b"x-request-id", ids["request_id"].encode())]
                 if is_foreign:
                     present = drop_cookies(present)
                     present += cross_origin.find_headers(scope, present)
@@ -181,7 +182,7 @@ def observe(
                 message["headers"] = [*present, *_missing(present, insist=insist)]
             await send(message)
 
-        with bind_request(request_id):
+        with bind_request(**ids), traces.bind(trace):
             try:
                 if is_foreign and is_preflight(scope):
                     await _send_preflight(scope, send_with_headers)
@@ -201,6 +202,16 @@ def observe(
                 )
 
     return handle
+
+
+def _find_ids(headers: Mapping[bytes, bytes]) -> tuple[dict[str, str], Trace | None]:
+    """Return the ids for the log: that of the request, which may be new, and that of its trace."""
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
+    ids = {"request_id": given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)}
+    trace = traces.parse_traceparent(headers.get(b"traceparent", b"").decode("latin-1"))
+    if trace is not None:
+        ids["trace_id"] = trace.id
+    return ids, trace
 
 
 _LIBRARY_CACHES: tuple[Any, ...] = (

@@ -7,7 +7,7 @@ import msgspec
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from backend.accounts.auth.middleware import PUBLIC, has_proxy_headers, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
@@ -17,6 +17,7 @@ from backend.http.connections import Drain, ServerStoppingError
 from backend.http.schemas import AnyRequest
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.runtime import MemoryRuntime
+from backend.operations.metrics import MetricsService
 from backend.regex.process import RegexProcess
 from backend.settings import Settings
 
@@ -97,14 +98,16 @@ class HealthController(Controller):
 
     @get("/metrics", summary="Metrics", include_in_schema=False)
     async def metrics(
-        self, request: AnyRequest, settings: NamedDependency[Settings]
+        self,
+        request: AnyRequest,
+        settings: NamedDependency[Settings],
+        metrics_service: NamedDependency[MetricsService],
     ) -> Response[bytes]:
-        """Return request counts and durations by route for Prometheus, without user data."""
+        """Return the figures of this process and of the installation, without user data."""
         if settings.metrics == "off" or (settings.metrics == "loopback" and not _is_local(request)):
             raise NotFoundError
-        return Response(
-            generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST.partition("; charset")[0]
-        )
+        media_type = CONTENT_TYPE_LATEST.partition("; charset")[0]
+        return Response(await metrics_service.render(), media_type=media_type)
 
 
 async def _ping(

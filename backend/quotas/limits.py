@@ -200,21 +200,30 @@ class FreeRoom:
         return True
 
 
+def divide_limit(total: int, processes: int) -> int:
+    """Return the share of one process, at least 1; 0 for no limit."""
+    return max(1, total // processes) if total else 0
+
+
 class RateLimit:
     """Allows `per_minute` requests at once, refilled evenly over a minute. 0: no limit.
 
     Stores for each key the time at which all requests are available again. Each process counts its
-    own requests.
+    own requests, and has a share of the limit.
     """
 
     def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.per_minute = per_minute
+        self.per_minute = self._total = per_minute
         self._clock = clock
         self._full_at: dict[Hashable, float] = {}
         self._swept_at = clock()
 
     def __len__(self) -> int:
         return len(self._full_at)
+
+    def divide(self, processes: int) -> None:
+        """Set this process's share. Requests that were counted keep their time."""
+        self.per_minute = divide_limit(self._total, processes)
 
     def take(self, key: Hashable) -> float:
         """Count a request and return 0, or return the seconds to wait without counting it."""
@@ -257,10 +266,16 @@ class ConcurrencyLimit:
 
     def __init__(self, quota: Quota, limit: int) -> None:
         self.quota = quota
-        self.limit = limit
+        self.limit = self._total = limit
         self._held: Counter[UUID] = Counter()
         self._queues: dict[UUID, deque[tuple[int, asyncio.Future[None]]]] = {}
         self._later: set[asyncio.Task[None]] = set()
+
+    def divide(self, processes: int) -> None:
+        """Set this process's share. Running work continues; waiting work starts if it fits."""
+        self.limit = divide_limit(self._total, processes)
+        for user_id in list(self._queues):
+            self._admit(user_id)
 
     def used(self, user_id: UUID) -> int:
         """Return the amount of an account's running work."""

@@ -39,7 +39,8 @@ LIVE_JOB_STATES = ("queued", "waiting_key", "running")
 class QuotaUsage(msgspec.Struct, kw_only=True):
     """The usage and limit of one quota.
 
-    `limit` is null if there is none. `frees_at` is the time at which all of it is free again; null
+    `limit` is null if there is none. Requests are those of one process, and their limit is its
+    share. `frees_at` is the time at which all of it is free again; null
     if that depends on running work or on deletions.
     """
 
@@ -60,6 +61,7 @@ class Quotas:
     """The quotas of all accounts.
 
     Rates and concurrent work are counted in the memory of this process, the rest in the database.
+    Rates and concurrent requests are divided by the number of processes.
 
     Args:
         counts: Functions that count chats and lorebook entries.
@@ -85,6 +87,11 @@ class Quotas:
         self.streams = self._make_limit(quotas.STREAMS)
         self.uploads = self._make_limit(quotas.UPLOADS)
         self.upload_bytes = self._make_limit(quotas.UPLOAD_BYTES)
+
+    def divide(self, processes: int) -> None:
+        """Allow this process its share of the requests, because each process counts its own."""
+        for limit in (self.requests, self.addresses, self.requests_at_once):
+            limit.divide(processes)
 
     def count_request(self, user_id: UUID) -> None:
         """Count a request of an account. Raises `QuotaExceededError`."""
@@ -146,12 +153,16 @@ class Quotas:
             quotas.REQUESTS: self.requests.seconds_until_full(user_id),
             quotas.TOKENS_PER_DAY: _count_seconds_until_tomorrow(at),
         }
+        limits = {
+            quotas.REQUESTS: self.requests.per_minute,
+            quotas.REQUESTS_AT_ONCE: self.requests_at_once.limit,
+        }
         return AccountUsage(
             items=[
                 QuotaUsage(
                     quota=quota.name,
                     used=used[quota],
-                    limit=quota.get_limit(self._settings) or None,
+                    limit=limits.get(quota, quota.get_limit(self._settings)) or None,
                     unit=quota.unit,
                     frees_at=(
                         at + timedelta(seconds=frees_after[quota])

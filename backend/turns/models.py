@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId, get_table
+from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, get_table
 from backend.database.processes import Leases
 from backend.llm.slot_rules import Occupation
 from backend.vault.sealing import Column
@@ -29,7 +29,7 @@ RESERVATION = timedelta(minutes=2)
 NOT_BUILT = "{}"
 """The `totals` of a turn without a prompt."""
 
-_IS_OPEN = text("state IN ('running', 'waiting')")
+IS_OPEN = text("state IN ('running', 'waiting')")
 _IS_RUNNING = text("state = 'running'")
 
 
@@ -60,10 +60,11 @@ class Turn(Base):
             "uq_turns_open",
             "chat_id",
             unique=True,
-            sqlite_where=_IS_OPEN,
-            postgresql_where=_IS_OPEN,
+            sqlite_where=IS_OPEN,
+            postgresql_where=IS_OPEN,
         ),
         Index(None, "chat_id"),
+        Index(None, "user_id", "created_at"),
         Index(
             "ix_turns_chain_id",
             "chain_id",
@@ -79,7 +80,7 @@ class Turn(Base):
     )
 
     id: Mapped[PrimaryId]
-    user_id: Mapped[OwnerId]
+    user_id: Mapped[ListedOwnerId]
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
     kind: Mapped[TurnKind] = mapped_column(String)
     state: Mapped[TurnState] = mapped_column(String)

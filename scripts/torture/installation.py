@@ -297,7 +297,7 @@ async def _delete_collections(settings: Settings) -> None:
     """Delete an installation's collections on a Qdrant server; report those that are left."""
     prefix = settings.qdrant_collection_prefix
     try:
-        async with httpx.AsyncClient(base_url=settings.qdrant_url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=settings.qdrant_urls[0], trust_env=False) as client:
             for name in await list_server_collections(settings):
                 (await client.delete(f"/collections/{prefix}{name}")).raise_for_status()
     except (IndexUnavailableError, httpx.HTTPError) as error:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import VectorIndex
+from backend.memory.index.server_nodes import list_peers, open_client
 from backend.settings import Settings
 from tests.support.databases import GRPC_PORT, HTTP_PORT, start_qdrant
 from tests.support.points import Open, open_collections
@@ -43,19 +45,31 @@ def qdrant() -> Iterator[Settings]:
         "edge",
         pytest.param("grpc", marks=pytest.mark.qdrant),
         pytest.param("http", marks=pytest.mark.qdrant),
+        pytest.param("cluster", marks=pytest.mark.qdrant),
     ]
 )
 async def open_index(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
-    """Open collections of one engine, closed at the end."""
+    """Open collections of one engine, closed at the end. In a cluster they have several shards."""
     if request.param == "edge":
         async with _open_edges(tmp_path / "index") as open_one:
             yield open_one
         return
     settings: Settings = request.getfixturevalue("qdrant")
     prefix = f"{settings.qdrant_collection_prefix}{tmp_path.name}-"
-    changes = {"qdrant_protocol": request.param, "qdrant_collection_prefix": prefix}
+    changes: dict[str, Any] = {"qdrant_collection_prefix": prefix}
+    if request.param == "cluster":
+        if len(await _list_nodes(settings)) < 2:
+            pytest.skip("TEST_QDRANT_URL names no cluster")
+        changes |= {"qdrant_shard_number": 3, "qdrant_replication_factor": 2}
+    else:
+        changes["qdrant_protocol"] = request.param
     async with open_collections(settings.model_copy(update=changes)) as open_one:
         yield open_one
+
+
+async def _list_nodes(settings: Settings) -> Mapping[int, str]:
+    async with open_client(settings, settings.qdrant_urls[0]) as client:
+        return list_peers(await client.cluster_status())
 
 
 @asynccontextmanager

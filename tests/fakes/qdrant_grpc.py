@@ -46,6 +46,10 @@ class QdrantGrpc(wire.CollectionsServicer, wire.PointsServicer, wire.QdrantServi
         await self._note("Create", request, context)
         return wire.CollectionOperationResponse(result=True)
 
+    async def Update(self, request: Any, context: Any) -> Any:  # noqa: N802  # the wire's name
+        await self._note("Update", request, context)
+        return wire.CollectionOperationResponse(result=True)
+
     async def Get(self, request: Any, context: Any) -> Any:  # noqa: N802  # the wire's name
         """Of a collection, or of points: both services call it so."""
         if isinstance(request, wire.GetPoints):

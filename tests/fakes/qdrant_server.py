@@ -97,6 +97,7 @@ class QdrantServer(ScriptedServer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.aside["/cluster"] = ok({"status": "disabled"})
         self.version = "1.19.0"
         self.collections: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, Any] = {}
@@ -119,6 +120,10 @@ class QdrantServer(ScriptedServer):
         if name not in self.collections:
             return failed(404, f"Not found: Collection `{name}` doesn't exist!")
         last = rest[-1]
+        if last == "index":
+            field: str = request.body["field_name"]
+            schema: dict[str, Any] = self.collections[name]["payload_schema"]
+            schema[field] = {"data_type": request.body["field_schema"]["type"], "points": 0}
         if request.method == "PUT" or last == "delete":
             return ok({"operation_id": 1, "status": "completed"})
         empty: list[Any] = [{"points": []}] * len(request.body.get("searches", ()))
@@ -131,6 +136,9 @@ class QdrantServer(ScriptedServer):
             return self.collections[name]
         if request.method == "DELETE":
             del self.collections[name]
+            return True
+        if request.method == "PATCH":
+            self.collections[name]["config"] |= request.body
             return True
         vectors: dict[str, dict[str, int]] = request.body["vectors"]
         size = vectors["dense"]["size"] if vectors else None

@@ -82,7 +82,9 @@ class ScriptedServer:
 
     usual_answer: ClassVar[Answer]
 
-    def __init__(self) -> None:
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.host = host
+        self.port: int = port
         self.requests: list[Request] = []
         self.aside: dict[str, Answer] = {}
         self.probes: list[Request] = []
@@ -114,9 +116,10 @@ class ScriptedServer:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self._origin = f"http://{host}:{port}"
+        self._server = await asyncio.start_server(self._accept, self.host, self.port)
+        port: int = self._server.sockets[0].getsockname()[1]
+        self.port = port
+        self._origin = f"http://{self.host}:{self.port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:

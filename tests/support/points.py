@@ -98,7 +98,7 @@ def server_settings(url: str, **more: Any) -> Settings:
 async def connected(settings: Settings, name: str, dimension: int | None) -> ServerIndex:
     """An index on a server, with its collection. Raises `IndexUnavailableError`."""
     index = ServerIndex(settings, name, dimension)
-    await index.get_client()
+    await index.prepare()
     return index
 
 
@@ -120,6 +120,6 @@ async def open_collections(settings: Settings) -> AsyncGenerator[Open]:
         for index in opened:
             await index.aclose()
         # With a new client, because those of the indexes are closed.
-        async with httpx.AsyncClient(base_url=settings.qdrant_url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=settings.qdrant_urls[0], trust_env=False) as client:
             for name in names:
                 (await client.delete(f"/collections/{name}")).raise_for_status()

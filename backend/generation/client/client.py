@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from backend.core import traces
 from backend.generation.json_text import clean_text, mapping, sequence
 from backend.generation.model import ModelMalformedAnswerError
 
@@ -490,6 +491,8 @@ def make_http_client(
         for name in set(request.headers) - _PLAIN_HEADERS:
             del request.headers[name]
         request.headers.update({**headers, "accept-encoding": ACCEPT_ENCODING})
+        if trace := traces.TRACE.get():
+            request.headers[traces.HEADER] = trace.make_header()
         # google-genai sends `timeout=None` with each request, which would disable this one.
         request.extensions["timeout"] = timeout.as_dict()
 

@@ -14,6 +14,7 @@ from uuid import UUID, uuid5
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import Histogram
 
 from backend.memory.index.scope import (
     AUDIENCE,
@@ -59,6 +60,10 @@ __all__ = [
     "check_dimensions",
     "point_id",
 ]
+
+INDEX_SECONDS = Histogram(
+    "talekeeper_index_seconds", "Time of searches and writes of the vector index", ["operation"]
+)
 
 Floats = NDArray[np.float32]
 _POINTS = UUID("0b0c6f5e-56a5-5b3c-9a3e-6f2f0c1f7a11")

@@ -6,14 +6,11 @@ The client is imported at the first connection, because that takes more than a s
 from __future__ import annotations
 
 import asyncio
-import importlib
-import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -32,21 +29,20 @@ from backend.memory.index.protocol import (
     Sparse,
     check_dimensions,
 )
+from backend.memory.index.server_nodes import ServerNodes, choose_replication_factor, load_mapping
 from backend.settings import Settings
 
 if TYPE_CHECKING:
     from qdrant_client import AsyncQdrantClient  # noqa: TID251  this is its adapter
 
-MIN_VERSION = (1, 19)
-"""The first version that can weigh terms by the points of one user (the corpus of IDF)."""
+T = TypeVar("T")
 
 RECONNECT_SECONDS = 5.0
-"""Pause between two connection attempts, so that not every turn waits for one."""
+"""Pause between two attempts to prepare the collection, so that not every turn waits for one."""
 
 _POINTS_PER_WRITE = 100
 _PAGE_POINTS = 500
 _MAX_OWNERS = 1_000_000
-_PROBE_SECONDS = 2.0
 
 
 async def open_server(settings: Settings, name: str, dimension: int | None) -> ServerIndex:
@@ -54,24 +50,14 @@ async def open_server(settings: Settings, name: str, dimension: int | None) -> S
     return ServerIndex(settings, name, dimension)
 
 
-async def fetch_server_version(settings: Settings) -> str:
-    """Return the version of the server. Raises `IndexUnavailableError`."""
-    client = await asyncio.to_thread(_build_client, settings, grpc=False)
-    try:
-        return await _check_version(client, settings)
-    finally:
-        await client.close()
-
-
 async def list_server_collections(settings: Settings) -> set[str]:
     """Return the names of Talekeeper's collections there. Raises `IndexUnavailableError`."""
     prefix = settings.qdrant_collection_prefix
-    client = await asyncio.to_thread(_build_client, settings, grpc=False)
+    nodes = ServerNodes(settings)
     try:
-        with _load_mapping().translate_errors(settings.qdrant_timeout_seconds):
-            found = (await client.get_collections()).collections
+        found = (await nodes.run(lambda client: client.get_collections())).collections
     finally:
-        await client.close()
+        await nodes.aclose()
     return {each.name.removeprefix(prefix) for each in found if each.name.startswith(prefix)}
 
 
@@ -98,42 +84,33 @@ class ServerIndex:
         self._dimension = dimension
         self._is_quantized = settings.qdrant_quantization != "off"
         self._clock = clock
-        self._client: AsyncQdrantClient | None = None
+        self._nodes = ServerNodes(settings, clock=clock)
+        self._is_prepared = False
         self._failed: tuple[float, IndexUnavailableError] | None = None
-        self._connecting = asyncio.Lock()
+        self._preparing = asyncio.Lock()
 
-    async def get_client(self) -> AsyncQdrantClient:
-        """Return the client, after the collection was created or checked.
+    async def prepare(self) -> None:
+        """Create or check the collection at the first call.
 
         Raises `IndexUnavailableError`; immediately if the last attempt failed a moment ago.
         """
-        async with self._connecting:
-            if self._client is None:
-                if self._failed and self._clock() - self._failed[0] < RECONNECT_SECONDS:
-                    raise IndexUnavailableError(self._failed[1].detail)
-                try:
-                    self._client = await self._connect()
-                except IndexUnavailableError as error:
-                    self._failed = self._clock(), error
-                    raise
-            return self._client
-
-    async def _connect(self) -> AsyncQdrantClient:
-        settings = self._settings
-        client = await asyncio.to_thread(_build_client, settings, grpc=await _has_grpc(settings))
-        try:
-            await _check_version(client, settings)
-            with _load_mapping().translate_errors(settings.qdrant_timeout_seconds):
-                await self._prepare(client)
-        except BaseException:
-            await client.close()
-            raise
-        return client
+        async with self._preparing:
+            if self._is_prepared:
+                return
+            if self._failed and self._clock() - self._failed[0] < RECONNECT_SECONDS:
+                raise IndexUnavailableError(self._failed[1].detail)
+            try:
+                await self._nodes.run(self._prepare)
+            except IndexUnavailableError as error:
+                self._failed = self._clock(), error
+                raise
+            self._is_prepared = True
 
     async def _prepare(self, client: AsyncQdrantClient) -> None:
-        mapping, name = _load_mapping(), self._collection
+        mapping, name = load_mapping(), self._collection
         if not await client.collection_exists(name):
-            made = mapping.build_collection(self._settings, self._dimension)
+            replicas = await choose_replication_factor(self._settings, client)
+            made = mapping.build_collection(self._settings, self._dimension, replicas)
             try:
                 await client.create_collection(name, **made)
                 self.is_new = True
@@ -150,25 +127,28 @@ class ServerIndex:
         for field, schema in mapping.payload_indexes().items():
             if field not in info.payload_schema:
                 await client.create_payload_index(name, field, schema, wait=True)
+        # After the indexes, because it refuses filters without one.
+        if not mapping.is_strict(info):
+            await client.update_collection(name, strict_mode_config=mapping.build_strict_mode())
 
     async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
         check_dimensions(points, self._dimension)
         if instead_of:
             await self.delete_sources(points[0].payload.owner_id, instead_of)
         for batch in split_chunks(points, _POINTS_PER_WRITE):
-            async with self._open_client() as (client, mapping):
-                made = [mapping.build_point(each) for each in batch]
-                await client.upsert(self._collection, made, wait=True)
+            mapping = await self._load_mapping()
+            made = [mapping.build_point(each) for each in batch]
+            await self._run(partial(_upsert, self._collection, made))
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
         asked = [query for query in queries if not query.is_empty]
         if not asked:
             return [[] for _ in queries]
-        async with self._open_client() as (client, mapping):
-            requests = [
-                mapping.build_request(each, is_quantized=self._is_quantized) for each in asked
-            ]
-            answers = await client.query_batch_points(self._collection, requests)
+        build = (await self._load_mapping()).build_request
+        requests = [build(each, is_quantized=self._is_quantized) for each in asked]
+        answers = await self._run(
+            lambda client: client.query_batch_points(self._collection, requests)
+        )
         if len(answers) != len(asked):
             raise IndexUnavailableError("The Qdrant server returned too few results.")
         found = iter(answers)
@@ -178,10 +158,11 @@ class ServerIndex:
         if self._dimension is None or not ids:
             return {}
         names = [str(each) for each in ids]
-        async with self._open_client() as (client, _):
-            records = await client.retrieve(
+        records = await self._run(
+            lambda client: client.retrieve(
                 self._collection, names, with_payload=False, with_vectors=["dense"]
             )
+        )
         return {
             UUID(str(each.id)): np.asarray(each.vector["dense"], dtype=np.float32)
             for each in records
@@ -192,12 +173,13 @@ class ServerIndex:
         if not ids:
             return {}
         names = [str(each) for each in ids]
-        async with self._open_client() as (client, _):
-            records = await client.retrieve(
+        records = await self._run(
+            lambda client: client.retrieve(
                 self._collection, names, with_payload=False, with_vectors=["sparse"]
             )
+        )
         return {
-            UUID(str(each.id)): _load_mapping().decode_sparse(each.vector["sparse"])
+            UUID(str(each.id)): load_mapping().decode_sparse(each.vector["sparse"])
             for each in records
             if isinstance(each.vector, dict) and "sparse" in each.vector
         }
@@ -215,107 +197,64 @@ class ServerIndex:
     async def scan(
         self, owner_id: UUID, *, container_id: UUID | None = None
     ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
+        mapping = await self._load_mapping()
+        within = () if container_id is None else (mapping.match_value(CONTAINER, container_id),)
+        owned = mapping.filter_owned(owner_id, *within)
         offset: Any = None
         while True:
-            async with self._open_client() as (client, mapping):
-                within = (
-                    () if container_id is None else (mapping.match_value(CONTAINER, container_id),)
-                )
-                records, offset = await client.scroll(
-                    self._collection,
-                    mapping.filter_owned(owner_id, *within),
-                    limit=_PAGE_POINTS,
-                    offset=offset,
-                    with_payload=True,
-                )
+            page = partial(_scroll, self._collection, owned, offset)
+            records, offset = await self._run(page)
             if records:
                 yield [(UUID(str(each.id)), Payload.decode(each.payload)) for each in records]
             if offset is None:
                 return
 
     async def owners(self) -> set[UUID]:
-        async with self._open_client() as (client, _):
-            answer = await client.facet(self._collection, OWNER, limit=_MAX_OWNERS, exact=True)
+        answer = await self._run(
+            lambda client: client.facet(self._collection, OWNER, limit=_MAX_OWNERS, exact=True)
+        )
         return {UUID(str(hit.value)) for hit in answer.hits if hit.count}
 
     async def count(self, owner_id: UUID | None = None) -> int:
-        async with self._open_client() as (client, mapping):
-            owned = None if owner_id is None else mapping.filter_owned(owner_id)
-            answer = await client.count(self._collection, owned, exact=True)
+        mapping = await self._load_mapping()
+        owned = None if owner_id is None else mapping.filter_owned(owner_id)
+        answer = await self._run(lambda client: client.count(self._collection, owned, exact=True))
         return answer.count
 
     async def ping(self) -> None:
         """See `VectorIndex`. The collection must exist, too."""
-        async with self._open_client() as (client, _):
-            await client.get_collection(self._collection)
+        await self._run(lambda client: client.get_collection(self._collection))
 
     async def aclose(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._nodes.aclose()
 
     async def _delete(self, owner_id: UUID, field: str = "", ids: Sequence[UUID] = ()) -> None:
-        async with self._open_client() as (client, mapping):
-            within = (mapping.match_any(field, ids),) if field else ()
-            await client.delete(
-                self._collection, mapping.filter_owned(owner_id, *within), wait=True
-            )
+        mapping = await self._load_mapping()
+        within = (mapping.match_any(field, ids),) if field else ()
+        owned = mapping.filter_owned(owner_id, *within)
+        await self._run(lambda client: client.delete(self._collection, owned, wait=True))
 
-    @asynccontextmanager
-    async def _open_client(self) -> AsyncGenerator[tuple[AsyncQdrantClient, ModuleType]]:
-        """Yield the client and the mapping. Any failure becomes an `IndexUnavailableError`."""
-        client, mapping = await self.get_client(), _load_mapping()
-        with mapping.translate_errors(self._settings.qdrant_timeout_seconds):
-            yield client, mapping
+    async def _load_mapping(self) -> ModuleType:
+        """Return the mapping after the client was imported."""
+        await self.prepare()
+        return load_mapping()
 
-
-async def _check_version(client: AsyncQdrantClient, settings: Settings) -> str:
-    """Return the server's version. Raises `IndexUnavailableError` if it is too old."""
-    with _load_mapping().translate_errors(settings.qdrant_timeout_seconds):
-        version = (await client.info()).version
-    numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
-    if numbers < MIN_VERSION:
-        wanted = ".".join(map(str, MIN_VERSION))
-        raise IndexUnavailableError(
-            f"The Qdrant server has version {'.'.join(map(str, numbers)) or 'unknown'}; "
-            f"Talekeeper needs {wanted} or newer."
-        )
-    return version
+    async def _run(self, call: Callable[[AsyncQdrantClient], Awaitable[T]]) -> T:
+        """Return the result of a call. Any failure becomes an `IndexUnavailableError`."""
+        await self.prepare()
+        return await self._nodes.run(call)
 
 
-def _build_client(settings: Settings, *, grpc: bool) -> AsyncQdrantClient:
-    from qdrant_client import AsyncQdrantClient  # noqa: PLC0415, TID251  slow to load, its adapter
-
-    key = settings.qdrant_api_key
-    try:
-        return AsyncQdrantClient(
-            url=settings.qdrant_url,
-            grpc_port=settings.qdrant_grpc_port,
-            prefer_grpc=grpc,
-            timeout=settings.qdrant_timeout_seconds,
-            # A header, because the client's parameter warns without TLS, even on loopback.
-            headers=None if key is None else {"api-key": key.get_secret_value()},
-            check_compatibility=False,
-        )
-    except ValueError as error:
-        raise IndexUnavailableError("TALEKEEPER_QDRANT_URL is not an address.") from error
+async def _upsert(collection: str, points: list[Any], client: AsyncQdrantClient) -> None:
+    await client.upsert(collection, points, wait=True)
 
 
-async def _has_grpc(settings: Settings) -> bool:
-    if settings.qdrant_protocol != "grpc":
-        return False
-    host = urlsplit(settings.qdrant_url).hostname
-    with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(_PROBE_SECONDS):
-            _, writer = await asyncio.open_connection(host, settings.qdrant_grpc_port)
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
-        return True
-    return False
-
-
-def _load_mapping() -> ModuleType:
-    return importlib.import_module("backend.memory.index.server_mapping")
+async def _scroll(
+    collection: str, owned: Any, offset: Any, client: AsyncQdrantClient
+) -> tuple[list[Any], Any]:
+    return await client.scroll(
+        collection, owned, limit=_PAGE_POINTS, offset=offset, with_payload=True
+    )
 
 
 def _decode_hits(points: Sequence[Any]) -> list[Hit]:

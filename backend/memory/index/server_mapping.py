@@ -44,7 +44,9 @@ _OVERSAMPLING = 2.0
 """Factor for the hits that are found by quantized copies and then scored in full."""
 
 
-def build_collection(settings: Settings, dimension: int | None) -> dict[str, Any]:
+def build_collection(
+    settings: Settings, dimension: int | None, replication_factor: int
+) -> dict[str, Any]:
     """Return the options of a new collection. Each user has a graph; there is no common one."""
     on_disk = settings.qdrant_storage == "disk"
     dense = {
@@ -69,7 +71,7 @@ def build_collection(settings: Settings, dimension: int | None) -> dict[str, Any
             m=0, payload_m=settings.qdrant_hnsw_m, on_disk=on_disk
         ),
         "shard_number": settings.qdrant_shard_number,
-        "replication_factor": settings.qdrant_replication_factor,
+        "replication_factor": replication_factor,
         "on_disk_payload": True,
     }
 
@@ -89,6 +91,37 @@ def payload_indexes() -> dict[str, Any]:
             type=models.IntegerIndexType.INTEGER, lookup=False, range=True, enable_hnsw=False
         ),
     }
+
+
+def build_strict_mode() -> models.StrictModeConfig:
+    """Return the rule that filters without an index are refused, because they read all points."""
+    return models.StrictModeConfig(
+        enabled=True, unindexed_filtering_retrieve=False, unindexed_filtering_update=False
+    )
+
+
+def is_strict(info: models.CollectionInfo) -> bool:
+    found, wanted = info.config.strict_mode_config, build_strict_mode()
+    return found is not None and all(
+        getattr(found, name) == value for name, value in wanted if value is not None
+    )
+
+
+def build_replication(factor: int) -> models.CollectionParamsDiff:
+    return models.CollectionParamsDiff(replication_factor=factor)
+
+
+def build_transfer(
+    *, is_move: bool, shard: int, source: int, target: int
+) -> models.MoveShardOperation | models.ReplicateShardOperation:
+    places: dict[str, Any] = {
+        "shard_id": shard,
+        "from_peer_id": source,
+        "to_peer_id": target,
+    }
+    if is_move:
+        return models.MoveShardOperation(move_shard=models.MoveShard(**places))
+    return models.ReplicateShardOperation(replicate_shard=models.ReplicateShard(**places))
 
 
 def find_mismatch(info: models.CollectionInfo, dimension: int | None) -> str | None:
@@ -210,7 +243,7 @@ def translate_errors(timeout: int) -> Generator[None]:
 
 
 def _detail(error: Exception, timeout: int) -> str:
-    match _reason(error):
+    match find_reason(error):
         case 401 | 403 | "UNAUTHENTICATED" | "PERMISSION_DENIED":
             detail = "The Qdrant server refuses the key. Check TALEKEEPER_QDRANT_API_KEY."
         case 404 | "NOT_FOUND":
@@ -231,7 +264,7 @@ def _detail(error: Exception, timeout: int) -> str:
     return detail
 
 
-def _reason(error: Exception) -> int | str | None:
+def find_reason(error: BaseException | None) -> int | str | None:
     """Return an HTTP status, the name of a gRPC status or UNREACHABLE; None for other errors."""
     if isinstance(error, UnexpectedResponse):
         return error.status_code
@@ -239,7 +272,9 @@ def _reason(error: Exception) -> int | str | None:
         return 429
     if isinstance(error, ResponseHandlingException):
         source = error.source
-        if isinstance(source, httpx.TimeoutException):
+        if isinstance(source, httpx.TimeoutException) and not isinstance(
+            source, httpx.ConnectTimeout
+        ):
             return "DEADLINE_EXCEEDED"
         return "UNREACHABLE" if isinstance(source, httpx.TransportError) else None
     if isinstance(error, grpc.aio.AioRpcError):

@@ -28,7 +28,12 @@ from backend.jobs.errors import RetryLaterError
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.embedding.cache import delete_unused
-from backend.memory.index.protocol import IndexUnavailableError, Kind, VectorIndex
+from backend.memory.index.protocol import (
+    INDEX_SECONDS,
+    IndexUnavailableError,
+    Kind,
+    VectorIndex,
+)
 from backend.memory.indexing.collections import (
     Collections,
     ModelMoves,
@@ -505,7 +510,8 @@ class Indexer:
                 points = await self._maker.make(run, documents, vectors=vectors)
                 # The old points are deleted in the same step, because until then search needs them.
                 if points:
-                    await index.upsert(points, instead_of=here)
+                    with INDEX_SECONDS.labels(operation="write").time():
+                        await index.upsert(points, instead_of=here)
                 elif here:
                     await index.delete_sources(owner_id, here)
 

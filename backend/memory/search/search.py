@@ -40,7 +40,14 @@ from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.memory.embedding.protocol import MINILM, EmbedderError, TextEmbedder
-from backend.memory.index.protocol import Floats, IndexUnavailableError, Kind, Payload, VectorIndex
+from backend.memory.index.protocol import (
+    INDEX_SECONDS,
+    Floats,
+    IndexUnavailableError,
+    Kind,
+    Payload,
+    VectorIndex,
+)
 from backend.memory.indexing.collections import Collections, Placement, UserEmbedders
 from backend.memory.indexing.documents import Blinders, speaker_id
 from backend.memory.indexing.sources import MemoryItem, Source
@@ -305,7 +312,9 @@ class MemorySearch:
         )
         queries = await self._pool.run(user_id, plan, size=size)
         asked = deepen_queries(queries) if request.room else [query for _, query in queries]
-        found, deep = split_hits(queries, await index.search(asked))
+        with INDEX_SECONDS.labels(operation="search").time():
+            hits = await index.search(asked)
+        found, deep = split_hits(queries, hits)
         if any(found.values()):
             found = scale_to_large_corpus(found, await self.count_points(index, user_id))
         matches = await self._match_words(index, user_id, parsed, blinder, found, size=size)

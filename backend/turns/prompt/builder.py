@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
+from prometheus_client import Histogram
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -96,6 +97,12 @@ SCANNED_KINDS: tuple[Kind, ...] = ("lore",)
 """Kinds with texts that the lorebook scan has already loaded."""
 
 Check = Callable[[AsyncSession], Awaitable[None]]
+
+PROMPT_SECONDS = Histogram(
+    "talekeeper_prompt_seconds",
+    "Time to build a prompt, also for previews",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
 
 
 class PromptBuilder:
@@ -203,7 +210,8 @@ class PromptBuilder:
                 identity, retrieved, request, suggestions=suggestions
             )
 
-        built = await self._run_attempt(identity, attempt, speaker)
+        with PROMPT_SECONDS.time():
+            built = await self._run_attempt(identity, attempt, speaker)
         if built.loses_rounds and tried is None and await self._summarise(identity, built, rank):
             built = await self._run_attempt(identity, attempt, speaker)
         return built

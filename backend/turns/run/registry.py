@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from uuid import UUID
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Histogram
 
 from backend.core.logs import get_logger
 from backend.errors import AppError, InternalError, UnavailableError
@@ -25,6 +25,13 @@ from backend.turns.run.turn_run import TurnRun
 log = get_logger(__name__)
 
 TURNS = Counter("talekeeper_turns", "Turns that are over", ["provider", "state"])
+
+FIRST_TOKEN = Histogram(
+    "talekeeper_first_token_seconds",
+    "Time from the finished prompt to the first text or thought of the model",
+    ["provider"],
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
+)
 
 STORE_SECONDS = 1.0
 
@@ -211,6 +218,8 @@ def _report_end(run: TurnRun) -> None:
     # A failure without a problem means that storing failed, or that another process owned the turn.
     state = "interrupted" if failed and run.problem is None else run.outcome
     TURNS.labels(provider=spec.provider, state=state).inc()
+    if run.first_token_seconds is not None:
+        FIRST_TOKEN.labels(provider=spec.provider).observe(run.first_token_seconds)
     log.info(
         "turn.finished",
         turn_id=run.turn_id,

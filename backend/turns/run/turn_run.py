@@ -104,6 +104,7 @@ class TurnRun:
         cut: Set if the model's server has read only the end of a prompt.
         request_begin: The place in the transcript at which the current request begins.
         finished: Set when everything is stored.
+        first_token_seconds: Time from `started_at`, when the prompt was ready, to the first text.
         is_asked: True once the model was asked. `usage` and `finish` come from the model.
         sent: The form of the requests.
         stored_length: The length of the stored transcript. `stored_events`, `stored_tokens` and
@@ -140,6 +141,7 @@ class TurnRun:
     sent: SentRequest = field(default_factory=SentRequest)
     problem: AppError | None = None
     started_at: float = field(default_factory=time.monotonic)
+    first_token_seconds: float | None = None
     stored_length: int = -1
     stored_events: int = 0
     stored_tokens: int = 0
@@ -494,6 +496,8 @@ class TurnRun:
         """Add a piece, and separate the first one of a request from the reply so far."""
         if text and kind not in self._begun:
             self._begun.add(kind)
+            if self.first_token_seconds is None:
+                self.first_token_seconds = time.monotonic() - self.started_at
             if kind == "text":
                 text = find_joint(self.text, text) + text
             elif self.thinking.strip() and not text[0].isspace():

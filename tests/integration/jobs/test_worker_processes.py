@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 from uuid import UUID
 
+import httpx
 import pytest
 from sqlalchemy import select, update
 
@@ -33,6 +34,7 @@ from tests.integration.jobs.working import (
     wait_for_job,
     wait_until_alone,
 )
+from tests.support.compose import free_port
 from tests.support.lost_processes import took_over
 from tests.support.process import TALEKEEPER, Process, environment, run_command, started
 from tests.support.thorough import rounds
@@ -143,8 +145,9 @@ NOBODY_THERE = "http://127.0.0.1:9"
 
 
 @contextmanager
-def work_command(folder: Path, url: str) -> Generator[subprocess.Popen[str]]:
+def work_command(folder: Path, url: str, **more: str) -> Generator[subprocess.Popen[str]]:
     settings = {
+        **more,
         "database_url": url,
         "root_key": ROOT_KEY,
         "qdrant_url": NOBODY_THERE,
@@ -181,9 +184,11 @@ def test_with_no_workers_it_says_that_there_is_nothing_to_do(tmp_path: Path) -> 
 
 @pytest.mark.postgres
 def test_it_works_until_it_is_told_to_stop(postgres_url: str, tmp_path: Path) -> None:
-    with work_command(tmp_path, postgres_url) as process:
+    metrics = f"127.0.0.1:{free_port(['127.0.0.1'])}"
+    with work_command(tmp_path, postgres_url, worker_metrics=metrics) as process:
         assert process.stdout is not None
         assert "is running jobs" in process.stdout.readline()
+        assert "talekeeper_database_connections" in httpx.get(f"http://{metrics}/metrics").text
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert process.stdout.readline().startswith("Talekeeper is stopping.")

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.memory.index.protocol import IndexUnavailableError, Scope, ScopePart, VectorIndex
+from backend.memory.index.server import RECONNECT_SECONDS, ServerIndex
 from tests.fakes.qdrant_server import DIMENSION, QdrantServer, collection_info, failed
 from tests.fakes.scripted_server import Answer, Request, ScriptedServer
 from tests.support.databases import start_qdrant
@@ -28,6 +29,11 @@ from tests.support.points import (
 pytestmark = pytest.mark.anyio
 
 NAME = "talekeeper-tales"
+STRICT = {
+    "enabled": True,
+    "unindexed_filtering_retrieve": False,
+    "unindexed_filtering_update": False,
+}
 OWNER, CHAT, BOOK = uuid4(), uuid4(), uuid4()
 
 
@@ -84,6 +90,8 @@ async def test_a_missing_collection_is_made_with_all_that_was_set(server: Qdrant
         "replication_factor": 2,
         "on_disk_payload": True,
     }
+    [changed] = server.asked("PATCH", "/collections/two-tales")
+    assert changed.body == {"strict_mode_config": STRICT}
 
 
 async def test_every_field_that_is_filtered_on_gets_an_index(server: QdrantServer) -> None:
@@ -100,13 +108,15 @@ async def test_every_field_that_is_filtered_on_gets_an_index(server: QdrantServe
     }
 
 
-async def test_a_collection_that_fits_is_left_as_it_is(server: QdrantServer) -> None:
+async def test_a_collection_that_fits_and_is_strict_is_left_as_it_is(server: QdrantServer) -> None:
     server.collections[NAME] = collection_info(indexed=("o", "c", "k", "p", "u"))
-    index = await connected(server_settings(server.url), "tales", DIMENSION)
-    await index.aclose()
-    assert not index.is_new
-    written = [each for each in server.requests if each.method != "GET"]
-    assert [each.body["field_name"] for each in written] == ["s"]
+    for _ in range(2):
+        index = await connected(server_settings(server.url), "tales", DIMENSION)
+        await index.aclose()
+        assert not index.is_new
+    added, changed = [each for each in server.requests if each.method != "GET"]
+    assert added.body["field_name"] == "s"
+    assert changed.body == {"strict_mode_config": STRICT}
 
 
 async def test_a_collection_without_dense_vectors_is_made_and_found_again(
@@ -441,6 +451,33 @@ async def test_a_server_that_is_not_there_is_said_to_be_unreachable() -> None:
         chosen = server_settings(gone.url, qdrant_protocol="grpc", qdrant_grpc_port=1)
     with pytest.raises(IndexUnavailableError, match="cannot be reached"):
         await connected(chosen, "tales", DIMENSION)
+
+
+async def test_a_server_that_is_down_is_tried_every_few_seconds() -> None:
+    at = 100.0
+    async with QdrantServer() as server:
+        settings = server_settings(server.url)
+        index = ServerIndex(settings, "tales", DIMENSION, clock=lambda: at)
+        server.script(*[failed(503, "Service unavailable")] * 3)
+        for _ in range(3):
+            with pytest.raises(IndexUnavailableError, match="503"):
+                await index.ping()
+        assert len(server.requests) == 1
+        at += RECONNECT_SECONDS
+        with pytest.raises(IndexUnavailableError):
+            await index.ping()
+        assert len(server.requests) == 2
+        server.unscript()
+        at += RECONNECT_SECONDS
+        await index.ping()
+        assert index.is_new
+        await index.aclose()
+
+
+async def test_an_unused_index_is_closed_without_a_request(server: QdrantServer) -> None:
+    index = ServerIndex(server_settings(server.url), "tales", DIMENSION)
+    await index.aclose()
+    assert server.requests == []
 
 
 async def test_http_is_used_if_grpc_does_not_answer(lone_server: QdrantServer) -> None:

@@ -13,7 +13,7 @@ import pytest
 from backend.memory.indexing.outbox import INDEX
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import API_KEY, OpenAIServer
-from tests.fakes.qdrant_engine import QdrantEngine
+from tests.fakes.qdrant_cluster import QdrantNode
 from tests.fakes.scripted_server import Request
 from tests.support.memory import (
     API,
@@ -49,14 +49,14 @@ PREFIX = "talekeeper-"
 
 
 @pytest.fixture
-async def qdrant() -> AsyncGenerator[QdrantEngine]:
-    async with QdrantEngine() as running:
+async def qdrant() -> AsyncGenerator[QdrantNode]:
+    async with QdrantNode() as running:
         yield running
 
 
 @contextlib.asynccontextmanager
 async def start_with_server(
-    url: str, folder: Path, qdrant: QdrantEngine, usual: OpenAIServer | None = None, **more: object
+    url: str, folder: Path, qdrant: QdrantNode, usual: OpenAIServer | None = None, **more: object
 ) -> AsyncGenerator[Running]:
     """Start a Talekeeper with its index on this server. Several share the database."""
     chosen = embedding(usual) if usual else {"embedder": "none"}
@@ -66,7 +66,7 @@ async def start_with_server(
 
 
 async def test_texts_move_to_a_collection_made_on_demand_and_back_and_an_account_s_end_empties_it(
-    database_url: str, tmp_path: Path, qdrant: QdrantEngine, mine: Moody
+    database_url: str, tmp_path: Path, qdrant: QdrantNode, mine: Moody
 ) -> None:
     async with (
         Moody() as usual,
@@ -105,7 +105,7 @@ async def test_texts_move_to_a_collection_made_on_demand_and_back_and_an_account
         # No row mentions the points that are left in the old collection.
         ok(await ada.client.request("DELETE", f"{API}/me", json={"password": PASSWORD}), 204)
         await settled(server)
-        assert qdrant.engine.count(PREFIX + OWN).count == 0
+        assert qdrant.store.count(PREFIX + OWN, None) == 0
         current = server.parts.memory.collections.current
         assert await current.owners() == {UUID(ben.user["id"])}
         assert len(await search(ben, "astrolabe")) >= 1
@@ -132,7 +132,7 @@ MOVING = "memory is moving to another embedding model: searched by words only"
 
 @pytest.mark.postgres
 async def test_all_processes_follow_a_choice_and_find_all_the_while_what_there_is(
-    postgres_url: str, tmp_path: Path, qdrant: QdrantEngine
+    postgres_url: str, tmp_path: Path, qdrant: QdrantNode
 ) -> None:
     async with (
         Moody() as usual,
@@ -177,7 +177,7 @@ async def is_indexed(account: Account, words: str) -> bool:
 
 @pytest.mark.postgres
 async def test_vectors_of_the_model_before_that_come_late_are_made_again(
-    postgres_url: str, tmp_path: Path, qdrant: QdrantEngine
+    postgres_url: str, tmp_path: Path, qdrant: QdrantNode
 ) -> None:
     async with (
         Moody() as other,
@@ -214,7 +214,7 @@ async def has_arrived(server: Running, account: Account) -> bool:
 
 
 async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fails_harms_no_other(
-    database_url: str, tmp_path: Path, qdrant: QdrantEngine, mine: Moody
+    database_url: str, tmp_path: Path, qdrant: QdrantNode, mine: Moody
 ) -> None:
     async with (
         start_with_server(database_url, tmp_path, qdrant) as server,
@@ -244,7 +244,7 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
         # The stored vectors are used, so only the query is embedded.
         texts = [str(each.body) for each in mine.requests[asked:]]
         assert not [each for each in texts if "I see." in each]
-    qdrant.broken.add(PREFIX + OWN)
+    qdrant.store.broken.add(PREFIX + OWN)
     async with (
         start_with_server(database_url, tmp_path, qdrant) as server,
         server.signed_in("Ada") as ada,
@@ -257,6 +257,6 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
         answer = ok(await ada.client.get(f"{API}/search", params={"q": "astrolabe"}))
         assert answer["items"] == []
         assert "memory was not searched" in answer["notes"][0]
-        qdrant.broken.clear()
+        qdrant.store.broken.clear()
         await until(lambda: is_indexed(ada, "astrolabe"))
         assert (await notes(ada), await problems(ada)) == ([], [])

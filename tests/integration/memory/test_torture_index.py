@@ -13,7 +13,7 @@ from backend.memory.models import IndexState
 from scripts.torture.installation import Installation
 from scripts.torture.model import TaggedModel
 from scripts.torture.store_checks import check_index
-from tests.fakes.qdrant_engine import QdrantEngine
+from tests.fakes.qdrant_cluster import QdrantNode
 from tests.support.memory import Start, tell
 from tests.support.server import Running
 
@@ -24,13 +24,13 @@ PREFIX = "torture-"
 
 
 @pytest.fixture
-async def qdrant() -> AsyncGenerator[QdrantEngine]:
-    async with QdrantEngine() as running:
+async def qdrant() -> AsyncGenerator[QdrantNode]:
+    async with QdrantNode() as running:
         yield running
 
 
 @pytest.fixture
-def on_server(qdrant: QdrantEngine) -> dict[str, str]:
+def on_server(qdrant: QdrantNode) -> dict[str, str]:
     return {"qdrant_url": qdrant.url, "qdrant_protocol": "http", "qdrant_collection_prefix": PREFIX}
 
 
@@ -50,18 +50,18 @@ def made(tmp_path: Path, on_server: dict[str, str]) -> Installation:
 
 
 async def test_the_check_reads_the_points_on_the_server(
-    server: Running, made: Installation, qdrant: QdrantEngine
+    server: Running, made: Installation, qdrant: QdrantNode
 ) -> None:
     found, count = await check_index(server.parts.database, made, {})
     assert found == []
     (name,) = qdrant.collections
-    points = qdrant.engine.count(name).count
+    points = qdrant.store.count(name, None)
     assert points >= len(LINES)
     assert count == {"rows": len(LINES), "points": points, "collections": 1}
 
 
 async def test_points_that_are_lost_on_the_server_are_found_though_a_folder_has_them(
-    server: Running, made: Installation, qdrant: QdrantEngine
+    server: Running, made: Installation, qdrant: QdrantNode
 ) -> None:
     name = server.parts.memory.collections.current.name
     await (await open_edge(made.index_folder, name, None)).aclose()

@@ -13,7 +13,8 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from backend.database.base import now
+from backend.database.base import new_id, now
+from backend.database.processes import Process
 from backend.jobs.queue import NewJob
 from backend.quotas import middleware
 from backend.quotas.ledgers import count_stored_bytes
@@ -25,7 +26,7 @@ from tests.support.chronicling import opt_in
 from tests.support.memory import new_book, new_entry
 from tests.support.models import asking, held_back
 from tests.support.server import Account, Running, ok, problem, running, text_of
-from tests.support.waiting import until_true
+from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -479,3 +480,35 @@ async def test_limits_that_are_off_refuse_nothing(serve: Serve) -> None:
         assert (await ada.turn(chat, text="Hello."))[-1].name == "turn.completed"
         items = ok(await ada.client.get(f"{API}/me/usage"))["items"]
         assert {each["limit"] for each in items} == {None}
+
+
+@pytest.mark.postgres
+async def test_processes_divide_the_limits_of_requests_and_a_lost_one_gives_its_share_back(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    limits: dict[str, Any] = {
+        "max_requests_per_minute_per_user": 1000,
+        "max_requests_at_once_per_user": 5,
+    }
+    async with running(postgres_url, tmp_path / "one", **limits) as one, one.account("Ada") as ada:
+
+        async def has(account: Account, per_minute: int, at_once: int) -> bool:
+            items = ok(await account.client.get(f"{API}/me/usage"))["items"]
+            found = {each["quota"]: each["limit"] for each in items}
+            shares = found["requests_per_minute"], found["requests_at_once"]
+            return shares == (per_minute, at_once)
+
+        assert await has(ada, 1000, 5)
+        async with (
+            running(postgres_url, tmp_path / "two", **limits) as two,
+            two.signed_in("Ada") as there,
+        ):
+            await until(lambda: has(ada, 500, 2))
+            await until(lambda: has(there, 500, 2))
+            # A worker serves no requests, and a killed server does not renew its row.
+            async with one.parts.database.write() as session:
+                worker = Process(id=new_id(), seen_at=now(), is_server=False)
+                session.add_all([worker, Process(id=new_id(), seen_at=now())])
+            await until(lambda: has(ada, 333, 1))
+            await until(lambda: has(ada, 500, 2))
+        await until(lambda: has(ada, 1000, 5))

@@ -300,7 +300,7 @@ def test_the_request_is_named_on_every_line_of_its_block(output: Output) -> None
         log.info("turn.started")
 
     async def request() -> None:
-        with bind_request("r-1"):
+        with bind_request(request_id="r-1"):
             started = asyncio.create_task(task())
             logging.getLogger("httpx").warning("Slow")
         log.info("request.finished")

@@ -1,8 +1,7 @@
-"""The vector index: payloads in memory, slow servers and counts of points."""
+"""The vector index: payloads in memory and counts of points."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -12,12 +11,10 @@ from msgspec.structs import replace
 from backend.jobs.models import Job, JobState
 from backend.memory.controller import ProblemKind, find_problem
 from backend.memory.index.edge import PayloadCache
-from backend.memory.index.protocol import IndexUnavailableError, Payload
-from backend.memory.index.server import RECONNECT_SECONDS, ServerIndex
+from backend.memory.index.protocol import Payload
 from backend.memory.search import search as module
 from backend.memory.search.features import LARGE_CORPUS_POINTS
 from backend.memory.search.search import MemorySearch
-from backend.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -118,67 +115,6 @@ def test_ids_that_many_payloads_name_are_kept_once() -> None:
     assert one.owner_id is two.owner_id
     assert one.container_id is two.container_id
     assert one.scene_id is two.scene_id
-
-
-class Empty:
-    """A client of a server with nothing in it."""
-
-    async def count(self, *_: Any, **__: Any) -> SimpleNamespace:
-        return SimpleNamespace(count=0)
-
-    async def get_collection(self, _: str) -> None:
-        return
-
-    async def close(self) -> None:
-        return
-
-
-class Remote(ServerIndex):
-    """An index on a server that may be down."""
-
-    def __init__(self) -> None:
-        super().__init__(Settings.model_validate({}), "empty", None, clock=lambda: self.at)
-        self.is_up = False
-        self.asked = 0
-        self.at = 100.0
-
-    async def _connect(self) -> Any:
-        self.asked += 1
-        if not self.is_up:
-            raise IndexUnavailableError("Nobody listens there.")
-        self.is_new = True
-        return cast("Any", Empty())
-
-
-async def test_a_remote_index_is_opened_on_first_use() -> None:
-    index = Remote()
-    index.is_up = True
-    assert (index.asked, index.is_new) == (0, False)
-    assert await index.count() == 0
-    assert await index.count() == 0
-    assert (index.asked, index.is_new) == (1, True)
-
-
-async def test_a_remote_index_that_is_down_is_tried_every_few_seconds() -> None:
-    index = Remote()
-    for _ in range(3):
-        with pytest.raises(IndexUnavailableError, match="Nobody listens"):
-            await index.ping()
-    assert index.asked == 1
-    index.at += RECONNECT_SECONDS
-    with pytest.raises(IndexUnavailableError):
-        await index.ping()
-    assert index.asked == 2
-    index.is_up = True
-    index.at += RECONNECT_SECONDS
-    await index.ping()
-    assert await index.count() == 0
-
-
-async def test_an_unused_remote_index_is_closed_without_opening() -> None:
-    index = Remote()
-    await index.aclose()
-    assert index.asked == 0
 
 
 class Index:

@@ -171,6 +171,31 @@ def test_a_refused_request_takes_nothing(clock: Clock) -> None:
     assert rate.take("ada") == 0.0
 
 
+def test_a_share_is_at_least_one_and_grows_again(clock: Clock) -> None:
+    rate = RateLimit(60, clock=clock)
+    rate.divide(7)
+    assert [rate.take("ada") == 0 for _ in range(9)] == [True] * 8 + [False]
+    rate.divide(1000)
+    assert [rate.take("ben") == 0 for _ in range(2)] == [True, False]
+    rate.divide(1)
+    assert [rate.take("eve") == 0 for _ in range(61)] == [True] * 60 + [False]
+    without = RateLimit(0, clock=clock)
+    without.divide(2)
+    assert without.per_minute == 0
+
+
+async def test_waiting_work_starts_when_the_share_grows() -> None:
+    limit, over = ConcurrencyLimit(UPLOADS, 2), asyncio.Event()
+    limit.divide(2)
+    tasks = [asyncio.create_task(hold(limit, over)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert limit.used(ADA) == 1
+    limit.divide(1)
+    assert limit.used(ADA) == 2
+    over.set()
+    await asyncio.gather(*tasks)
+
+
 def test_no_limit_lets_everything_through_and_remembers_nothing(clock: Clock) -> None:
     rate = RateLimit(0, clock=clock)
     assert [rate.take("ada") for _ in range(1000)] == [0.0] * 1000

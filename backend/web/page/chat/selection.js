@@ -1,8 +1,5 @@
 /** Select several messages, and hide, show, copy or delete them together. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, h } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { act, api, attempt, h, t } from "../core.js";
 import { copy } from "./actions.js";
 import { erase, say } from "./branches.js";
 import { alone } from "./cast.js";
@@ -31,11 +28,16 @@ export function selection(room) {
   }
 
   function turn(is) {
+    const { activeElement } = document;
+    const message = activeElement.closest(".message") ?? document.querySelector(".message.last");
+    const leaves = !is && (element.contains(activeElement) || activeElement.matches(".pick"));
     isOn = is;
     chosen.clear();
     latest = null;
     draw();
     events.dispatchEvent(new Event("selection"));
+    // The check box or the bar with the focus is gone.
+    if (leaves) message?.focus();
   }
 
   function choose(message, is) {
