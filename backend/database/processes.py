@@ -155,7 +155,7 @@ class Processes:
             ]
 
     def announce(self) -> None:
-        """Tell the other processes soon that there are jobs."""
+        """Notify the other processes soon that there are jobs."""
         self._has_announcement.set()
 
     async def aclose(self) -> None:
