@@ -148,6 +148,9 @@ def _make_parser() -> argparse.ArgumentParser:
     migrate = add("migrate", _migrate, "migrate the database and exit")
     migrate.add_argument("--to", metavar="REVISION", help="stop at this revision")
     migrate.add_argument(
+        "--check", action="store_true", help="only list what is due; exits with 1 if anything is"
+    )
+    migrate.add_argument(
         "--down", action="store_true", help="downgrade to --to; newer data is lost"
     )
 
@@ -343,6 +346,8 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
     from backend.database.engine import Database
     from backend.database.migrate import current_revision, downgrade, upgrade
 
+    if options.check:
+        return await _list_due_migrations(settings)
     if options.down and options.to in {None, "head"}:
         print(
             "talekeeper: migrate --down needs --to REVISION (base removes all tables).",
@@ -350,7 +355,7 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
         )
         return 2
     with _lock(settings):
-        database = Database(settings.resolved_database_url)
+        database = Database(settings.resolved_database_url, direct_url=settings.database_direct_url)
         try:
             if options.down:
                 await downgrade(database, options.to)
@@ -360,6 +365,25 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
         finally:
             await database.dispose()
     return 0
+
+
+async def _list_due_migrations(settings: Settings) -> int:
+    from backend.database.engine import Database
+    from backend.database.migrate import HEAD, find_due, list_migrations
+    from backend.settings import DATABASE_NAME
+
+    if not settings.database_url and not (settings.data_dir / DATABASE_NAME).exists():
+        due = list_migrations(HEAD)  # opening the database would create it
+    else:
+        database = Database(settings.resolved_database_url)
+        try:
+            due = await find_due(database)
+        finally:
+            await database.dispose()
+    for each in due:
+        print(f"{each.revision:<12} {each.phase:<9} {each.title}")
+    print(f"{len(due)} due." if due else "Nothing is due.")
+    return 1 if due else 0
 
 
 async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
@@ -618,7 +642,11 @@ async def _open_installation(settings: Settings, *, create_root_key: bool = Fals
     from backend.database.engine import Database, persist
     from backend.database.migrate import HEAD, upgrade
 
-    database = Database(settings.resolved_database_url, pool_size=settings.database_pool_size)
+    database = Database(
+        settings.resolved_database_url,
+        pool_size=settings.database_pool_size,
+        direct_url=settings.database_direct_url,
+    )
     path, value = settings.resolved_root_key_file, settings.root_key_text
     load = partial(load_database_root_keys, database, path, value=value, create=create_root_key)
     root = await persist(database, "root_key", load)

@@ -146,7 +146,7 @@ from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.removed_replies import RemovedReplies
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
-from backend.usage.months import MonthUsageService
+from backend.usage.months import MonthUsageService, UsageOfDeletedChats
 from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
@@ -286,15 +286,16 @@ class Services:
             find_witnesses=find_chronicle_witnesses,
         )
         counts = CountCache()
-        # The chronicle is before the lore, because its lorebook is copied for a new chronicle.
+        # Campaigns are before chronicles, because they are locked in this order. The chronicle is
+        # before the lore, because its lorebook is copied for a new chronicle.
         participants.add(
             index,
-            joining,
-            ChatLore(index, check_added=check_entries),
-            ChatSummaries(),
             CampaignSessions(),
             CampaignAudiences(),
             ItemAudiences(),
+            joining,
+            ChatLore(index, check_added=check_entries),
+            ChatSummaries(),
             names,
             clock,
             memory,
@@ -336,7 +337,7 @@ class Services:
             user_models=user_models,
             checks_added=checks_added,
         )
-        participants.add(ImportedChats(), RemovedReplies(), TitleResets())
+        participants.add(ImportedChats(), RemovedReplies(), TitleResets(), UsageOfDeletedChats())
         self.chat_exporter = ChatExporter(
             database,
             pool,

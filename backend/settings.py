@@ -108,6 +108,10 @@ class Settings(BaseSettings):
     database_url: str = ""
     """SQLAlchemy URL: `postgresql+asyncpg://user:password@host/name`, or empty for SQLite in the
     data folder."""
+    database_direct_url: str = ""
+    """URL of the same PostgreSQL database without a pooler, if `TALEKEEPER_DATABASE_URL` is a
+    pooler in transaction mode, such as PgBouncer. Migrations and heartbeats use it. Empty: they go
+    through the pooler."""
     database_pool_size: int = Field(10, ge=1, le=200)
     """Connections kept open to read (and, on PostgreSQL, write)."""
 
@@ -414,11 +418,23 @@ class Settings(BaseSettings):
             raise ValueError(
                 "TALEKEEPER_DATABASE_URL must begin with sqlite+aiosqlite: or postgresql+asyncpg:"
             )
+        self._check_direct_url()
         if self.backup_folder and not self.embedded:
             raise ValueError(
                 "TALEKEEPER_BACKUP_FOLDER is set, but the database is PostgreSQL: use pg_dump"
             )
         return self
+
+    def _check_direct_url(self) -> None:
+        if not self.database_direct_url:
+            return
+        if not self.database_direct_url.startswith("postgresql+asyncpg:"):
+            raise ValueError("TALEKEEPER_DATABASE_DIRECT_URL must begin with postgresql+asyncpg:")
+        if self.embedded:
+            raise ValueError(
+                "TALEKEEPER_DATABASE_DIRECT_URL is set, but TALEKEEPER_DATABASE_URL is not "
+                "PostgreSQL"
+            )
 
     def _check_embedder(self) -> None:
         url = self.embedding_base_url or self.openai_base_url

@@ -16,6 +16,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast, get_args, get_origin
@@ -39,6 +40,9 @@ from backend.errors import AppError
 from backend.settings import Settings
 
 DOCS = Path(__file__).parents[1] / "docs"
+
+CAMPAIGN_TAGS = ("Campaigns", "Chronicles")
+"""Tags of routes with a page of their own, because a page has at most 400 lines."""
 
 
 def main() -> int:
@@ -112,8 +116,8 @@ def app_errors() -> Iterator[type[AppError]]:
         yield from subclasses
 
 
-def routes_table() -> str:
-    """Return one table of routes for each tag."""
+def routes_tables(*, of_campaigns: bool) -> str:
+    """Return one table of routes for each tag: those of `CAMPAIGN_TAGS`, or all others."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     groups = ((API, API_CONTROLLERS), (OPENAI_API, OPENAI_CONTROLLERS), ("", PLAIN_CONTROLLERS))
     for prefix, controllers in groups:
@@ -123,7 +127,9 @@ def routes_table() -> str:
                     rows = found.setdefault((vars(controller).get("tags") or ["Other"])[0], [])
                     rows += _route_rows(prefix, controller, handler)
     return "\n\n".join(
-        f"### {tag}\n\n{_table(('Route', 'Needs', 'Purpose'), rows)}" for tag, rows in found.items()
+        f"### {tag}\n\n{_table(('Route', 'Needs', 'Purpose'), rows)}"
+        for tag, rows in found.items()
+        if (tag in CAMPAIGN_TAGS) is of_campaigns
     )
 
 
@@ -148,7 +154,8 @@ def _route_rows(
 PARTS: dict[str, Callable[[], str]] = {
     "settings": settings_tables,
     "errors": errors_table,
-    "routes": routes_table,
+    "routes": partial(routes_tables, of_campaigns=False),
+    "campaign_routes": partial(routes_tables, of_campaigns=True),
 }
 
 

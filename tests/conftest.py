@@ -14,7 +14,17 @@ import pytest
 from tests.support.machine import SYSTEMS, share_ssl_contexts, simulate_here
 from tests.support.thorough import THOROUGH
 
-GROUPS = ("embeddings", "postgres", "qdrant", "browser", "generated", "llm", "door", "npm")
+GROUPS = (
+    "embeddings",
+    "pooler",
+    "postgres",
+    "qdrant",
+    "browser",
+    "generated",
+    "llm",
+    "door",
+    "npm",
+)
 """Markers of tests that need more than Python and its packages.
 
 A fixture provides the requirement, or calls `pytest.skip` with the reason. The summary has one line

@@ -50,7 +50,7 @@ from backend.chats.schemas import Deleted, MessageFileView, MessagePage, Message
 from backend.chats.speaker_labels import remove_label
 from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
-from backend.core.audience import Audience, decode_audience, encode_audience
+from backend.core.audience import PUBLIC, Audience, decode_audience, encode_audience
 from backend.core.cpu_pool import CpuPool
 from backend.core.events import Participants
 from backend.database.base import now
@@ -249,11 +249,19 @@ class MessageService:
             return await self.get(identity, edited.id)
         raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
-    async def append(self, identity: Identity, chat_id: UUID, draft: MessageDraft) -> MessageView:
+    async def append(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        draft: MessageDraft,
+        *,
+        audience: Audience = PUBLIC,
+    ) -> MessageView:
         """Add a message at the end of the active path, without a model.
 
-        Regex scripts and macros are applied to its text. Raises `ConflictError` if the chat's unit
-        changes again and again.
+        Regex scripts and macros are applied to its text. Raises `ValidationError` and
+        `MemberAbsentError` for the audience, and `ConflictError` if the chat's unit changes again
+        and again.
         """
         self.check_text(draft.text)
         sealer, owner_id = identity.sealer, identity.user_id
@@ -287,7 +295,15 @@ class MessageService:
                     continue
                 changer = PresenceChanger(session, sealer, chat, self._participants)
                 await changer.begin()
-                await changer.attach(Message(**sealed))
+                await check_audience(
+                    self._participants,
+                    session,
+                    sealer,
+                    chat,
+                    audience,
+                    position=changer.next_position,
+                )
+                await changer.attach(Message(**sealed, audience=encode_audience(audience)))
                 chat.updated_at = now()
                 await session.flush()
                 await self._queue_index(session, identity, chat, changer.added)

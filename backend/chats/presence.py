@@ -62,6 +62,10 @@ class PresenceChanger:
         if line is not None and line.status == "streaming":
             raise MessageBusyError("Stop it first, or wait until it is finished.")
 
+    @property
+    def next_position(self) -> int:
+        return self._leaf.position + 1 if self._leaf else 0
+
     async def change(
         self, character_id: UUID, name: str, presence: Presence, *, before: Presence | None
     ) -> None:

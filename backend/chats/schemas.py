@@ -19,7 +19,7 @@ from backend.accounts.profile.settings import (
     TaskModels,
 )
 from backend.chats.models import MessageStatus, Notice, Presence
-from backend.core.audience import Audience, ViewpointText
+from backend.core.audience import PUBLIC, Audience, ViewpointText
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 
@@ -190,13 +190,15 @@ class NewLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     A character's line (`assistant`) is by `character_id`, which may be left out if the chat has at
     most one. The user's is by `persona_id`; by default, it is by the persona of turns. A `system`
-    message has the narrator as its author.
+    message has the narrator as its author. `audience` limits who knows the message, as in a turn;
+    its character always does.
     """
 
     role: Role = "user"
     text: str
     character_id: UUID | None = None
     persona_id: UUID | None = None
+    audience: Audience = PUBLIC
 
 
 class MessagePatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -46,6 +46,7 @@ YEARS = range(1970, 9_999)
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 Author = Annotated[str, msgspec.Meta(max_length=500)]
+Pixels = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 LoggedText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
 Audience = Annotated[str, msgspec.Meta(max_length=4_000)]
 
@@ -93,13 +94,16 @@ class LogFile(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A picture or file of a message.
 
     `stored` is the path of its content in the archive, or null if the content is missing. `path`
-    is the path in the file that the chat was imported from.
+    is the path in the file that the chat was imported from. Uploaded pictures have a `width` and a
+    `height` in pixels.
     """
 
     name: Author = ""
     path: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
     media_type: Annotated[str, msgspec.Meta(max_length=200)] = ""
     stored: Annotated[str, msgspec.Meta(max_length=300)] | None = None
+    width: Pixels | None = None
+    height: Pixels | None = None
 
 
 class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):

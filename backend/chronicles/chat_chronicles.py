@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, exists, select
+from sqlalchemy import ColumnElement, delete, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -172,17 +172,13 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, MessageRemoved, W
         If an event was also told in other messages, those who heard them still know it. Events that
         users wrote or edited keep their audience.
         """
-        found = await session.scalars(
-            select(ChronicleEvent)
-            .join(EventSource, EventSource.event_id == ChronicleEvent.id)
-            .where(
-                EventSource.message_id == message.id,
-                ChronicleEvent.user_id == identity.user_id,
-                ChronicleEvent.source.in_(("agent", "campaign")),
-                ~ChronicleEvent.is_edited,
-            )
+        rows = await _lock_events(
+            session,
+            identity,
+            message,
+            ChronicleEvent.source.in_(("agent", "campaign")),
+            ~ChronicleEvent.is_edited,
         )
-        rows = found.all()
         sources = await load_sources(session, [row.id for row in rows])
         for row in rows:
             limit = message.audience
@@ -214,12 +210,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, MessageRemoved, W
         Of an event that was also told elsewhere, only this telling ends. Events that users wrote or
         edited stay, without the message, and no one else gets to know them.
         """
-        found = await session.scalars(
-            select(ChronicleEvent)
-            .join(EventSource, EventSource.event_id == ChronicleEvent.id)
-            .where(EventSource.message_id == message.id, ChronicleEvent.user_id == identity.user_id)
-        )
-        rows = found.all()
+        rows = await _lock_events(session, identity, message)
         sources = await load_sources(session, [row.id for row in rows])
         changed: defaultdict[UUID, list[UUID]] = defaultdict(list)
         removed: list[UUID] = []
@@ -308,6 +299,25 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, MessageRemoved, W
             execution_options=UNSYNCHRONIZED,
         )
         await translate_audiences(session, ChronicleEvent.audience, translate, *mine)
+
+
+async def _lock_events(
+    session: AsyncSession, identity: Identity, message: Message, *where: ColumnElement[bool]
+) -> Sequence[ChronicleEvent]:
+    """Return the events that come from a message, after locking their chronicles in one order."""
+    events = (
+        select(ChronicleEvent)
+        .join(EventSource, EventSource.event_id == ChronicleEvent.id)
+        .where(
+            EventSource.message_id == message.id,
+            ChronicleEvent.user_id == identity.user_id,
+            *where,
+        )
+    )
+    theirs = events.with_only_columns(ChronicleEvent.chronicle_id)
+    chronicles = select(Chronicle.id).where(Chronicle.id.in_(theirs)).order_by(Chronicle.id)
+    await session.execute(chronicles.with_for_update())
+    return (await session.scalars(events)).all()
 
 
 async def _copy_events(

@@ -27,6 +27,7 @@ from uuid_utils.compat import uuid7
 
 from backend.core.logs import get_logger
 from backend.database import sqlite_connection
+from backend.database.pooler import PoolerDetector, skip_json_types
 from backend.database.sqlite_connection import SqliteConnection, WriteAheadLog
 from backend.errors import AppError, ConflictError, UnavailableError
 
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 START_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses between the attempts of a step of a start."""
+
+LOCK_POLL_SECONDS = 0.2
 
 MIGRATION_LOCK_SECONDS = 3600.0
 """Maximum wait for another process that migrates the SQLite file. PostgreSQL has no maximum."""
@@ -131,13 +134,16 @@ class Database:
     writer at a time: writers share one connection (`BEGIN IMMEDIATE`, with a busy timeout for other
     processes), and readers have a separate pool and never wait for a writer (WAL).
 
-    `process_id` identifies this process as the owner of leases.
+    `process_id` identifies this process as the owner of leases. `direct_url` is the address of the
+    same PostgreSQL database without a pooler; empty: that of `url`.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10, direct_url: str = "") -> None:
         self.process_id = uuid7()
         self._pool_size = pool_size
         self.url = make_url(url)
+        self._direct_url = make_url(direct_url or url)
+        self._pooler = PoolerDetector(is_found=True if direct_url else None)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._opened: set[SqliteConnection] = set()
         if self.is_sqlite:
@@ -148,7 +154,9 @@ class Database:
             )
             self._writer = _sqlite_engine(url, self._opened, begin="BEGIN IMMEDIATE", pool_size=1)
         else:
-            self._writer = _postgres_engine(self.url, self.process_id, pool_size=pool_size)
+            self._writer = _postgres_engine(
+                self.url, self.process_id, self._pooler, pool_size=pool_size
+            )
             # The same pool. Both options are part of BEGIN and need no additional message.
             self._reader = self._writer.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
@@ -171,14 +179,23 @@ class Database:
             if isinstance(engine.pool, QueuePool):
                 yield PoolUse(name, engine.pool.checkedout(), engine.pool.checkedin(), most)
 
-    def make_separate_engine(self) -> AsyncEngine:
-        """Make an engine for PostgreSQL with one connection outside the pool, in autocommit."""
-        engine = _postgres_engine(self.url, self.process_id, pool_size=1)
-        return engine.execution_options(isolation_level="AUTOCOMMIT")
+    def make_direct_engine(self) -> AsyncEngine:
+        """Make an engine for PostgreSQL with connections outside the pool, without a pooler.
+
+        They go through the pooler if `direct_url` is not set.
+        """
+        return _postgres_engine(self._direct_url, self.process_id, PoolerDetector(), pool_size=1)
 
     @property
     def place(self) -> str:
         return find_place(self.url)
+
+    async def find_pooler(self) -> bool:
+        """True if transactions go through a pooler. Raises `DatabaseUnavailableError`."""
+        if self.is_sqlite:
+            return False
+        await self.ping()
+        return bool(self._pooler.is_found)
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncSession]:
@@ -210,16 +227,22 @@ class Database:
             yield session
 
     async def change_tables(self, work: Callable[[Connection], None]) -> None:
-        """Run `work` in one transaction, while no other process changes the tables.
+        """Run `work` while no other process changes the tables.
 
-        On SQLite it runs in a thread, because it executes hundreds of statements.
+        On SQLite it runs in one transaction, in a thread, because it executes hundreds of
+        statements. On PostgreSQL it begins and commits its own transactions; the last one is
+        committed after it.
         """
         if self.is_sqlite:
             await asyncio.to_thread(self._change_tables, work)
             return
-        async with self._writer.begin() as connection:
-            await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-            await connection.run_sync(work)
+        engine = self.make_direct_engine()
+        try:
+            async with _lock_tables(engine), engine.connect() as connection:
+                await connection.run_sync(work)
+                await connection.commit()
+        finally:
+            await engine.dispose()
 
     def _change_tables(self, work: Callable[[Connection], None]) -> None:
         engine = create_engine(
@@ -328,7 +351,26 @@ def _make_overtaken_error(error: Exception) -> OvertakenError:
     return OvertakenError("Read the resource again, and repeat the request if it is still needed.")
 
 
-def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngine:
+@contextlib.asynccontextmanager
+async def _lock_tables(engine: AsyncEngine) -> AsyncGenerator[None]:
+    """Hold a lock of PostgreSQL in a separate transaction, which may be behind a pooler.
+
+    It is polled for, because building an index without blocking writers waits for all statements
+    that have begun before, also for those that wait for this lock.
+    """
+    take = text("SELECT pg_try_advisory_xact_lock(:lock)")
+    while True:
+        async with engine.connect() as connection:
+            if await connection.scalar(take, {"lock": _LOCK}):
+                await connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+                yield
+                return
+        await asyncio.sleep(LOCK_POLL_SECONDS)
+
+
+def _postgres_engine(
+    url: URL, process_id: UUID, pooler: PoolerDetector, *, pool_size: int
+) -> AsyncEngine:
     engine = create_async_engine(
         url,
         pool_size=pool_size,
@@ -339,11 +381,12 @@ def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngi
         hide_parameters=True,
         connect_args={"server_settings": {"application_name": name_client(process_id)}},
     )
+    skip_json_types(engine)
 
     @event.listens_for(engine.sync_engine, "do_connect")
     def _connect(dialect: Any, _record: Any, args: Any, options: Any) -> Any:
         try:
-            return dialect.connect(*args, **options)
+            return pooler.connect(dialect, args, options)
         except OSError as error:
             # Only here, every OSError is about the database, such as an unknown host.
             raise _make_unavailable_error() from error

@@ -9,13 +9,14 @@ from sqlalchemy import Connection, inspect, text
 
 import backend
 from backend.database.engine import Database, translate_errors
+from backend.database.revisions import Migration, is_compatible, store_compatible
 from backend.errors import AppError
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-HEAD = "2026_11_30"
+HEAD = "2026_11_31"
 """The newest revision. A constant, so that a start without migrations need not import Alembic."""
 
 
@@ -26,26 +27,49 @@ class SchemaError(AppError):
 
 
 async def current_revision(database: Database) -> str | None:
-    def read(connection: Connection) -> str | None:
-        if not inspect(connection).has_table("alembic_version"):
-            return None
-        found = connection.scalar(text("SELECT version_num FROM alembic_version"))
-        return None if found is None else str(found)
-
     async with database.read() as session:
-        return await (await session.connection()).run_sync(read)
+        return await (await session.connection()).run_sync(read_revision)
+
+
+def read_revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return None if found is None else str(found)
 
 
 async def upgrade(database: Database, target: str = "head") -> bool:
     """Upgrade the tables to `target`. Return False if there was nothing to do.
 
-    Replicas that start at the same time wait for each other. Raises `SchemaError` if the database
-    is newer than this version.
+    Replicas that start at the same time wait for each other. Tables of a newer version stay as they
+    are, if this version can use them; otherwise `SchemaError` is raised.
     """
-    if target == "head" and await current_revision(database) == HEAD:
-        return False
+    if target == "head":
+        revision = await current_revision(database)
+        if revision == HEAD or (revision and await is_usable(database, revision)):
+            return False
     await _run(database, target, down=False)
     return True
+
+
+async def find_due(database: Database) -> list[Migration]:
+    """Return the migrations that are due, in order. Raises `SchemaError`, as `upgrade` does."""
+    revision = await current_revision(database)
+    if revision == HEAD or (revision and await is_usable(database, revision)):
+        return []
+    refuse_unknown(revision, database)
+    migrations = list_migrations(HEAD)
+    done = 0 if revision is None else len(list_migrations(revision))
+    return migrations[done:]
+
+
+async def is_usable(database: Database, revision: str) -> bool:
+    """True if a newer version made the tables, and this version can use them."""
+    if is_known(revision):
+        return False
+    async with database.read() as session:
+        connection = await session.connection()
+        return await connection.run_sync(is_compatible, HEAD)
 
 
 async def downgrade(database: Database, target: str) -> None:
@@ -61,6 +85,8 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
         config = alembic_config()
         config.attributes["connection"] = connection
         (command.downgrade if down else command.upgrade)(config, target)
+        if (made := read_revision(connection)) is not None:
+            store_compatible(connection, list_migrations(made))
 
     revision = await current_revision(database)
     refuse_unknown(revision, database)
@@ -95,6 +121,14 @@ def is_known(revision: str) -> bool:
     except CommandError:
         return False
     return True
+
+
+def list_migrations(newest: str) -> list[Migration]:
+    """Return the migrations up to a revision, oldest first."""
+    from alembic.script import ScriptDirectory  # noqa: PLC0415  # as above
+
+    scripts = ScriptDirectory.from_config(alembic_config()).iterate_revisions(newest, "base")
+    return [Migration.from_script(each) for each in scripts][::-1]
 
 
 def alembic_config() -> Config:

@@ -77,11 +77,17 @@ _BEAT = _INSERT.on_conflict_do_update(
     # No wait for the disk, because a lost row is written again.
     func.set_config("synchronous_commit", "off", True)  # noqa: FBT003  # PostgreSQL's own function
 )
-_LOOK = select(_ROW.id, _IS_LOST.label("is_lost"), _ROW.is_server)
+_BEAT_AND_LOOK = (
+    select(_ROW.id, _IS_LOST.label("is_lost"), _ROW.is_server)
+    .where(_ROW.id != bindparam("id"))
+    .add_cte(_BEAT.cte("beat"))
+)
+"""One statement, which sees the table as it was before the heartbeat."""
 _DISCONNECT = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND application_name = ANY(:names)"
+    " WHERE datname = current_database() AND application_name = ANY(:names) AND state <> 'idle'"
 )
+"""Idle connections hold no locks. A pooler keeps them, and may just have lent them to another."""
 
 
 class Processes:
@@ -124,7 +130,7 @@ class Processes:
                 await self._end_leases(session, owners=None)
         await self._on_loss()
         if not self._database.is_sqlite:
-            engine = self._database.make_separate_engine()
+            engine = self._database.make_direct_engine()
             self._tasks = [
                 asyncio.create_task(self._beat(engine, is_server=is_server), name="processes.beat"),
                 asyncio.create_task(self._recover(), name="processes.recover"),
@@ -163,15 +169,16 @@ class Processes:
 
     async def _renew(self, engine: AsyncEngine, *, is_server: bool) -> None:
         row = {"id": self._database.process_id, "is_server": is_server}
-        async with engine.connect() as connection:
-            await connection.execute(_BEAT, row)
-            rows = (await connection.execute(_LOOK)).all()
-        others = {row.id for row in rows if row.id != self._database.process_id}
+        async with engine.begin() as connection:
+            rows = (await connection.execute(_BEAT_AND_LOOK, row)).all()
+        others = {row.id for row in rows}
         self._lost = {row.id for row in rows if row.is_lost} if self._is_steady() else set()
         if self._lost or self._others - others:
             self._news.set()
         self._others = others
-        servers = max(1, sum(row.is_server and not row.is_lost for row in rows))
+        servers = max(
+            1, is_server + sum(row.is_server and row.id not in self._lost for row in rows)
+        )
         if servers != self._servers:
             self._servers = servers
             self._on_count(servers)

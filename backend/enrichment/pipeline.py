@@ -55,6 +55,7 @@ from backend.enrichment.runs.store import (
     build_run,
     record_failure,
     record_success,
+    record_unlisted,
     seal_detail,
 )
 from backend.errors import AppError
@@ -80,7 +81,6 @@ from backend.llm.slot_rules import Rank, SlotUse, SlotWork
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
-from backend.quotas.ledgers import add_tokens_if_account
 from backend.settings import Settings
 
 log = get_logger(__name__)
@@ -338,8 +338,8 @@ class Task(ABC, Generic[W, P]):
 
     async def _note_tokens(self, session: AsyncSession, work: W) -> None:
         """Count the tokens of a run if its chat was deleted while the model worked."""
-        spent = work.budget.prompt_tokens + work.budget.completion_tokens
-        await add_tokens_if_account(session, self.sealer.user_id, spent)
+        model = work.reader.model_id
+        await record_unlisted(session, self.sealer.user_id, model, work.budget)
 
     async def _load(self) -> W | None:
         try:

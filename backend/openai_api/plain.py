@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -40,7 +40,7 @@ from backend.llm.slot_rules import Rank, SlotWork
 from backend.llm.user_models import UserModels
 from backend.openai_api.contracts import SentMessage
 from backend.openai_api.plain_prompts import PlainCall, build_call, name_settings
-from backend.quotas.ledgers import add_tokens_if_account
+from backend.quotas.ledgers import UnlistedUsage, add_unlisted
 from backend.quotas.limits import TOKENS_PER_DAY
 from backend.quotas.service import Quotas
 
@@ -94,6 +94,7 @@ class PlainRequest:
 class _Choice:
     """One reply to write, and the limit of its server."""
 
+    model_id: str
     call: PlainCall
     limit: ServerLimit | None
     work: SlotWork
@@ -234,7 +235,7 @@ class PlainModels:
     ) -> None:
         """Write all choices at the same time. The first error ends the others."""
         failure: AppError | None = ModelInterruptedError("The request was ended.")
-        usages: list[TokenUsage] = []
+        usages: list[tuple[str, TokenUsage]] = []
         try:
             with self._quotas.turns.hold(user_id, len(choices)):
                 async with asyncio.TaskGroup() as group:
@@ -247,18 +248,17 @@ class PlainModels:
             log.exception("plain.crashed", user_id=user_id, exc_info=errors)
             failure = InternalError("The server log has the details.")
         finally:
-            total = _add_usages(usages)
             # Tokens are counted even if the client has closed the connection.
-            counting = asyncio.create_task(self._count(user_id, total))
+            counting = asyncio.create_task(self._count(user_id, usages))
             self._counts.add(counting)
             counting.add_done_callback(self._counts.discard)
             await asyncio.shield(counting)
             if failure is None:
-                reply.put(0, total)
+                reply.put(0, _add_usages([usage for _, usage in usages]))
             reply.end(failure)
 
     async def _write(
-        self, index: int, choice: _Choice, reply: PlainReply, usages: list[TokenUsage]
+        self, index: int, choice: _Choice, reply: PlainReply, usages: list[tuple[str, TokenUsage]]
     ) -> None:
         async with self._slots.hold([choice.limit], choice.work, patience=SLOT_SECONDS):
             writer = _ChoiceWriter(index, choice.call, reply)
@@ -266,14 +266,15 @@ class PlainModels:
                 await writer.run()
             finally:
                 if (usage := writer.usage) is not None:
-                    usages.append(usage)
+                    usages.append((choice.model_id, usage))
 
-    async def _count(self, user_id: UUID, usage: TokenUsage) -> None:
-        spent = usage.prompt_tokens + usage.completion_tokens
-        if not spent:
+    async def _count(self, user_id: UUID, usages: Sequence[tuple[str, TokenUsage]]) -> None:
+        if not usages:
             return
+        spent = sum(usage.prompt_tokens + usage.completion_tokens for _, usage in usages)
+        theirs = [UnlistedUsage(model=model, turns=1, **asdict(usage)) for model, usage in usages]
         async with self._database.write() as session:
-            await add_tokens_if_account(session, user_id, spent)
+            await add_unlisted(session, user_id, theirs, tokens=spent)
 
 
 class _ChoiceWriter:
@@ -355,6 +356,7 @@ def _make_choice(identity: Identity, models: ModelRegistry, request: PlainReques
     )
     unsent = [name for name in request.extra if name not in options.extra]
     return _Choice(
+        request.model,
         replace(call, left_out=[*call.left_out, *unsent]),
         models.find_limit(request.model),
         # A reply cannot be repeated once its beginning was sent, so it has the rank of a turn.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Literal
@@ -18,7 +18,7 @@ from backend.chats.schemas import ChatSettings
 from backend.core.logs import get_logger
 from backend.core.operating_system import HAS_FILE_MODES, is_readable_by_others
 from backend.database.engine import Database
-from backend.database.migrate import HEAD, current_revision, refuse_unknown
+from backend.database.migrate import HEAD, current_revision, is_usable, refuse_unknown
 from backend.enrichment.reader import choose_model
 from backend.generation.client.provider import ProviderKind
 from backend.generation.registry import KINDS, build_registry
@@ -138,7 +138,7 @@ async def _root_key(settings: Settings) -> Finding:
 
 @asynccontextmanager
 async def _open_database(settings: Settings) -> AsyncGenerator[Database]:
-    database = Database(settings.resolved_database_url)
+    database = Database(settings.resolved_database_url, direct_url=settings.database_direct_url)
     try:
         yield database
     finally:
@@ -158,7 +158,26 @@ async def _database(settings: Settings) -> Finding:
     if finding.state == "ok":
         async with _open_database(settings) as database:
             await database.check()
+            if await database.find_pooler():
+                return await _pooler(settings, finding)
     return finding
+
+
+async def _pooler(settings: Settings, finding: Finding) -> Finding:
+    """Complete the finding of a database behind a pooler."""
+    name = "TALEKEEPER_DATABASE_DIRECT_URL"
+    if not settings.database_direct_url:
+        advice = f"Set {name}, so that migrations and heartbeats do not wait for the pooler."
+        return replace(finding, advice=advice)
+    direct = Database(settings.database_direct_url)
+    try:
+        is_pooler = await direct.find_pooler()
+    finally:
+        await direct.dispose()
+    if not is_pooler:
+        return finding
+    detail, advice = f"{name} is a pooler", "Set it to the address of PostgreSQL itself."
+    return Finding(finding.name, "fault", detail, advice)
 
 
 async def _tables(settings: Settings) -> Finding:
@@ -168,7 +187,11 @@ async def _tables(settings: Settings) -> Finding:
         return Finding("database", "missing", f"no {path} yet; created on first start")
     async with _open_database(settings) as database:
         revision = await current_revision(database)
+        if revision and await is_usable(database, revision):
+            detail = f"{kind}, revision {revision} of a newer version, which this one can use"
+            return Finding("database", "ok", detail)
         refuse_unknown(revision, database)
+        kind += ", through a pooler" if await database.find_pooler() else ""
     if revision != HEAD:
         return Finding(
             "database",

@@ -5,7 +5,8 @@ The triggers of `database.stored_bytes` write the ledger of stored bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, time, timedelta
 from uuid import UUID
 
@@ -64,6 +65,34 @@ async def add_tokens_if_account(session: AsyncSession, user_id: UUID, tokens: in
     """Add tokens of work whose chat was deleted, unless the account was deleted as well."""
     if await session.scalar(select(exists().where(User.id == user_id))):
         await add_tokens(session, user_id, tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnlistedUsage:
+    """Turns and runs of one model that no chat lists, and their tokens."""
+
+    model: str
+    turns: int = 0
+    runs: int = 0
+    unreported: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    thinking_tokens: int = 0
+
+
+async def add_unlisted(
+    session: AsyncSession, user_id: UUID, usages: Iterable[UnlistedUsage], *, tokens: int = 0
+) -> None:
+    """Keep usage that no chat lists, and add `tokens` to today's usage.
+
+    Does nothing if the account was deleted.
+    """
+    day = now().date()
+    rows = [{"user_id": user_id, "day": day, "tokens": 0, **asdict(each)} for each in usages]
+    if rows and await session.scalar(select(exists().where(User.id == user_id))):
+        rows[0]["tokens"] = tokens
+        await session.execute(_SPENT, rows)
 
 
 async def count_tokens_today(session: AsyncSession, user_id: UUID) -> int:

@@ -29,7 +29,8 @@ class StorageLedger(Base):
 class TokenLedger(Base):
     """Tokens of prompts and replies of a user on a day (UTC).
 
-    Rows are only inserted, so that transactions do not block each other.
+    Rows are only inserted, so that transactions do not block each other. A row with a `model` also
+    has the usage that no chat lists: that of a deleted chat, or of a request without a chat.
     """
 
     __tablename__ = "token_ledger"
@@ -39,3 +40,11 @@ class TokenLedger(Base):
     user_id: Mapped[ListedOwnerId]
     day: Mapped[date]
     tokens: Mapped[int]
+    model: Mapped[str | None]
+    turns: Mapped[int] = mapped_column(server_default="0")
+    runs: Mapped[int] = mapped_column(server_default="0")
+    unreported: Mapped[int] = mapped_column(server_default="0")
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    cached_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    completion_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    thinking_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId, get_table
+from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, get_table
 from backend.database.processes import Leases
 from backend.llm.slot_rules import Occupation
 from backend.vault.sealing import Column
@@ -64,6 +64,7 @@ class Turn(Base):
             postgresql_where=IS_OPEN,
         ),
         Index(None, "chat_id"),
+        Index(None, "user_id", "created_at"),
         Index(
             "ix_turns_chain_id",
             "chain_id",
@@ -79,7 +80,7 @@ class Turn(Base):
     )
 
     id: Mapped[PrimaryId]
-    user_id: Mapped[OwnerId]
+    user_id: Mapped[ListedOwnerId]
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
     kind: Mapped[TurnKind] = mapped_column(String)
     state: Mapped[TurnState] = mapped_column(String)

@@ -4,11 +4,15 @@ from datetime import datetime
 
 from litestar import Controller, get
 from litestar.di import NamedDependency
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
+from backend.chats.events import ChatDeleted
+from backend.chats.models import Chat
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.llm.user_models import UserModels
+from backend.quotas.ledgers import UnlistedUsage, add_unlisted
 from backend.usage.spending import ChatUsage, add_models, count_by_model
 
 
@@ -16,11 +20,27 @@ class MonthUsage(ChatUsage, kw_only=True, frozen=True):
     """Tokens of an account in a month (UTC): turns, background work and suggestions.
 
     `month` is the year and the month (`2026-11`). `cost` is the sum for models with a known price.
-    Deleted chats no longer count.
+    Deleted chats count, and so does each choice of a request without a chat, as a turn.
     """
 
     month: str
     since: datetime
+
+
+def find_month_start() -> datetime:
+    """Return the beginning of the current month (UTC)."""
+    return now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+class UsageOfDeletedChats(ChatDeleted):
+    """Keeps the month's usage of chats that are deleted."""
+
+    async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
+        """Keep the usage of the chat by model. Earlier months are read nowhere."""
+        query = count_by_model(session.get_bind().dialect.name, "chat_in_month")
+        values = {"chat": chat.id, "since": find_month_start(), "owner": identity.user_id}
+        rows = (await session.execute(query, values)).mappings().all()
+        await add_unlisted(session, identity.user_id, [UnlistedUsage(**row) for row in rows])
 
 
 class MonthUsageService:
@@ -30,10 +50,10 @@ class MonthUsageService:
 
     async def get(self, identity: Identity) -> MonthUsage:
         """Return the figures of the account since the beginning of the month."""
-        since = now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        since = find_month_start()
         async with self._database.read() as session:
             query = count_by_model(session.get_bind().dialect.name, "month")
-            values = {"since": since, "owner": identity.user_id}
+            values = {"since": since, "first_day": since.date(), "owner": identity.user_id}
             rows = (await session.execute(query, values)).mappings().all()
             registry = await self._user_models.of(session, identity.user, identity.sealer)
         return MonthUsage(month=f"{since:%Y-%m}", since=since, **add_models(rows, registry))

@@ -12,6 +12,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 from sqlalchemy import (
     JSON,
+    BigInteger,
     ColumnElement,
     Executable,
     RowMapping,
@@ -42,6 +43,7 @@ from backend.http.schemas import RAISES
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
 from backend.llm.user_models import UserModels
+from backend.quotas.models import TokenLedger
 from backend.turns.models import Turn
 
 MAX_PROMPTS = 60
@@ -416,12 +418,16 @@ def _make_money(amount: float | None) -> Money | None:
     return None if amount is None else Money(amount=amount)
 
 
-UsageScope = Literal["chat", "reply", "month"]
+UsageScope = Literal["chat", "reply", "month", "chat_in_month"]
 
 _TURNS_OF: Mapping[UsageScope, tuple[ColumnElement[bool], ...]] = {
     "chat": (Turn.chat_id == bindparam("chat"),),
     "reply": (Turn.chat_id == bindparam("chat"), Turn.reply_id == bindparam("reply")),
     "month": (Turn.created_at >= bindparam("since"),),
+    "chat_in_month": (
+        Turn.chat_id == bindparam("chat"),
+        Turn.created_at >= bindparam("since"),
+    ),
 }
 
 
@@ -441,20 +447,32 @@ def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
         Turn.user_id == bindparam("owner"),
         Turn.usage.is_not(None) | Turn.state.in_(("completed", "stopped", "interrupted")),
     )
-    if scope == "reply":
-        found = asked.subquery()
-    else:
+    parts: list[Any] = [asked]
+    if scope != "reply":
         run = select_run_shares().c
-        of_run = (
-            run.chat_id == bindparam("chat")
-            if scope == "chat"
-            else run.created_at >= bindparam("since")
-        )
+        of_runs = {
+            "chat": (run.chat_id == bindparam("chat"),),
+            "month": (run.created_at >= bindparam("since"),),
+            "chat_in_month": (
+                run.chat_id == bindparam("chat"),
+                run.created_at >= bindparam("since"),
+            ),
+        }
         after = select(
             run.model,
             *(run[name] if name in run else literal(0) for name in _COUNTED),
-        ).where(of_run, run.user_id == bindparam("owner"))
-        found = union_all(asked, after).subquery()
+        ).where(*of_runs[scope], run.user_id == bindparam("owner"))
+        parts.append(after)
+    if scope == "month":
+        unlisted = select(
+            TokenLedger.model, *(getattr(TokenLedger, name) for name in _COUNTED)
+        ).where(
+            TokenLedger.user_id == bindparam("owner"),
+            TokenLedger.day >= bindparam("first_day"),
+            TokenLedger.model.is_not(None),
+        )
+        parts.append(unlisted)
+    found = union_all(*parts).subquery()
     return (
         select(found.c.model, *_sum_columns(found.c))
         .group_by(found.c.model)
@@ -463,7 +481,8 @@ def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
 
 
 def _sum_columns(columns: Any) -> list[ColumnElement[Any]]:
-    return [func.sum(columns[name]).label(name) for name in _COUNTED]
+    # PostgreSQL sums large integers as decimals.
+    return [cast(func.sum(columns[name]), BigInteger).label(name) for name in _COUNTED]
 
 
 def add_models(rows: Iterable[RowMapping], registry: ModelRegistry) -> dict[str, Any]:

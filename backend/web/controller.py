@@ -16,7 +16,7 @@ from litestar.params import FromPath
 from backend.accounts.auth.middleware import PUBLIC
 from backend.errors import NotFoundError
 from backend.http.schemas import AnyRequest, is_current, make_unchanged
-from backend.web.names import shorten_names
+from backend.web.names import choose_exports, shorten_names
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
@@ -75,6 +75,9 @@ class PageFiles:
         self.index = _pack(INDEX, document)
         """The document at `/`. It and the worker change without a new address."""
         self._contents = contents
+        scripts = {name: data.decode() for name, data in contents.items() if name.endswith(".js")}
+        self.exports = choose_exports(scripts)
+        """The short names of the exports of all scripts."""
         self._packed: dict[str, PageFile] = {}
 
     def __iter__(self) -> Iterator[tuple[str, PageFile]]:
@@ -94,7 +97,10 @@ class PageFiles:
 
     def _file(self, name: str) -> PageFile:
         if name not in self._packed:
-            self._packed[name] = _pack(name, self._contents[name])
+            data = self._contents[name]
+            if minify := MINIFIERS.get(PurePosixPath(name).suffix):
+                data = minify(data.decode(), self.exports).encode()
+            self._packed[name] = _pack(name, data)
         return self._packed[name]
 
 
@@ -104,15 +110,16 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(folder).as_posix(), path.read_bytes()
 
 
-Minifier = Callable[[str], str]
+Minifier = Callable[[str, Mapping[str, str]], str]
+"""Minifies a text. The mapping has the short names of the exports of all scripts."""
 
 _LEFT_COMMENTS = re.compile(r"^/\*\*[\s\S]*?\*/\n|^//.*\n|/\* @__PURE__ \*/ ", re.MULTILINE)
 """Comments on their own lines that the minifier leaves, and its notes to bundlers."""
 
 
-def _minify_script(text: str) -> str:
+def _minify_script(text: str, exports: Mapping[str, str]) -> str:
     bare = _LEFT_COMMENTS.sub("", _minify_element("script", text, attributes=" type=module"))
-    return shorten_names(bare)
+    return shorten_names(bare, exports)
 
 
 def _minify_element(tag: str, text: str, *, attributes: str = "") -> str:
@@ -128,19 +135,18 @@ def _minify_element(tag: str, text: str, *, attributes: str = "") -> str:
 
 
 MINIFIERS: Mapping[str, Minifier] = {
-    ".css": lambda text: _minify_element("style", text),
+    ".css": lambda text, _: _minify_element("style", text),
     ".js": _minify_script,
-    ".json": lambda text: json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")),
+    ".json": lambda text, _: json.dumps(
+        json.loads(text), ensure_ascii=False, separators=(",", ":")
+    ),
 }
 """Remove everything that only people read."""
 
 
 def _pack(name: str, data: bytes) -> PageFile:
-    suffix = PurePosixPath(name).suffix
-    if suffix in MINIFIERS:
-        data = MINIFIERS[suffix](data.decode()).encode()
     return PageFile(
-        media_type=MEDIA_TYPES[suffix],
+        media_type=MEDIA_TYPES[PurePosixPath(name).suffix],
         plain=data,
         zipped=gzip.compress(data, mtime=0),
         tag=f'W/"{hashlib.sha256(data).hexdigest()[:20]}"',

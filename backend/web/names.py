@@ -1,15 +1,20 @@
-"""Shorten the names of a JavaScript module that no other module can see.
+"""Shorten the names of JavaScript modules.
 
-tree-sitter parses the script. Names of exports, properties and globals stay, so each module can be
-shortened without the others. Nothing else of the script changes.
+tree-sitter parses the script. Names of properties and globals stay. An export has the same short
+name in all modules, so each module can be shortened without the others. Nothing else of the script
+changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count, product
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,6 +45,13 @@ NAMED_EXPRESSIONS = frozenset({"function_expression", "generator_function", "cla
 SHORTHANDS = frozenset({"shorthand_property_identifier", "shorthand_property_identifier_pattern"})
 
 
+EXPORT = re.compile(r"\nexport (?:async )?(?:const|let|class|function\*?) ?(\w+)")
+OTHER_EXPORT = re.compile(r"\nexport (?:const |let )?[\[{]([^\]}]*)")
+IMPORT = re.compile(r"\nimport \{([^}]*)\}")
+LAZY_IMPORT = re.compile(r"import\(\s*[\"`]([^\"`$]+)")
+NAME = re.compile(r"\w+")
+
+
 @dataclass(eq=False, slots=True)
 class Binding:
     """A declared name. `is_kept` means that it cannot be changed."""
@@ -48,6 +60,8 @@ class Binding:
     is_kept: bool = False
     places: list[Node] = field(default_factory=list["Node"])
     short: str = ""
+    exported: str = ""
+    """The name of an import or export between modules."""
 
 
 @dataclass(eq=False, slots=True)
@@ -79,7 +93,8 @@ class NameScope:
         """Declare the name of a node. Its place counts as a use."""
         binding = self.bindings.setdefault(read_text(node), Binding(read_text(node)))
         binding.is_kept = binding.is_kept or is_kept
-        self.uses.append(node)
+        binding.exported = binding.name if binding.is_kept else ""
+        binding.places.append(node)
 
 
 def read_text(node: Node) -> str:
@@ -87,8 +102,33 @@ def read_text(node: Node) -> str:
     return (node.text or b"").decode()
 
 
-def shorten_names(text: str) -> str:
-    """Return the script with short names. A script with errors is returned unchanged."""
+def choose_exports(scripts: Mapping[str, str]) -> dict[str, str]:
+    """Choose short names for the exports of all modules, by path, the most used names first.
+
+    A name keeps its form if a module is loaded with `import()`, because the names of its exports
+    are properties there, and if it is exported in any other way than by its declaration.
+    """
+    kept: set[str] = set()
+    uses = Counter[str]()
+    for path, text in scripts.items():
+        for target in LAZY_IMPORT.findall(text):
+            lazy = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+            kept.update(EXPORT.findall(scripts.get(lazy, "")))
+        for names in OTHER_EXPORT.findall(text):
+            kept.update(NAME.findall(names))
+        uses.update(EXPORT.findall(text))
+        for names in IMPORT.findall(text):
+            uses.update(NAME.findall(names))
+    exports = {name for text in scripts.values() for name in EXPORT.findall(text)}
+    free = (name for name in iterate_names() if name not in kept)
+    return {name: next(free) for name, _ in uses.most_common() if name in exports - kept}
+
+
+def shorten_names(text: str, exports: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the script with short names. A script with errors is returned unchanged.
+
+    `exports` has the short names of the exports of all modules.
+    """
     tree = load_parser().parse(text.encode())
     if tree.root_node.has_error:
         return text
@@ -96,6 +136,8 @@ def shorten_names(text: str) -> str:
     read_children(tree.root_node, module)
     unknown: dict[str, Binding] = {}
     resolve_uses(module, unknown)
+    for binding in module.bindings.values():
+        binding.exported = exports.get(binding.exported, binding.exported)
     choose_names(module)
     return replace_names(text.encode(), iterate_bindings(module))
 
@@ -229,9 +271,12 @@ def read_import(node: Node, scope: NameScope) -> None:
                 scope.declare(part.named_children[0])
             else:
                 for each in part.named_children:
-                    name = each.child_by_field_name("alias") or each.child_by_field_name("name")
-                    if name is not None:
-                        scope.declare(name)
+                    imported = each.child_by_field_name("name")
+                    name = each.child_by_field_name("alias") or imported
+                    if name is not None and imported is not None:
+                        binding = Binding(read_text(name), exported=read_text(imported))
+                        binding.places.append(each)
+                        scope.bindings[binding.name] = binding
 
 
 READERS: dict[str, Callable[[Node, NameScope], None]] = {
@@ -273,43 +318,40 @@ def resolve_uses(scope: NameScope, unknown: dict[str, Binding]) -> None:
 def choose_names(scope: NameScope) -> None:
     """Choose names from the outermost scope inwards, the most used names first."""
     taken = {each.short or each.name for each in scope.outer}
-    taken |= {each.name for each in scope.bindings.values() if each.is_kept}
+    for binding in scope.bindings.values():
+        if binding.is_kept:
+            binding.short = binding.exported
+            taken.add(binding.short)
     for binding in sorted(scope.bindings.values(), key=lambda each: -len(each.places)):
         if binding.is_kept:
-            binding.short = binding.name
             continue
-        short = next(name for name in iterate_names() if name not in taken)
-        is_longer = binding.name not in taken and not saves_bytes(binding, short)
-        binding.short = binding.name if is_longer else short
+        shortest = next(name for name in iterate_names() if name not in taken)
+        names = [binding.exported, binding.name, shortest]
+        free = [name for name in names if name and name not in taken]
+        binding.short = min(free, key=lambda short: count_bytes(binding, short))
         taken.add(binding.short)
     for each in scope.children:
         choose_names(each)
 
 
-def saves_bytes(binding: Binding, short: str) -> bool:
-    """True if the script is shorter with the name, counting `name as short` and `name:short`."""
-    added = sum(len(get_replacement(node, short)) for node in binding.places)
-    return added < len(binding.name) * len(binding.places)
+def count_bytes(binding: Binding, short: str) -> int:
+    """Count the bytes of a name at all its places, with `name as short` and `name:short`."""
+    return sum(len(get_replacement(binding, node, short)) for node in binding.places)
 
 
-def get_replacement(node: Node, short: str) -> str:
-    name = read_text(node)
-    if name == short:
-        return name
-    if node.type in SHORTHANDS:
-        return f"{name}:{short}"
-    parent = node.parent
-    if parent is not None and parent.type == "import_specifier":
-        return short if parent.child_by_field_name("alias") else f"{name} as {short}"
+def get_replacement(binding: Binding, node: Node, short: str) -> str:
+    if node.type == "import_specifier" and short != binding.exported:
+        return f"{binding.exported} as {short}"
+    if node.type in SHORTHANDS and short != binding.name:
+        return f"{binding.name}:{short}"
     return short
 
 
 def replace_names(source: bytes, bindings: Iterable[Binding]) -> str:
     edits = sorted(
-        (node.start_byte, node.end_byte, get_replacement(node, each.short).encode())
+        (node.start_byte, node.end_byte, get_replacement(each, node, each.short).encode())
         for each in bindings
         for node in each.places
-        if each.short != each.name
     )
     parts: list[bytes] = []
     end = 0

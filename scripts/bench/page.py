@@ -4,7 +4,9 @@ A server in this process, on SQLite in a temporary folder, is read by a headless
 loopback: the sign-in, the library with 1,000 characters, and a chat with 10,000 messages, each with
 an empty cache. Times are medians, in milliseconds since the navigation began.
 
-Then it scrolls the chat and the long lists: characters, chats, and a lorebook with 5,000 entries.
+Then it opens the long lists (the messages, the characters, the chats, and a lorebook with 5,000
+entries), scrolls them to their end, and types into their search fields. The longest task of the
+page's main thread is measured with Chromium's tracing, in milliseconds of CPU.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import shutil
 import statistics
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -105,8 +108,11 @@ SLOW_PIXELS = 80
 FAST_PIXELS = 400
 """Pixels a frame while a whole chat or list is scrolled: 24,000 a second."""
 
-MOST_FRAMES = 2_000
+MOST_FRAMES = 10_000
 """Frames after which the scroll of a list ends, if the list does not."""
+
+SETTLED_MS = 400
+"""Time after which delayed work of the page has run."""
 
 LONG_FRAME_MS = 50
 
@@ -167,72 +173,68 @@ async def scroll(page: Page, *, by: int, most: int) -> dict[str, Any]:
     return found
 
 
-async def scroll_through(browser: Browser, url: str, address: str, messages: int) -> None:
-    """Scroll a chat from its last message to the first and back, and print how smoothly."""
-    context = await browser.new_context(base_url=url)
-    try:
-        await sign_in(context)
-        page = await context.new_page()
-        await page.goto(address)
-        await page.locator("main article").last.wait_for()
-        await page.wait_for_load_state("networkidle")
-        print(f"\n{messages} messages, {FAST_PIXELS} pixels a frame")
-        for way, by in (("up", -FAST_PIXELS), ("down", FAST_PIXELS)):
-            found = await scroll(page, by=by, most=20 * messages)
-            task = await measure_longest_task(
-                browser, page, partial(scroll, page, by=-by, most=SLOW_FRAMES)
-            )
-            print_scroll(way, found, task)
-            print(f"        {found['waits']} waited for messages")
-    finally:
-        await context.close()
+@dataclass(frozen=True)
+class LongList:
+    """A view with a long list. `pixels` a frame lead from its beginning to its end."""
+
+    name: str
+    address: str
+    row: str
+    pixels: int = FAST_PIXELS
+    has_search: bool = True
 
 
-async def scroll_list(browser: Browser, url: str, name: str, address: str, row: str) -> None:
-    """Open a long list, scroll it to its end, and search in it. Print how smoothly."""
-    context = await browser.new_context(base_url=url)
-    try:
-        await sign_in(context)
-        page = await context.new_page()
-        await page.goto("/#/activity")
-        await page.wait_for_load_state("networkidle")
-
-        async def open_list() -> None:
-            await page.evaluate("address => { location.hash = address; }", address)
-            await page.locator(row).last.wait_for(state="attached")
+async def measure_list(browser: Browser, url: str, place: LongList, runs: int) -> None:
+    """Open a long list, scroll it to its end, and search in it, several times. Print the tasks."""
+    tasks: dict[str, list[float]] = defaultdict(list)
+    frames: list[float] = []
+    waits = elements = 0
+    for _ in range(runs):
+        context = await browser.new_context(base_url=url)
+        try:
+            await sign_in(context)
+            page = await context.new_page()
+            await page.goto("/#/activity")
             await page.wait_for_load_state("networkidle")
+            tasks["open"].append(await trace(browser, page, partial(open_list, page, place)))
+            found: dict[str, Any] = {}
 
-        async def find() -> None:
-            await page.get_by_role("searchbox").last.press_sequentially("er 99", delay=60)
-            await page.wait_for_timeout(400)
+            async def scroll_to_end(page: Page = page, found: dict[str, Any] = found) -> None:
+                found |= await scroll(page, by=place.pixels, most=MOST_FRAMES)
 
-        opening = await measure_longest_task(browser, page, open_list)
-        found = await scroll(page, by=FAST_PIXELS, most=MOST_FRAMES)
-        task = await measure_longest_task(
-            browser, page, partial(scroll, page, by=-FAST_PIXELS, most=SLOW_FRAMES)
-        )
-        print(f"\n{await page.locator(row).count()} {name}, {FAST_PIXELS} pixels a frame")
-        print(f"  open  {opening:.1f} ms of CPU in a task")
-        print_scroll("down", found, task)
-        finding = await measure_longest_task(browser, page, find)
-        print(f"  find  {finding:.1f} ms of CPU in a task")
-    finally:
-        await context.close()
-
-
-def print_scroll(way: str, found: Mapping[str, Any], task: float) -> None:
-    """Print the times between the frames of a scroll, and its longest task."""
-    frames = found["frames"]
+            tasks["scroll"].append(await trace(browser, page, scroll_to_end))
+            frames += found["frames"]
+            waits += found["waits"]
+            elements = max(elements, found["elements"])
+            if place.has_search:
+                tasks["search"].append(await trace(browser, page, partial(search, page)))
+        finally:
+            await context.close()
+    print(f"\n{place.name}")
+    for name, each in tasks.items():
+        print(f"  {name:<8}longest task {statistics.median(each):.1f} ms, {max(each):.1f} at most")
     p50, p95 = get_p50_p95(frames)
     long = sum(frame > LONG_FRAME_MS for frame in frames)
-    print(f"  {way:<6}{len(frames)} frames: {p50} ms p50, {p95} p95, {max(frames):.0f} max")
-    print(f"        {long} over {LONG_FRAME_MS} ms; {found['elements']} elements, at most")
-    print(f"        {task:.1f} ms of CPU in a task")
+    print(f"  {len(frames)} frames of {FAST_PIXELS} pixels, {waits} waited for messages")
+    print(f"  {p50} ms p50, {p95} p95, {max(frames):.0f} max; {long} over {LONG_FRAME_MS} ms")
+    print(f"  {elements} elements, at most")
 
 
-async def measure_longest_task(
-    browser: Browser, page: Page, act: Callable[[], Awaitable[object]]
-) -> float:
+async def open_list(page: Page, place: LongList) -> None:
+    """Go to the view of a long list, and wait until the list is complete."""
+    await page.evaluate("address => { location.hash = address; }", place.address)
+    await page.locator(place.row).last.wait_for(state="attached")
+    await page.wait_for_load_state("networkidle")
+    await page.wait_for_timeout(SETTLED_MS)
+
+
+async def search(page: Page) -> None:
+    """Type into the search field of a list."""
+    await page.get_by_role("searchbox").last.press_sequentially("er 99", delay=60)
+    await page.wait_for_timeout(SETTLED_MS)
+
+
+async def trace(browser: Browser, page: Page, act: Callable[[], Awaitable[object]]) -> float:
     """Return the most CPU that one task of the page's main thread took during `act`, in ms.
 
     A frame is one task. Unlike the time between frames, it hardly depends on the load of the
@@ -321,11 +323,18 @@ async def fill_lists(
 
 async def visit_all(url: str, chat_id: str, book_id: str, options: argparse.Namespace) -> None:
     """Visit each view several times, scroll the chat and the lists, and print the figures."""
-    lists = {
-        "characters": ("#/characters", ".people > li"),
-        "chats": ("#/", ".talks > li"),
-        "entries": (f"#/lorebooks/{book_id}", ".lore-entries > li"),
-    }
+    lists = [
+        LongList(
+            f"{options.messages} messages, from the last to the first",
+            f"#/chats/{chat_id}",
+            "main article",
+            pixels=-FAST_PIXELS,
+            has_search=False,
+        ),
+        LongList(f"{options.characters} characters", "#/characters", ".people > li"),
+        LongList(f"{options.chats} chats", "#/", ".talks > li"),
+        LongList(f"{options.entries} entries", f"#/lorebooks/{book_id}", ".lore-entries > li"),
+    ]
     places = {"sign-in": "/", "library": "/#/characters", "chat": f"/#/chats/{chat_id}"}
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
@@ -334,9 +343,8 @@ async def visit_all(url: str, chat_id: str, book_id: str, options: argparse.Name
         for place, address in places.items():
             visits = [await visit(browser, url, place, address) for _ in range(options.runs)]
             print_visits(place, visits)
-        await scroll_through(browser, url, places["chat"], options.messages)
-        for name, (address, row) in lists.items():
-            await scroll_list(browser, url, name, address, row)
+        for each in lists:
+            await measure_list(browser, url, each, options.runs)
         await browser.close()
 
 
@@ -351,7 +359,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--characters", type=int, default=1_000)
     parser.add_argument("--chats", type=int, default=1_000)
     parser.add_argument("--entries", type=int, default=5_000)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     options = parser.parse_args(arguments)
     configure_logging("error", "json")

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import Account, Watch, phone
+from tests.support.browser import Account, Watch, finish_deletion, phone
 from tests.support.server import PASSWORD
 
 pytestmark = pytest.mark.browser
@@ -70,9 +70,9 @@ def test_who_lost_the_password_comes_back_with_the_code(
     visitor.keyboard.press("Escape")
     visitor.goto("/#/account")
     visitor.get_by_role("button", name="Sign out").click()
-    question = visitor.get_by_role("dialog", name="discard your drafts")
+    expect(visitor.get_by_text("Your unsent and unsaved text")).to_be_visible()
     with visitor.expect_navigation():
-        question.get_by_role("button", name="Sign out").click()
+        finish_deletion(visitor)
     expect(visitor.get_by_role("heading", name="Sign in")).to_be_visible()
     assert "winter" not in visitor.evaluate("JSON.stringify(localStorage)")
 
@@ -131,9 +131,11 @@ def test_keys_are_rotated_and_an_api_key_is_shown_once_and_ended(
     expect(end).to_be_visible()
     assert_accessible(page)
     end.click()
-    page.get_by_role("dialog").get_by_role("button", name="End", exact=True).click()
-
     expect(end).to_be_hidden()
+    page.get_by_role("button", name="Undo").click()
+    expect(end).to_be_visible()
+    end.click()
+    finish_deletion(page)
     assert account.get("/api-keys")["items"] == []
 
 

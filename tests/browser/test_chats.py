@@ -44,7 +44,7 @@ def test_a_chat_is_pinned_tagged_copied_and_archived(
     expect(titles).to_have_text(["Night", "Evening", "Morning"])
     expect(row.get_by_role("img", name="Pinned")).to_be_visible()
     open_menu(page, "Night", "Tags")
-    page.get_by_role("textbox", name="Tags").fill("sea, storm")
+    page.get_by_role("combobox", name="Tags").fill("sea, storm")
     page.get_by_role("button", name="Save").click()
     sea = page.get_by_role("group", name="Tags").get_by_role("button", name="sea")
     sea.click()
@@ -86,7 +86,7 @@ def test_several_chats_are_tagged_archived_and_deleted_with_undo(
     expect(tools).to_contain_text("2 chats selected")
     assert_accessible(page)
     tools.get_by_role("button", name="Tags").click()
-    page.get_by_role("textbox", name="Tags").fill("sea")
+    page.get_by_role("combobox", name="Tags").fill("sea")
     with page.expect_response(lambda answer: answer.request.method == "PATCH"):
         page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("group", name="Tags").get_by_role("button", name="sea")).to_be_visible()

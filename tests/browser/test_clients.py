@@ -139,7 +139,7 @@ def test_requests_are_explained_and_a_wrong_decision_is_corrected(
     expect(page.get_by_text("The next one like it is decided as you said.")).to_be_visible()
     expect(quiet).to_contain_text("Always a turn")
     turn.get_by_role("button", name="This was not a turn").click()
-    page.get_by_role("dialog").get_by_role("button", name="This was not a turn").click()
+    finish_deletion(page, "POST")
     expect(page.get_by_text("The line and the reply are deleted.")).to_be_visible()
     assert account.get("/chats")["items"] == []
 

@@ -111,6 +111,15 @@ def test_one_field_finds_chats_characters_settings_and_messages(
     page.keyboard.type("mag")
     people = page.get_by_role("group", name="Characters")
     expect(people.get_by_role("option")).to_have_text([re.compile("Magda")])
+    for typed, area in (
+        ("theme", "General"),
+        ("dark", "General"),
+        ("api key", "Models"),
+        ("password", "Security"),
+    ):
+        field.fill(typed)
+        settings = page.get_by_role("group", name="Settings").get_by_role("option")
+        expect(settings.filter(has_text=area)).to_have_count(1)
     field.fill("embedding model")
     expect(page.get_by_role("option", name=re.compile("^Models|^Memory")).first).to_be_visible()
     field.fill("whale")

@@ -137,6 +137,9 @@ def test_a_character_joins_and_is_told_what_happened(
     phone(page)
     dark(page)
     page.goto(inn.path)
+    # The header has two rows, and the cost is in the second one.
+    expect(page.locator(".cost")).to_contain_text("chat")
+    page.wait_for_function("document.querySelector('.talk > header').offsetHeight < 80")
     page.get_by_role("button", name="2 members").click()
     panel = page.get_by_role("complementary", name="Members")
     panel.get_by_role("combobox", name="Presence of Bor").select_option("Muted")
@@ -187,6 +190,9 @@ def test_a_whisper_is_marked_and_known_to_those_who_heard_it(
     whispered = messages(page).filter(has_text=SECRET).first
     expect(whispered).to_contain_text("Whispered to Bor")
     expect(replies(page, "Bor")).to_contain_text("Only known to Bor")
+    line(page).fill("/sys A draught.")
+    line(page).press("Enter")
+    expect(messages(page).filter(has_text="A draught.")).to_contain_text("Only known to Bor")
     heard.get_by_role("button", name="Stop whispering").click()
     expect(heard).to_be_hidden()
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from backend.web.controller import PageFiles
 from tests.support.browser import Account, Watch
 
 pytestmark = pytest.mark.browser
@@ -164,10 +165,11 @@ def test_a_reply_has_the_prompt_that_it_came_from_and_reasons_are_in_words(
     expect(panel.get_by_text("Everything the model reads")).to_be_visible()
 
     source = page.locator("script[type=module]").get_attribute("src") or ""
-    read = """async ([address, reasons]) => {
-      const { why } = await import(address);
+    read = """async ([address, name, reasons]) => {
+      const { [name]: why } = await import(address);
       return reasons.map(why);
     }"""
     address = source.replace("main.js", "inspector/why.js")
-    said = page.evaluate(read, [address, [reasons for reasons, _ in WORDED]])
+    name = PageFiles().exports["why"]
+    said = page.evaluate(read, [address, name, [reasons for reasons, _ in WORDED]])
     assert said == [words for _, words in WORDED]

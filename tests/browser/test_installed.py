@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Generator
+from urllib.parse import urljoin
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, expect
 
 from tests.support.browser import Account, Watch
@@ -68,4 +72,13 @@ def test_a_browser_offers_to_install_the_page(
     session = with_worker.new_cdp_session(page)
 
     assert session.send("Page.getInstallabilityErrors")["installabilityErrors"] == []
-    assert session.send("Page.getAppManifest")["errors"] == []
+    found = session.send("Page.getAppManifest")
+    assert found["errors"] == []
+    manifest = json.loads(found["data"])
+    assert (manifest["name"], manifest["display"]) == ("Talekeeper", "standalone")
+    for icon in manifest["icons"]:
+        answer = page.request.get(urljoin(found["url"], icon["src"]))
+        assert answer.headers["content-type"] == icon["type"]
+        if icon["type"] == "image/png":
+            width, height = Image.open(io.BytesIO(answer.body())).size
+            assert f"{width}x{height}" == icon["sizes"]

@@ -10,6 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 from playwright.sync_api import BrowserContext, Page, expect
 
+from backend.web.controller import PageFiles
 from tests.support.browser import Watch
 from tests.support.process import Served
 
@@ -258,8 +259,10 @@ Some \\*escaped\\* text &amp; &lt;entities&gt; &#39;&#x41;.
 
 MAIN = 'document.querySelector("[type=module]").src'
 IMPORTED = f'await import({MAIN}.replace("main.js", "core/markdown.js"))'
+EXPORTS = PageFiles().exports
+NAMES = f"{EXPORTS['markdown']}: markdown, {EXPORTS['growing']}: growing"
 RENDER = f"""async (texts) => {{
-  const {{ markdown }} = {IMPORTED};
+  const {{ {NAMES} }} = {IMPORTED};
   return texts.map((text) => {{
     const box = document.createElement("div");
     box.append(markdown(text));
@@ -268,7 +271,7 @@ RENDER = f"""async (texts) => {{
   }});
 }}"""
 ELEMENTS = f"""async (text) => {{
-  const {{ markdown }} = {IMPORTED};
+  const {{ {NAMES} }} = {IMPORTED};
   const box = document.createElement("div");
   box.append(markdown(text));
   document.body.append(box);
@@ -278,7 +281,7 @@ ELEMENTS = f"""async (text) => {{
   ]);
 }}"""
 GROWTH = f"""async (text) => {{
-  const {{ markdown }} = {IMPORTED};
+  const {{ {NAMES} }} = {IMPORTED};
   const quickest = (length) => Math.min(...[1, 2, 3].map(() => {{
     const start = performance.now();
     markdown(text.repeat(length / text.length));
@@ -289,7 +292,7 @@ GROWTH = f"""async (text) => {{
   return long > 50 ? long / short : 1;
 }}"""
 GROW = f"""async (text) => {{
-  const {{ markdown, growing }} = {IMPORTED};
+  const {{ {NAMES} }} = {IMPORTED};
   const box = document.createElement("div");
   const {{ write }} = growing(box);
   const html = () => box.innerHTML;
@@ -369,7 +372,7 @@ def test_a_text_that_grows_ends_as_if_it_had_come_at_once(opened: Page) -> None:
 def test_a_selection_stays_while_the_text_grows(opened: Page) -> None:
     said: str = opened.evaluate(
         f"""async ([begin, rest]) => {{
-          const {{ growing }} = {IMPORTED};
+          const {{ {NAMES} }} = {IMPORTED};
           const box = document.createElement("div");
           document.body.append(box);
           const {{ write }} = growing(box);

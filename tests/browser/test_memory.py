@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import Account, phone
+from tests.support.browser import Account, finish_deletion, phone
 
 pytestmark = pytest.mark.browser
 
@@ -35,7 +35,7 @@ def test_what_the_agent_writes_appears_is_undone_and_rebuilt(
     assert_accessible(page)
     page.get_by_role("link", name="Agent activity").click()
     page.get_by_role("button", name="Undo").click()
-    page.get_by_role("dialog").get_by_role("button", name="Undo").click()
+    finish_deletion(page, "POST")
     expect(page.get_by_text("Undone", exact=True)).to_be_visible()
     assert_accessible(page)
     assert account.get(f"/chronicles/{chronicle}/events")["items"] == []
@@ -82,8 +82,10 @@ def test_events_are_written_found_merged_and_deleted_and_nothing_typed_is_lost(
     page.get_by_role("menuitem", name="Merge with others").click()
     page.get_by_role("checkbox", name="The snow came early.").check()
     page.get_by_role("button", name="Merge").click()
-    dialog.get_by_role("button", name="Merge").click()
     expect(events).to_have_count(1)
+    finish_deletion(page, "POST")
+    page.get_by_role("button", name="More actions for The snow came early. The river").first.click()
+    page.get_by_role("menuitem", name="Edit").click()
     expect(dialog.get_by_label("What happened")).to_have_value(
         "The snow came early.\nThe river froze."
     )

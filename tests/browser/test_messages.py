@@ -99,8 +99,14 @@ def test_deleted_messages_are_restored_and_settings_are_saved(
 
     page = page.context.new_page()
     account.post("/lorebooks", {"name": "Tides"})
+    account.client.patch(f"/chats/{account.new_chat()['id']}", json={"tags": ["sea", "storm"]})
     account.client.patch("/me/settings", json={"budgets": {"history": 9000}})
     page.goto(f"/#/chats/{chat['id']}?panel=settings")
+    tags = page.get_by_role("combobox", name="Tags")
+    tags.fill("sea, ")
+    offered = page.locator("datalist option")
+    expect(offered).to_have_count(1)
+    expect(offered).to_have_attribute("value", "sea, storm")
     page.get_by_text("Token budget").click()
     expect(page.get_by_label("Chat history tokens")).to_have_attribute("placeholder", "9000")
     page.get_by_label("Keep a chronicle").check()
@@ -122,6 +128,7 @@ def test_deleted_messages_are_restored_and_settings_are_saved(
     expect(page.get_by_label("Note", exact=True)).to_have_value("It rains.")
     settings = account.get(f"/chats/{chat['id']}/settings")
     assert settings["chronicle_enabled"]
+    assert settings["tags"] == ["sea"]
     assert settings["sampling"] == {"temperature": 0.5}
 
 

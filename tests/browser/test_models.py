@@ -187,10 +187,14 @@ def test_settings_that_a_model_does_not_take_go_with_the_choice_and_refused_ones
     expect(page.get_by_role("searchbox", name="Search models")).to_be_focused()
     page.keyboard.type("small")
     page.keyboard.press("Enter")
-    question = page.get_by_role("dialog", name="Switch to small?")
-    expect(question).to_contain_text("removed: Min p, DRY base.")
-    assert_accessible(page)
-    question.get_by_role("button", name="Switch").click()
+    expect(page.get_by_text("which were removed: Min p, DRY base.")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_role("button", name="Change model: teller-0")).to_be_visible()
+    assert account.get(settings)["sampling"] == own["sampling"]
+    page.get_by_role("button", name="Change model: teller-0").click()
+    expect(page.get_by_role("searchbox", name="Search models")).to_be_focused()
+    page.keyboard.type("small")
+    page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Change model: small")).to_be_visible()
     assert_accessible(page)
     assert account.get(settings)["sampling"] == {"seed": 1}

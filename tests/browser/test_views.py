@@ -2,7 +2,8 @@
 
     TEST_THOROUGH=1 TEST_VIEWS=FOLDER scripts/test tests/browser/test_views.py
 
-writes a picture of each view into the folder, at several widths, light and dark.
+writes a picture of each view into the folder, at several widths, light and dark. With
+TEST_VIEWS_ONLY=PATTERN it writes those whose names match.
 """
 
 from __future__ import annotations
@@ -10,128 +11,199 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
-from backend.web.controller import FOLDER
 from tests.support.browser import Account, signing_up, violations
-from tests.support.tale import a_tale, a_world, people, telling
+from tests.support.tale import telling
+from tests.support.thorough import THOROUGH
+from tests.support.views import View, find_views
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-SCREENS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((1440, "light"), (390, "dark"))
-"""Widths and colour schemes in which each view is checked."""
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, Scheme] = ("light", "dark")
+
+CHEAP: list[tuple[int, Scheme]] = [(1440, "light"), (390, "dark")]
+"""The widths and colours that axe-core looks at, unless the run is thorough."""
+
+CONTRAST = "color-contrast"
+"""The only rule whose result depends on the colours."""
+
+LOOKS: list[tuple[int, Scheme] | tuple[int, Scheme, str]] = (
+    [(1440, "light"), (1440, "dark", CONTRAST), (390, "light"), (390, "dark", CONTRAST)]
+    if THOROUGH
+    else [(1440, "light", CONTRAST), (390, "dark")]
+)
+"""The widths and colours in which axe-core looks at a view, with the rule if it is only one."""
 
 HEIGHTS = {390: 780, 820: 1180, 1440: 900, 1920: 1080}
 """The height of the screen for each width in CSS pixels."""
 
+FAILED = ("nowhere", "failed")
+"""Views that show an error."""
+
 NARROWEST = 320
 """The width at which text may not be cut off: a window of 1,280 pixels at a zoom of 400%."""
 
-PANELS = ("members", "find", "world", "context", "settings")
-"""Panels of a chat."""
+DEBOUNCE = 500
+"""Milliseconds after which the page has sent what was typed."""
 
-OVERFLOW = """() => [...document.querySelectorAll("html, main, main > *, .panel, .panel .body")]
+CURRENT = """document.querySelector(".tabs > [aria-current], .tabs > [aria-selected=true]")
+  ?.scrollIntoView({ block: "nearest", inline: "center" })"""
+"""Scroll to the current tab, as the page does when it shows tabs."""
+
+OVERFLOW = """() => [...document.querySelectorAll(
+    "html, main, main > *, .panel, .panel .body, dialog[open]")]
   .filter((box) => box.scrollWidth > box.clientWidth + 1 && box.clientWidth > 1
     && !/auto|scroll/.test(getComputedStyle(box).overflowX))
   .map((box) => `${box.localName}.${box.className}: ${box.scrollWidth} in ${box.clientWidth}`)"""
 
 
+@dataclass
+class Stage:
+    """A server, its accounts by name, and the views."""
+
+    url: str
+    accounts: dict[str, Account]
+    views: dict[str, View]
+
+
 @pytest.fixture(scope="module")
-def addresses_of(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Generator[tuple[str, Account, dict[str, str]]]:
-    """A server, an account with a tale, and the address of each view by its name."""
-    with telling(tmp_path_factory.mktemp("views")) as url, signing_up(url, "Ada") as account:
-        yield url, account, find_addresses(account)
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stage]:
+    """A server with an account that has a tale, and one that has nothing."""
+    with (
+        telling(tmp_path_factory.mktemp("views")) as url,
+        signing_up(url, "Ada") as reader,
+        signing_up(url, "Bea") as newcomer,
+    ):
+        accounts = {each.name: each for each in (reader, newcomer)}
+        yield Stage(url, accounts, find_views(reader, newcomer))
 
 
-def find_addresses(account: Account) -> dict[str, str]:
-    """The address of every view of main.js, with data in it; also of panels and of parts."""
-    marlena = people(account)
-    ids = a_tale(account, marlena)
-    campaign = a_world(account, ids["chat"])
-    preset = account.post("/presets", {"name": "Slow and dark"})["id"]
-    id_of = {
-        "chats": ids["chat"],
-        "characters": marlena,
-        "lorebooks": ids["book"],
-        "memory": ids["chat"],
-        "chronicles": ids["chronicle"],
-        "campaigns": campaign,
-        "presets": preset,
-    }
-    source = (FOLDER / "main.js").read_text(encoding="utf-8")
-    found = {
-        name or "start": f"/#/{name}".replace("/id", f"/{id_of.get(name.partition('/')[0])}")
-        for name in re.findall(r"^ {2}\[\"([\w/]*)\", \[\"", source, re.MULTILINE)
-        if name != "imports/id"  # a finished import has its own test
-    }
-    assert len(found) > 20
-    entry = account.get(f"/lorebooks/{ids['book']}/entries")["items"][0]["id"]
-    for part in (entry, "test", "settings"):
-        found[f"lorebooks-{'entry' if part == entry else part}"] = (
-            f"/#/lorebooks/{ids['book']}?entry={part}"
-        )
-    for panel in PANELS:
-        found[f"chats-{panel}"] = f"/#/chats/{ids['chat']}?panel={panel}"
+@dataclass
+class Visit:
+    """A tab that shows one view after another."""
+
+    page: Page
+    shown: View | None = None
+    open_requests: set[Request] = field(default_factory=set[Request])
+
+    def __post_init__(self) -> None:
+        self.page.on("request", self._begin)
+        self.page.on("requestfinished", self._end)
+        self.page.on("requestfailed", self._end)
+
+    def _begin(self, request: Request) -> None:
+        self.open_requests.add(request)
+
+    def _end(self, request: Request) -> None:
+        self.open_requests.discard(request)
+
+    def show(self, view: View) -> None:
+        """Open a view, and wait until it has loaded everything that it shows.
+
+        The page is loaded again only if something was opened in it, because that takes a second.
+        """
+        page, before, self.shown = self.page, self.shown, view
+        if before is None or before.act or view.act:
+            page.goto("about:blank")
+            page.goto(view.address)
+        else:
+            page.locator("main > *").evaluate("(left) => left.classList.add('left')")
+            page.goto(view.address)
+            if before.address.partition("?")[0] != view.address.partition("?")[0]:
+                page.locator("main > .left").wait_for(state="detached")
+        page.locator("h1, main [role=alert]").first.wait_for(state="attached")
+        self.wait()
+        if view.act:
+            view.act(page)
+            page.wait_for_timeout(DEBOUNCE)
+            self.wait()
+        if view.ready:
+            page.locator(view.ready).first.wait_for()
+            self.wait()
+        page.evaluate("document.fonts.ready")
+
+    def wait(self) -> None:
+        """Wait until no request is open, and nothing is loading."""
+        expect(self.page.get_by_text("Loading…")).to_have_count(0)
+        quiet = 0
+        while quiet < 3:
+            quiet = 0 if self.open_requests else quiet + 1
+            self.page.wait_for_timeout(20)
+
+    def look(self, width: int, scheme: Scheme | None = None) -> None:
+        """Change the size of the window, and the colours."""
+        self.page.set_viewport_size({"width": width, "height": HEIGHTS.get(width, HEIGHTS[390])})
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.evaluate(CURRENT)
+
+
+def visit_all(
+    browser: Browser, stage: Stage, views: dict[str, View], **options: float
+) -> Generator[tuple[str, Visit]]:
+    """Show each view, in a tab of its account."""
+    for reader in dict.fromkeys(view.reader for view in views.values()):
+        context = browser.new_context(
+            base_url=stage.url, reduced_motion="reduce", service_workers="block",
+            viewport={"width": 1440, "height": 900}, **options,  # type: ignore[arg-type]
+        )  # fmt: skip
+        context.set_default_timeout(PATIENCE * 1000)
+        if reader:
+            stage.accounts[reader].enter(context)
+        visit = Visit(context.new_page())
+        for name, view in views.items():
+            if view.reader == reader:
+                visit.show(view)
+                yield name, visit
+        context.close()
+
+
+def check(browser: Browser, stage: Stage, views: dict[str, View], axe: str) -> list[str]:
+    """What is inaccessible or wider than the screen in these views."""
+    found: list[str] = []
+    for name, visit in visit_all(browser, stage, views):
+        if name not in FAILED:
+            expect(visit.page.locator("main .empty[role=alert], .toast.error")).to_have_count(0)
+        for width, scheme, *rules in LOOKS:
+            visit.look(width, scheme)
+            those = violations(visit.page, axe, *rules)
+            found += [f"{name}, {width}, {scheme}: {each}" for each in those]
+        for width in (390, NARROWEST):
+            visit.look(width)
+            found += [f"{name}, {width}: {each}" for each in visit.page.evaluate(OVERFLOW)]
+        visit.look(1440)
     return found
 
 
-def show(page: Page, address: str) -> None:
-    """Open a view, and wait until it has loaded everything that it shows."""
-    page.goto("about:blank")
-    page.goto(address)
-    page.locator("main h1").first.wait_for(state="attached")
-    page.wait_for_load_state("networkidle")
-    page.evaluate("document.fonts.ready")
-    expect(page.locator("main .empty[role=alert], .toast.error")).to_have_count(0)
-
-
 def test_every_view_is_accessible_and_fits_the_screen(
-    chromium: Browser, addresses_of: tuple[str, Account, dict[str, str]], axe: str
+    chromium: Browser, stage: Stage, axe: str
 ) -> None:
-    url, account, addresses = addresses_of
-    context = chromium.new_context(base_url=url, reduced_motion="reduce", service_workers="block")
-    account.enter(context)
-    page = context.new_page()
-    found: list[str] = []
-    for name, address in addresses.items():
-        show(page, address)
-        for width, scheme in SCREENS:
-            page.emulate_media(color_scheme=scheme)
-            page.set_viewport_size({"width": width, "height": HEIGHTS[width]})
-            found += [f"{name}, {width}, {scheme}: {each}" for each in violations(page, axe)]
-        for width in (390, NARROWEST):
-            page.set_viewport_size({"width": width, "height": HEIGHTS[390]})
-            found += [f"{name}, {width}: {each}" for each in page.evaluate(OVERFLOW)]
-    context.close()
+    opened = {name: view for name, view in stage.views.items() if THOROUGH or not view.act}
+    found = check(chromium, stage, opened, axe)
     assert not found, "\n".join(found)
 
 
 @pytest.mark.thorough
 def test_every_view_has_pictures(
-    chromium_with_scrollbars: Browser,
-    addresses_of: tuple[str, Account, dict[str, str]],
-    tmp_path: Path,
+    chromium_with_scrollbars: Browser, stage: Stage, tmp_path: Path
 ) -> None:
-    url, account, addresses = addresses_of
     wanted = os.environ.get("TEST_VIEWS")  # noqa: TID251  no setting of the program's
+    only = os.environ.get("TEST_VIEWS_ONLY", "")  # noqa: TID251  as above
     folder = Path(wanted) if wanted else tmp_path / "views"
     folder.mkdir(parents=True, exist_ok=True)
-    context = chromium_with_scrollbars.new_context(base_url=url, reduced_motion="reduce")
-    account.enter(context)
-    page = context.new_page()
-    for name, address in addresses.items():
-        for width, height in HEIGHTS.items():
-            page.set_viewport_size({"width": width, "height": height})
-            show(page, address)
-            for _, scheme in SCREENS:
-                page.emulate_media(color_scheme=scheme)
-                file = folder / f"{name.replace('/', '-')}-{width}-{scheme}.png"
-                page.screenshot(path=file)
-                assert file.stat().st_size > 5_000, f"{file.name} shows nothing"
-    context.close()
+    views = {name: view for name, view in stage.views.items() if re.search(only, name)}
+    for name, visit in visit_all(chromium_with_scrollbars, stage, views):
+        for width, scheme in product(HEIGHTS, SCHEMES):
+            visit.look(width, scheme)
+            file = folder / f"{name.replace('/', '-')}-{width}-{scheme}.png"
+            visit.page.screenshot(path=file)
+            assert file.stat().st_size > 5_000, f"{file.name} shows nothing"
+        visit.look(1440)

@@ -18,7 +18,7 @@ from tests.support.server import Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
 
-LARGEST = 330_000
+LARGEST = 300_000
 """Bytes of all scripts together, before compression."""
 
 FILES = sorted(

@@ -35,6 +35,9 @@ _SCREENS = ((300, 0.12e-6), (1_200, 0.4e-6), (4_800, 1.5e-6), (19_200, 0.0))
 _MEASURABLE_SECONDS = 0.002
 _SUPERLINEAR = 8.0
 """Four times the length takes a linear pattern four times as long, and a quadratic one 16 times."""
+_CERTAINLY_LINEAR = 4.6
+"""If the time grows by less from one length to the next, it grows by less than 8 at the one after:
+a quadratic part that would make it 8 there makes it 5.3 here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ def _growth(run: Callable[[str], object], attempt: Attack) -> float:
             _seconds(run, attempt.text(length)) > _HOPELESS_SECONDS for _ in range(2)
         ):
             return float("inf")
+    shorter = 0.0
     for length, each in _SCREENS:
         text = attempt.text(length)
         taken = _seconds(run, text)
@@ -99,11 +103,14 @@ def _growth(run: Callable[[str], object], attempt: Attack) -> float:
         if taken <= each * length:
             return 0.0
         if taken >= _MEASURABLE_SECONDS:
+            if taken < _CERTAINLY_LINEAR * shorter:
+                return 0.0
             longer = attempt.text(4 * length)
             growth = _seconds(run, longer) / taken
             if growth > _SUPERLINEAR:
                 growth = min(growth, _seconds(run, longer) / taken)
             return growth if growth > _SUPERLINEAR else 0.0
+        shorter = taken
     return 0.0
 
 

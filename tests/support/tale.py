@@ -1,8 +1,7 @@
-"""An account with a library, a played chat, lore, a chronicle and a campaign, for pictures."""
+"""An account with a library, played chats, lore, a chronicle and a campaign, for pictures."""
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from anyio.from_thread import start_blocking_portal
-from PIL import Image, ImageDraw
 
-from tests.fakes.openai_server import MODEL, MODEL_ID, OpenAIServer, reply, usage
+from tests.fakes.openai_server import OpenAIServer, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.support.browser import EXAMPLE_CARD, Account
+from tests.support.drawings import ledger_page, portrait
 from tests.support.process import serving
 
 LOREBOOK = EXAMPLE_CARD.parent / "example-lorebook.json"
@@ -22,18 +21,36 @@ LOREBOOK = EXAMPLE_CARD.parent / "example-lorebook.json"
 TALE: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "tale.json").read_text(encoding="utf-8")
 )
-"""A small library, a chat with its replies, and the events of the chat."""
+"""A small library, chats with their replies, and the events and the world of one."""
+
+MODEL = "mistral-large"
+MODEL_ID = f"openai/{MODEL}"
+PRICES = {MODEL_ID: [3.0, 15.0, 0.3]}
+
+REPLIES: list[dict[str, str]] = [
+    *TALE["story"],
+    *TALE["chats"],
+    *TALE["group"]["story"],
+    TALE["group"]["secret"],
+    TALE["picture"],
+]
+"""Lines of the user with their replies."""
 
 
 class Storyteller(OpenAIServer):
-    """Answers with the story's reply to the last line."""
+    """Answers with the story's reply to the last line, and with the titles of the chats."""
 
     def usual(self, request: Request) -> Answer:
+        messages = json.dumps(request.body.get("messages"), ensure_ascii=False)
+        if "Task: title" in messages:
+            return reply(next(each["title"] for each in TALE["chats"] if each["line"] in messages))
         if not self.wants_stream(request):
             return super().usual(request)
-        last = request.body["messages"][-1]["content"]
-        told = (each["reply"] for each in TALE["story"] if each["line"] in last)
-        return reply(next(told, "The sea says nothing."), used=usage(1_240, 60, cached=512))
+        told = [(messages.rfind(each["line"]), each["reply"]) for each in REPLIES]
+        at, text = max(told)
+        return reply(
+            text if at >= 0 else "The sea says nothing.", used=usage(1_240, 60, cached=512)
+        )
 
 
 @contextmanager
@@ -44,33 +61,10 @@ def telling(folder: Path) -> Generator[str]:
         portal.wrap_async_context_manager(Storyteller()) as model,
         serving(
             folder, registration="open", openai_base_url=model.url, openai_models=MODEL,
-            default_model=MODEL_ID,
+            default_model=MODEL_ID, model_prices=json.dumps(PRICES),
         ) as served,
     ):  # fmt: skip
         yield served.url
-
-
-def portrait(tint: str, *, lamp: bool = False) -> bytes:
-    """A picture for a card: a person in front of an evening sky."""
-    size = 384
-    sky = Image.linear_gradient("L").resize((size, size))
-    picture = Image.composite(
-        Image.new("RGB", (size, size), tint), Image.new("RGB", (size, size), "#12161f"), sky
-    )
-    draw = ImageDraw.Draw(picture, "RGBA")
-    if lamp:
-        draw.polygon([(192, 96), (384, 20), (384, 150)], fill="#f2c27b66")
-        draw.polygon([(160, 384), (224, 384), (212, 120), (172, 120)], fill="#efe7d8")
-        draw.rectangle((166, 220, 218, 262), fill="#b4541a")
-        draw.rectangle((172, 84, 212, 120), fill="#f2c27b")
-        draw.polygon([(164, 84), (220, 84), (192, 56)], fill="#b4541a")
-    else:
-        draw.ellipse((250, 50, 310, 110), fill="#f6e7c6")
-        draw.ellipse((132, 120, 252, 252), fill="#0d1017")
-        draw.pieslice((72, 250, 312, 520), 180, 360, fill="#0d1017")
-    data = io.BytesIO()
-    picture.save(data, "PNG")
-    return data.getvalue()
 
 
 def put_picture(account: Account, character_id: str, data: bytes) -> None:
@@ -84,10 +78,18 @@ def people(account: Account) -> str:
     """A library of characters; the one who keeps the lighthouse is the newest."""
     for each in TALE["cast"]:
         made = account.post("/characters", {"name": each["name"], "tags": each["tags"]})
-        put_picture(account, made["id"], portrait(each["tint"]))
+        put_picture(account, made["id"], portrait(each["tint"], each["shape"]))
+        if each["favourite"]:
+            marked = account.client.patch(f"/characters/{made['id']}", json={"is_favourite": True})
+            assert marked.is_success
     marlena: str = account.import_card(EXAMPLE_CARD)["id"]
-    put_picture(account, marlena, portrait("#24425c", lamp=True))
+    put_picture(account, marlena, portrait("#24425c", "lighthouse"))
     return marlena
+
+
+def find_people(account: Account) -> dict[str, str]:
+    """Return the ids of all characters by name."""
+    return {each["name"]: each["id"] for each in account.get("/characters")["items"]}
 
 
 def a_tale(account: Account, character_id: str) -> dict[str, str]:
@@ -110,6 +112,42 @@ def a_tale(account: Account, character_id: str) -> dict[str, str]:
     for each in TALE["story"]:
         account.turn(chat, text=each["line"])
     return {"chat": chat, "book": book, "chronicle": chronicle}
+
+
+def some_chats(account: Account) -> None:
+    """Short chats with the other characters. The model writes their titles."""
+    account.client.patch("/me/settings", json={"enrichment": {"model": MODEL_ID}})
+    ids = find_people(account)
+    for each in TALE["chats"]:
+        chat = account.new_chat(character_ids=[ids[each["character"]]])["id"]
+        account.turn(chat, text=each["line"])
+        tagged = account.client.patch(f"/chats/{chat}", json={"tags": each["tags"]})
+        assert tagged.is_success
+
+
+def a_picture(account: Account, chat: str) -> None:
+    """A line with a picture, and its reply."""
+    picture = {"file": ("ledger of the Anna.png", ledger_page(), "image/png")}
+    sent = account.client.post(f"/chats/{chat}/files", files=picture)
+    assert sent.is_success, sent.text
+    account.turn(chat, text=TALE["picture"]["line"], files=[sent.json()["id"]])
+
+
+def a_council(account: Account) -> dict[str, str]:
+    """A chat of three characters with a whisper, and memories of one: ids by name."""
+    group, ids = TALE["group"], find_people(account)
+    members = {name: ids[name] for name in ("Marlena", *group["members"])}
+    personas = account.get("/personas")["items"]
+    chat = account.new_chat(
+        character_ids=list(members.values()), title=group["title"], persona_id=personas[0]["id"]
+    )["id"]
+    for each in group["story"]:
+        account.turn(chat, text=each["line"], speaker=ids[each["speaker"]])
+    secret, listener = group["secret"], ids[group["secret"]["listener"]]
+    account.turn(chat, text=secret["line"], speaker=listener, audience=[listener])
+    for text in group["memories"]:
+        account.post(f"/characters/{listener}/memories", {"chat_id": chat, "text": text})
+    return {"chat": chat, **members}
 
 
 def a_world(account: Account, chat: str) -> str:

@@ -1,10 +1,11 @@
-"""Shorthands for migrations: required columns, references, partial indexes."""
+"""Shorthands for migrations: required columns, references, partial and large indexes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import sqlalchemy as sa
+from alembic import op
 
 from backend.database.types import Id
 
@@ -26,3 +27,19 @@ def where(condition: str, *, postgresql: str | None = None) -> dict[str, Any]:
         "sqlite_where": sa.text(condition),
         "postgresql_where": sa.text(postgresql or condition),
     }
+
+
+def create_large_index(name: str, table: str, columns: list[str], **options: Any) -> None:
+    """Create an index on a table that grows without end, without holding up its writers.
+
+    PostgreSQL builds it outside a transaction. So it comes first in a migration, which can then be
+    repeated if the build was interrupted.
+    """
+    context = op.get_context()
+    if context.dialect.name != "postgresql":
+        op.create_index(name, table, columns, **options)
+        return
+    with context.autocommit_block():
+        # An interrupted build leaves an invalid index.
+        op.drop_index(name, table, if_exists=True, postgresql_concurrently=True)
+        op.create_index(name, table, columns, postgresql_concurrently=True, **options)

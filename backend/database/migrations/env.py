@@ -25,6 +25,8 @@ context.configure(
     compare_server_default=True,
     render_as_batch=True,
     render_item=render_type,
+    # So that an index can be built outside a transaction. On SQLite, all are in the caller's.
+    transaction_per_migration=True,
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -12,6 +12,8 @@ down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
 
+PHASE = "expand"
+
 
 def upgrade() -> None:
     ${upgrades if upgrades else "pass"}

@@ -16,7 +16,7 @@ from backend.enrichment.errors import RunNotFoundError
 from backend.enrichment.models import RUN_DETAIL, EnrichmentRun, RunKind
 from backend.http.schemas import ShownProblem
 from backend.llm.answers import RunBudget
-from backend.quotas.ledgers import add_tokens
+from backend.quotas.ledgers import UnlistedUsage, add_tokens, add_unlisted
 from backend.vault.sealing import Sealer
 
 
@@ -167,6 +167,26 @@ def build_run(
         duration_ms=round(seconds * 1000),
         error=error,
     )
+
+
+async def record_unlisted(
+    session: AsyncSession, user_id: UUID, model: str, budget: RunBudget
+) -> None:
+    """Count the tokens of a run whose chat was deleted while the model worked."""
+    if not budget.calls:
+        return
+    small, prompt, completion = budget.triage or (model, 0, 0)
+    shares = [
+        UnlistedUsage(
+            model=model,
+            runs=1,
+            prompt_tokens=budget.prompt_tokens - prompt,
+            completion_tokens=budget.completion_tokens - completion,
+        ),
+        UnlistedUsage(model=small, prompt_tokens=prompt, completion_tokens=completion),
+    ]
+    spent = budget.prompt_tokens + budget.completion_tokens
+    await add_unlisted(session, user_id, shares, tokens=spent)
 
 
 async def record_success(session: AsyncSession, run: EnrichmentRun) -> None:

@@ -24,7 +24,7 @@ from backend.database.engine import Database
 from backend.enrichment.cleaning import clean_text, strip_tags
 from backend.enrichment.errors import NothingMissedError
 from backend.enrichment.reader import Reader, find_reader
-from backend.enrichment.runs.store import build_run
+from backend.enrichment.runs.store import build_run, record_unlisted
 from backend.enrichment.story import is_between, read_lines, render_line
 from backend.enrichment.summaries.pieces import load_pieces, take_newest
 from backend.enrichment.summaries.store import MAX_SUMMARY_CHARS, load_summaries
@@ -37,7 +37,7 @@ from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, SlotWork
 from backend.llm.user_models import UserModels
 from backend.prompts import PromptLibrary
-from backend.quotas.ledgers import add_tokens_if_account
+from backend.quotas.ledgers import add_tokens
 from backend.quotas.limits import TOKENS_PER_DAY
 from backend.quotas.service import Quotas
 from backend.settings import Settings
@@ -265,16 +265,18 @@ class BriefingService:
     ) -> None:
         """Count the tokens of a request, even if the chat was deleted in the meantime."""
         async with self._database.write() as session:
-            spent = budget.prompt_tokens + budget.completion_tokens
-            await add_tokens_if_account(session, identity.user_id, spent)
+            model = reading.reader.model_id
             chat = await find_chat(session, chat_id, owner_id=identity.user_id)
             if chat is None:
+                await record_unlisted(session, identity.user_id, model, budget)
                 return
+            spent = budget.prompt_tokens + budget.completion_tokens
+            await add_tokens(session, identity.user_id, spent)
             session.add(
                 build_run(
                     chat,
                     "briefing",
-                    model=reading.reader.model_id,
+                    model=model,
                     positions=reading.positions,
                     budget=budget,
                     seconds=seconds,

@@ -8,6 +8,7 @@ killed, finished batches are kept and the rest is unchanged.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -280,6 +281,9 @@ class RebuildTask(StudyTask):
         place = self._get_range(work.to_position)
         await get_chronicle(session, place.chronicle_id, owner_id=place.owner_id, lock=True)
         removed = await remove_replaced(session, self.sealer, place)
+        # Events that later batches replace are like the new ones, and are not in their way.
+        later = await find_replaced_events(session, self._get_range(self._state.to_position))
+        proposal = replace(proposal, seen={*proposal.seen, *later})
         detail = await self.write(session, work, proposal, removed)
         # If earlier messages are unread, no mark is set, or the agent would never read them.
         if await find_unread_position(session, chat.id) >= place.from_position:

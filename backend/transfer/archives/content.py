@@ -38,7 +38,7 @@ from backend.characters.models import (
     open_persona,
 )
 from backend.characters.service import CharacterService
-from backend.chats.files import FileName, open_description, open_name
+from backend.chats.files import FileDescription, FileName, open_description, open_name
 from backend.chats.members import load_group
 from backend.chats.models import (
     BACKGROUND_IMAGE,
@@ -131,7 +131,7 @@ class StoredPath(NamedTuple):
     """The place of a message's file in the archive."""
 
     path: str
-    media_type: str
+    description: FileDescription
 
 
 class AccountReader:
@@ -326,7 +326,7 @@ class AccountReader:
                 data = sealer.open_bytes(FILE_DATA, row.id, row.sealed_data)
                 suffix = mimetypes.guess_extension(description.media_type) or ".bin"
                 path = f"{FOLDERS['file']}/{sha256(data).hexdigest()}{suffix}"
-                stored[file_id] = StoredPath(path, description.media_type)
+                stored[file_id] = StoredPath(path, description)
                 yield ArchiveFile(path, "file", data)
 
     async def _read_chats(
@@ -771,14 +771,17 @@ async def _load_message_files(
         with salvage.leave_out("file_name", row.id):
             name = open_name(salvage.sealer, row.id, row.sealed_reference)
         found = stored.get(row.file_id)
+        about = found.description if found else None
         files.append(
             FileRecord(
                 message_id=row.message_id,
                 place=row.place,
                 file=found.path if found else None,
-                media_type=found.media_type if found else "",
+                media_type=about.media_type if about else "",
                 name=name.name,
                 path=name.path,
+                width=about.width if about else None,
+                height=about.height if about else None,
             )
         )
     return files

@@ -18,7 +18,7 @@ from backend.campaigns.models import ProposalReason, ProposalState
 from backend.characters.schemas import PersonaFields
 from backend.chats.models import Notice
 from backend.chats.schemas import ChatSettings
-from backend.chats.transfer import LogOrigin
+from backend.chats.transfer import LogOrigin, Pixels
 from backend.chronicles.events import ChronicleFields
 from backend.generation.registry import KindName
 from backend.llm.models import ProviderFields
@@ -100,7 +100,7 @@ class MessageDetail(Record, kw_only=True):
 class FileRecord(Record, kw_only=True):
     """A file of a message. `file` is its path in the archive, or null if the content is missing.
 
-    `name` and `path` are those of the imported chat.
+    `name` and `path` are those of the imported chat. Uploaded pictures have a size in pixels.
     """
 
     message_id: UUID
@@ -109,6 +109,8 @@ class FileRecord(Record, kw_only=True):
     media_type: Annotated[str, msgspec.Meta(max_length=200)] = ""
     name: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
     path: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
+    width: Pixels | None = None
+    height: Pixels | None = None
 
 
 class ChatBookRecord(Record, kw_only=True):

@@ -13,11 +13,13 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
+from backend.characters.errors import ImageError
 from backend.characters.models import Character, Persona
 from backend.chats.models import Chat
 from backend.chats.schemas import ChatSettings
 from backend.chats.transfer import ChatLog, read_log
 from backend.database.base import split_chunks
+from backend.errors import TooLargeError
 from backend.http.schemas import MAX_PAGE
 from backend.presets.models import Preset
 from backend.transfer.archives.ids import NewMessage, read_file
@@ -33,6 +35,7 @@ from backend.turns.prompt.macros import MAX_VARIABLE_BYTES
 T = TypeVar("T")
 
 CHAT_LOG: Final = "chat.jsonl"
+BACKGROUND: Final = "background.webp"
 _HEAD_BYTES: Final = 200
 _MARK: Final = b'"format":"talekeeper-chat"'
 
@@ -121,7 +124,20 @@ class _ChatArchiveImport:
             record=complete,
             store_parts=store_parts,
         )
+        warnings += await self._store_background(context, chat_id)
         return StepResult(outcome="imported", kind="chat", item_id=chat_id, warnings=warnings)
+
+    async def _store_background(self, context: ImportContext, chat_id: UUID) -> list[str]:
+        """Store the background of the archive, if it has one. Return warnings."""
+        if BACKGROUND not in context.tree.list_paths():
+            return []
+        identity = context.identity
+        try:
+            data = await self._run(identity, lambda: read_file(context.tree, BACKGROUND))
+            await self._services.backgrounds.replace(identity, "chat", chat_id, data)
+        except (ImageError, TooLargeError, TransferFileError) as error:
+            return [f"The background was left out: {error.title}."]
+        return []
 
     async def _find(self, identity: Identity, log: ChatLog, digest: bytes) -> UUID | None:
         """Return the chat that the archive was made of or has become, if it exists."""
@@ -211,6 +227,8 @@ def _make_state(log: ChatLog, warnings: list[str]) -> ChatState:
                 media_type=each.media_type,
                 name=each.name,
                 path=each.path,
+                width=each.width,
+                height=each.height,
             )
             for line in log.lines
             for place, each in enumerate(line.files)

@@ -28,6 +28,7 @@ from backend.campaigns.models import (
 from backend.campaigns.proposals.authority import ProposalContent
 from backend.chats.files import MAX_FILE_BYTES as MAX_MESSAGE_FILE_BYTES
 from backend.chats.files import (
+    FileDescription,
     FileName,
     SealedFile,
     SealedReference,
@@ -503,7 +504,13 @@ async def store_files(
             for each in part:
                 data = batch.read(each.file)
                 if data is not None:
-                    files.append(seal_file(sealer, data, media_type=each.media_type))
+                    about = FileDescription(
+                        media_type=each.media_type,
+                        size=len(data),
+                        width=each.width,
+                        height=each.height,
+                    )
+                    files.append(seal_file(sealer, data, description=about))
                 name = FileName(name=each.name, path=each.path)
                 digest = files[-1].digest if data is not None else None
                 message_id = messages[each.message_id].id

@@ -1,8 +1,9 @@
 """Export a chat as a stream: SillyTavern's JSONL, Markdown, plain text, an archive, or a group.
 
 An archive is a zip: `chat.jsonl` has all branches (`chats.transfer`), `files/` the pictures and
-files of messages, and `sillytavern.jsonl` the active path for other programs. A group is a zip with
-the folders of a SillyTavern user: the group, its chat, and the cards of its members.
+files of messages, `background.webp` its background, and `sillytavern.jsonl` the active path for
+other programs. A group is a zip with the folders of a SillyTavern user: the group, its chat, and
+the cards of its members.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ Write = Callable[[ChatHead, Iterable[FileMessage]], Iterator[bytes]]
 """Yields one piece for each message, after those of the head."""
 
 _LOG: Final = "chat.jsonl"
+_BACKGROUND: Final = "background.webp"
 _SILLYTAVERN: Final = "sillytavern.jsonl"
 _COMPRESSED: Final = ("image/", "audio/", "video/")
 
@@ -216,6 +218,9 @@ class _Export:
             if blob is not None:
                 work = partial(self._write_file, zipped, file_id, path, about, blob)
                 yield await self._run(work, len(blob))
+        if background := await self._reader.load_background(self._stored.chat.id):
+            zipped.begin(_BACKGROUND, is_compressed=False)
+            yield zipped.write(background) + zipped.end()
         zipped.begin(_SILLYTAVERN)
         async for piece in self.write_path(partial(_write_jsonl, self._stored)):
             yield await self._run(partial(zipped.write, piece), len(piece))
@@ -300,4 +305,6 @@ def _make_log_file(
         path=reference.name.path,
         media_type=about.media_type if about else "",
         stored=stored,
+        width=about.width if about else None,
+        height=about.height if about else None,
     )

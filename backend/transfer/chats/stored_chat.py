@@ -25,11 +25,13 @@ from backend.chats import repository
 from backend.chats.files import FileDescription, FileName, open_description, open_name
 from backend.chats.members import Group, has_heard, load_group
 from backend.chats.models import (
+    BACKGROUND_IMAGE,
     CHAT_TITLE,
     CHAT_VARIABLES,
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
     MESSAGE_THINKING,
+    Background,
     Chat,
     Message,
     MessageFile,
@@ -250,6 +252,17 @@ class StoredChatReader:
                     known.add(row.id)
                     kept.append(row)
             yield kept, references
+
+    async def load_background(self, chat_id: UUID) -> bytes | None:
+        """Return the chat's background, which is a WebP picture, if it has one."""
+        query = select(Background).where(
+            Background.chat_id == chat_id, Background.user_id == self._sealer.user_id
+        )
+        async with self._database.read() as session:
+            row = await session.scalar(query)
+        if row is None:
+            return None
+        return self._sealer.open_bytes(BACKGROUND_IMAGE, row.id, row.sealed_image)
 
     async def load_file(self, file_id: UUID) -> bytes | None:
         """Return the sealed content of a file."""

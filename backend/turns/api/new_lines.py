@@ -44,7 +44,8 @@ class NewLineService:
     async def add(self, identity: Identity, chat_id: UUID, new: NewLine) -> MessageView:
         """Add a message at the end of the active path.
 
-        Raises `ChatNotFoundError`, `MemberNotFoundError`, `MemberAbsentError`,
+        Its character is added to an audience of some. Raises `ChatNotFoundError`,
+        `MemberNotFoundError`, `MemberAbsentError`,
         `PersonaNotFoundError`, `ValidationError`, `EmptyMessageError`, `MessageTooLongError`,
         `MacroLimitError`, `MessageBusyError`.
         """
@@ -61,7 +62,10 @@ class NewLineService:
                     draft = await _draft_as_character(session, identity, chat, new)
                 case "system":
                     draft = MessageDraft(role="system", author=NARRATOR, text=new.text)
-        return await self._messages.append(identity, chat_id, draft)
+        audience = new.audience
+        if isinstance(audience, list) and draft.character_id is not None:
+            audience = [*audience, draft.character_id]
+        return await self._messages.append(identity, chat_id, draft, audience=audience)
 
     async def _draft_as_user(
         self, session: AsyncSession, identity: Identity, chat: Chat, new: NewLine

@@ -15,7 +15,7 @@ from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import find_chat
 from backend.database.engine import Database
 from backend.enrichment.reader import NAME_SETTING, limit_output, naming_setting
-from backend.enrichment.runs.store import build_run
+from backend.enrichment.runs.store import build_run, record_unlisted
 from backend.generation.model import (
     ModelContextOverflowError,
     ModelEmptyReplyError,
@@ -27,7 +27,7 @@ from backend.generation.model import (
 from backend.llm.answers import CHARACTERS_PER_TOKEN, RunBudget
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, SlotWork
-from backend.quotas.ledgers import add_tokens_if_account
+from backend.quotas.ledgers import add_tokens
 from backend.quotas.limits import TOKENS_PER_DAY
 from backend.quotas.service import Quotas
 from backend.turns.api.schemas import SuggestionRequest, Suggestions, TurnRequest
@@ -133,15 +133,15 @@ class SuggestionService:
             built, answer, seconds = await self._ask(identity, chat_id, request)
         written = len(str(answer.value)) // CHARACTERS_PER_TOKEN + 1
         usage = answer.usage or TokenUsage(built.assembled.tokens, written)
+        spent = usage.prompt_tokens + usage.completion_tokens
+        budget, model = RunBudget(spent), built.window.spec.id
+        budget.count_call(usage, built.prompt)
         async with self._database.write() as session:
-            # Tokens are charged even if the chat was deleted while the model was working.
-            spent = usage.prompt_tokens + usage.completion_tokens
-            await add_tokens_if_account(session, identity.user_id, spent)
             chat = await find_chat(session, chat_id, owner_id=identity.user_id)
-            if chat is not None:
-                budget = RunBudget(spent)
-                budget.count_call(usage, built.prompt)
-                model = built.window.spec.id
+            if chat is None:
+                await record_unlisted(session, identity.user_id, model, budget)
+            else:
+                await add_tokens(session, identity.user_id, spent)
                 run = build_run(
                     chat,
                     "suggestions",

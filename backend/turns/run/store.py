@@ -13,7 +13,6 @@ import msgspec
 from sqlalchemy import Integer, bindparam, case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.models import User
 from backend.campaigns.ledger.records import find_campaign
 from backend.campaigns.play.store import record_table, view_changes
 from backend.campaigns.play.table import Table
@@ -44,7 +43,7 @@ from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.ledgers import add_tokens
+from backend.quotas.ledgers import UnlistedUsage, add_tokens, add_unlisted
 from backend.turns import repository
 from backend.turns.models import (
     CONTEXT_RECORD,
@@ -266,9 +265,10 @@ class TurnStore:
             elif turn is not None:
                 problem = run.show_problem(make_interrupted_error())
             await _learn_ratios(session, run)
-            # Tokens are charged even if the chat was deleted, but not if the account was deleted.
-            if turn is not None or await session.get(User, run.user_id) is not None:
+            if turn is not None:
                 await add_tokens(session, run.user_id, spent)
+            else:  # the chat was deleted
+                await add_unlisted(session, run.user_id, [_make_unlisted(run)], tokens=spent)
         return saved, problem
 
     async def _reserve_next(
@@ -653,6 +653,14 @@ def make_usage_data(run: TurnRun) -> dict[str, Any] | None:
     """Return the data of the `usage` event: the tokens that the provider reported for the turn."""
     usage = add_usage(run.play.earlier, run.usage) if run.play else run.usage
     return {**asdict(usage), "model": run.built.window.spec.id} if usage else None
+
+
+def _make_unlisted(run: TurnRun) -> UnlistedUsage:
+    """Return the usage of a turn without a row, since it has begun or was resumed."""
+    model, usage = run.built.window.spec.id, run.usage
+    if usage is None:
+        return UnlistedUsage(model=model, unreported=1)
+    return UnlistedUsage(model=model, turns=1, **asdict(usage))
 
 
 def encode_json(data: dict[str, Any] | None) -> str | None:

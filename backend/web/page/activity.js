@@ -1,10 +1,5 @@
 /** Background jobs and the state of the server. */
-import { api } from "./core/api.js";
-import { attempt, remedy } from "./core/dialogs.js";
-import { fill, h, icon, pause } from "./core/dom.js";
-import { progress } from "./core/form.js";
-import { kept } from "./core/store.js";
-import { ago, dateTime, has, t } from "./core/words.js";
+import { ago, api, attempt, dateTime, fill, h, has, icon, kept, pause, progress, remedy, t } from "./core.js";
 
 /** The text for a name, or the name itself in words. */
 const said = (name, values) =>

@@ -1,9 +1,7 @@
 /** Entry point of the page: the session, and the view of each address. */
-import { api, Problem } from "./core/api.js";
-import { complain, explain } from "./core/dialogs.js";
-import { fill, h, restyle, style } from "./core/dom.js";
-import { pageSettings, session } from "./core/store.js";
-import { t } from "./core/words.js";
+import {
+  api, complain, explain, fill, h, pageSettings, Problem, restyle, session, style, t,
+} from "./core.js";
 import { shell } from "./shell.js";
 
 /**

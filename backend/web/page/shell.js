@@ -1,12 +1,8 @@
 /** The frame around every view: navigation, recent chats, and the view itself. */
-import { api } from "./core/api.js";
-import { attempt } from "./core/dialogs.js";
-import { asset, fill, h, icon, pause, set } from "./core/dom.js";
+import { api, asset, attempt, chats, fill, h, icon, kept, pause, set, t } from "./core.js";
 import { connection } from "./core/connection.js";
 import { forget, imports, receive } from "./core/importing.js";
 import { stayAboveKeyboard } from "./core/keyboard.js";
-import { chats, kept } from "./core/store.js";
-import { t } from "./core/words.js";
 import { files, takeUp } from "./transfer/files.js";
 
 const PLACES = [
@@ -49,11 +45,11 @@ export function shell() {
     }
   };
   const list = async () => {
-    const items = await chats.all().catch(() => []);
+    const items = (await chats.all().catch(() => [])).filter((chat) => !chat.archived_at);
     fill(
       recent,
       items.length > 0 && h("h2", {}, t("shell.recent")),
-      items.filter((chat) => !chat.archived_at).slice(0, RECENT).map((chat) =>
+      items.slice(0, RECENT).map((chat) =>
         h("a", { href: `#/chats/${chat.id}` }, h("span.clip", {}, chat.title || t("chats.untitled"))),
       ),
     );

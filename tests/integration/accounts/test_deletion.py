@@ -41,7 +41,7 @@ from tests.support.zips import zipped
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ME = "/api/v1/me"
-NOBODYS = {"login_failures", "token_ratios", "processes", "alembic_version"}
+NOBODYS = {"login_failures", "token_ratios", "processes", "alembic_version", "compatible_revisions"}
 """Tables without an owner."""
 
 

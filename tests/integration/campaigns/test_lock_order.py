@@ -10,10 +10,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
 from backend.campaigns.models import Campaign
 from backend.chats.repository import get_chat
+from backend.chronicles.models import Chronicle, ChronicleEvent
 from tests.integration.campaigns.seagate import Table, new_table
 from tests.integration.campaigns.test_proposals import Compacted
 from tests.integration.turns.seeding import identity_of
@@ -78,5 +79,34 @@ async def test_a_change_waits_for_the_lock_of_its_chat(
         await until(lambda: holder.scalar(WAITING))
         free = select(Campaign.id).where(Campaign.id == UUID(table.campaign["id"]))
         assert await holder.scalar(free.with_for_update(nowait=True)) is not None
+    answer = await asking
+    assert answer.is_success, answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "body"),
+    [("PATCH", "", {"audience": "gm"}), ("DELETE", "?alone=true", None)],
+)
+async def test_events_of_a_message_are_locked_after_the_campaign(
+    busy: Busy, method: str, query: str, body: dict[str, Any] | None
+) -> None:
+    ada, database = busy.table.account, busy.server.parts.database
+    chronicle = UUID((await ada.post("/chronicles", {"name": "Winter"}, 201))["id"])
+    told = {"summary": "The ice broke.", "source_message_ids": [busy.line]}
+    event = UUID((await ada.post(f"/chronicles/{chronicle}/events", told, 201))["id"])
+    async with database.write() as session:
+        written = update(ChronicleEvent).where(ChronicleEvent.id == event)
+        await session.execute(written.values(source="agent"))
+    async with database.write() as holder:
+        campaign = select(Campaign.id).where(Campaign.id == UUID(busy.table.campaign["id"]))
+        await holder.execute(campaign.with_for_update())
+        asked = ada.ask(method, f"/messages/{busy.line}{query}", json=body)
+        asking = asyncio.create_task(asked)
+        await until(lambda: holder.scalar(WAITING))
+        for free in (
+            select(Chronicle.id).where(Chronicle.id == chronicle),
+            select(ChronicleEvent.id).where(ChronicleEvent.id == event),
+        ):
+            assert await holder.scalar(free.with_for_update(nowait=True)) is not None
     answer = await asking
     assert answer.is_success, answer.text

@@ -79,6 +79,33 @@ async def test_a_persona_and_a_member_are_named(ada: Account) -> None:
     assert (await add(ada, chat, "Well?"))["author"] == "Jo"
 
 
+async def test_a_whispered_line_is_in_no_prompt_of_a_member_who_did_not_hear_it(
+    ada: Account, model: OpenAIServer
+) -> None:
+    ids = [(await ada.new_character(name=name))["id"] for name in ("Alda", "Bor", "Cid")]
+    alda, bor, _ = ids
+    chat = (await ada.new_chat(character_ids=ids))["id"]
+    secret, told = "The ledger is under the altar.", "A draught moves the curtain."
+    said = await add(ada, chat, secret, role="assistant", character_id=alda, audience=[bor])
+    assert said["audience"] == [bor, alda]
+    heard = await add(ada, chat, told, role="system", audience=[bor])
+    assert heard["audience"] == [bor]
+    for member, knows in zip(ids, ((True, False), (True, True), (False, False)), strict=True):
+        model.script(reply("Hm."))
+        await ada.turn(chat, text="Well?", speaker=member)
+        sent = str(model.requests[-1].body["messages"])
+        assert (secret in sent, told in sent) == knows
+    await ada.patch(f"/chats/{chat}/members/{bor}", {"presence": "absent"})
+    before = await ada.messages(chat)
+    for audience, status, slug in (
+        ([bor], 409, "member-absent"),
+        ([str(uuid4())], 422, "validation-failed"),
+    ):
+        body = {"text": "Hm.", "audience": audience}
+        problem(await ada.ask("POST", f"/chats/{chat}/messages", json=body), status, slug)
+    assert await ada.messages(chat) == before
+
+
 async def test_macros_are_expanded_and_the_user_s_are_kept_for_editing(
     ada: Account, chat: str
 ) -> None:

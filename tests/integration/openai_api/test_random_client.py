@@ -32,7 +32,7 @@ from tests.support.thorough import rounds
 
 pytestmark = pytest.mark.anyio
 
-STEPS = 20
+STEPS = rounds(12, 20)
 
 Request = Sequence[Wire]
 Action = Callable[[], Request]

@@ -17,10 +17,11 @@ from backend.chats.transfer import read_log
 from backend.database.base import now
 from backend.errors import ConflictError
 from backend.transfer.chats.storing import ABANDONED_AFTER
+from tests.integration.characters.pictures import opened, picture
 from tests.integration.turns.seeding import identity_of
 from tests.support.archives import read_files, write_files
 from tests.support.importing import bring, card_json
-from tests.support.server import Account, Running
+from tests.support.server import Account, Running, ok, problem
 from tests.support.shared import ada, server, shared_url
 from tests.support.stored_chats import make_header, make_line, make_swiped, write_lines
 
@@ -92,6 +93,36 @@ async def test_a_deleted_chat_comes_back_with_branches_files_and_settings(ada: A
     again_there = await ada.get(f"/chats/{view['chat_id']}")
     for name in ("title", "pinned_at", "archived_at", "tags"):
         assert again_there[name] == marked[name], name
+
+
+async def test_a_background_and_the_sizes_of_pictures_come_back(ada: Account) -> None:
+    await ada.new_character(name="Mara")
+    chat_id = await new_chat(ada)
+    files = {"file": ("sea.png", picture(width=40, height=30), "image/png")}
+    sent = await ada.ask("POST", f"/chats/{chat_id}/files", files=files)
+    await ada.turn(chat_id, text="Look.", files=[ok(sent, 201)["id"]])
+    shown = picture(width=64, height=48)
+    png = {"content-type": "image/png"}
+    ok(await ada.ask("PUT", f"/chats/{chat_id}/background", content=shown, headers=png), 204)
+    before = await ada.ask("GET", f"/chats/{chat_id}/background")
+    archive = await export(ada, chat_id)
+    view, results = await bring(ada, archive, "night.zip", copy=True)
+    assert results["chat.jsonl"]["warnings"] == []
+    after = await ada.ask("GET", f"/chats/{view['chat_id']}/background")
+    assert opened(after.content).size == opened(before.content).size == (64, 48)
+    sizes = [
+        (file["width"], file["height"])
+        for message in await ada.messages(view["chat_id"])
+        for file in message["files"]
+    ]
+    assert (40, 30) in sizes
+
+    broken = write_files({**read_files(archive), "background.webp": b"no picture"})
+    view, results = await bring(ada, broken, "night.zip", copy=True)
+    [warning] = results["chat.jsonl"]["warnings"]
+    assert "background" in warning
+    missing = await ada.ask("GET", f"/chats/{view['chat_id']}/background")
+    problem(missing, 404, "background-not-found")
 
 
 async def test_an_archive_is_imported_once_unless_a_copy_is_wanted(ada: Account) -> None:

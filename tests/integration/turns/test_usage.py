@@ -158,6 +158,9 @@ async def test_suggestions_of_a_deleted_chat_are_paid_for(
     problem(await asked, 404, "chat-not-found")
     items = (await ada.get("/me/usage"))["items"]
     assert [each["used"] for each in items if each["quota"] == "tokens_per_day"] == [930]
+    (spent,) = (await ada.get("/usage/month"))["by_model"]
+    assert (spent["model"], spent["turns"], spent["runs"]) == (MODEL_ID, 0, 1)
+    assert (spent["prompt_tokens"], spent["completion_tokens"]) == (900, 30)
 
 
 async def test_the_month_counts_turns_and_runs_of_one_account_since_its_first_day(
@@ -195,5 +198,31 @@ async def test_the_month_counts_turns_and_runs_of_one_account_since_its_first_da
     assert (one["prompt_tokens"], one["completion_tokens"]) in counted
     cost = (2 * one["prompt_tokens"] + 8 * one["completion_tokens"]) / 1e6
     assert month["cost"]["amount"] == pytest.approx(cost)
+    await ada.delete(f"/chats/{chat}")
+    assert await ada.get("/usage/month") == month
     async with server.account("bob-of-the-month") as bob:
         assert (await bob.get("/usage/month"))["by_model"] == []
+
+
+async def test_the_month_counts_what_no_chat_lists(ada: Account, model: OpenAIServer) -> None:
+    token = (await ada.post("/api-keys", {"label": "An app", "scope": "chat"}, 201))["token"]
+    plain: Any = {"model": MODEL_ID, "messages": [{"role": "user", "content": "Hello."}]}
+    model.script(reply("Hi.", used=usage(300, 20, cached=100)))
+    bearer = {"Authorization": f"Bearer {token}"}
+    answer = await ada.client.post("/v1/chat/completions", json=plain, headers=bearer)
+    assert answer.status_code == 200, answer.text
+    chat, gate = str((await ada.new_chat())["id"]), Gate()
+    model.script(stream(chunk(content="Yes."), gate, usage_chunk(usage(1000, 100)), DONE))
+    before = len(model.requests)
+    asking = asyncio.create_task(ada.turn(chat, text="Is it so?"))
+
+    async def is_asked() -> bool:
+        return len(model.requests) > before
+
+    await until(is_asked)
+    await ada.delete(f"/chats/{chat}")
+    gate.opened.set()
+    await asking
+    (spent,) = (await ada.get("/usage/month"))["by_model"]
+    assert (spent["turns"], spent["runs"], spent["cached_tokens"]) == (2, 0, 100)
+    assert (spent["prompt_tokens"], spent["completion_tokens"]) == (1300, 120)

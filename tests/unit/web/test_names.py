@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from backend.web import controller
 from backend.web.controller import PageFiles
-from backend.web.names import shorten_names
+from backend.web.names import choose_exports, shorten_names
 from tests.support.npm import install_packages, run_script
 
 pytestmark = pytest.mark.anyio
 
+IMPORT = re.compile(r"\bimport\{([^}]*)\}from\"([^\"]*)\"")
+EXPORTED = re.compile(r"\bexport\*from\"([^\"]*)\"")
+EXPORT = re.compile(r"\bexport (?:async )?(?:const|let|class|function\*?) ?\[?([\w$,]+)")
 
 CASES = {
     "imports": """
         import{alpha,beta as gamma}from"./x.js";export const f=(first,g=first)=>alpha(g,gamma);
-        import{alpha,beta as e}from"./x.js";export const f=(t,g=t)=>alpha(g,e);
+        import{alpha,beta}from"./x.js";export const f=(e,g=e)=>alpha(g,beta);
     """,
     "patterns": """
         export const read=({value,other:named=value,...rest})=>({value,named,rest});
@@ -57,8 +64,45 @@ def test_names_that_only_the_script_sees_are_shortened(lines: str) -> None:
     assert shorten_names(script) == expected
 
 
+def test_an_export_has_the_same_short_name_in_all_modules() -> None:
+    scripts = {
+        "x/one.js": "\nexport const alpha = 1;\nexport async function beta() {}\n",
+        "two.js": 'import { alpha, beta as own } from "./x/one.js";\nexport class Gamma {}\n',
+        "lazy.js": "\nexport const delta = 2;\n",
+        "main.js": 'import { alpha } from "./x/one.js";\nimport("./lazy.js");\n',
+    }
+    exports = choose_exports(scripts)
+    assert exports == {"alpha": "e", "beta": "t", "Gamma": "n"}
+
+    module = 'import{alpha,beta as own}from"./x/one.js";export class Gamma{};use(alpha,own,own)'
+    short = 'import{e,t}from"./x/one.js";export class n{};use(e,t,t)'
+    assert shorten_names(module, exports) == short
+
+
+def read_exports(scripts: Mapping[str, str], name: str) -> set[str]:
+    declared = set(",".join(EXPORT.findall(scripts[name])).split(","))
+    others = [read_exports(scripts, find(name, each)) for each in EXPORTED.findall(scripts[name])]
+    return declared.union(*others)
+
+
+def find(name: str, target: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+
+
+def test_every_import_of_the_page_is_an_export_of_its_module() -> None:
+    scripts = {name: file.plain.decode() for name, file in PageFiles() if name.endswith(".js")}
+    for name, text in scripts.items():
+        for names, target in IMPORT.findall(text):
+            imported = {each.split(" as ")[0] for each in names.split(",")}
+            assert imported <= read_exports(scripts, find(name, target)), (name, target)
+
+
 def test_a_script_with_errors_stays_as_it_is() -> None:
     assert shorten_names("const wrong=;use(wrong)") == "const wrong=;use(wrong)"
+
+
+def keep_names(text: str, exports: Mapping[str, str]) -> str:
+    return text
 
 
 @pytest.mark.npm
@@ -67,7 +111,7 @@ async def test_the_scripts_of_the_page_are_the_same_programs_with_short_names(
 ) -> None:
     packages = install_packages(pytestconfig)
     shortened = {name: file.plain for name, file in PageFiles() if name.endswith(".js")}
-    monkeypatch.setattr(controller, "shorten_names", str)
+    monkeypatch.setattr(controller, "shorten_names", keep_names)
     for name, file in PageFiles():
         if name in shortened:
             for folder, data in (("long", file.plain), ("short", shortened[name])):
@@ -75,7 +119,9 @@ async def test_the_scripts_of_the_page_are_the_same_programs_with_short_names(
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
 
-    folders = (str(tmp_path / "long"), str(tmp_path / "short"))
-    different = await run_script(packages, "names.mjs", *folders)
+    exports = tmp_path / "exports.json"
+    exports.write_text(json.dumps(PageFiles().exports))
+    paths = (str(tmp_path / "long"), str(tmp_path / "short"), str(exports))
+    different = await run_script(packages, "names.mjs", *paths)
 
     assert different == []

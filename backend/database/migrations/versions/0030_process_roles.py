@@ -8,9 +8,11 @@ from alembic import op
 from backend.database.migrations.columns import required
 
 revision = "2026_11_30"
-down_revision = "2026_11_27"
+down_revision = "2026_11_28"
 branch_labels = None
 depends_on = None
+
+PHASE = "expand"
 
 
 def upgrade() -> None:

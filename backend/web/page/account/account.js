@@ -1,25 +1,26 @@
 /** The account: its name, usage, and deletion. */
-import { api } from "../core/api.js";
-import { attempt, sure } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { kept, session } from "../core/store.js";
-import { t } from "../core/words.js";
+import { api, attempt, h, kept, session, t, undoable } from "../core.js";
 import { archiveBox } from "../transfer/archive.js";
 import { a, field, OLD } from "./forms.js";
 import { month } from "./month.js";
 import { ask, button, part } from "./parts.js";
 import { usage } from "./usage.js";
 
-function leave() {
-  for (const name of kept.names()) kept.set(name, null);
-  location.replace(location.pathname);
-}
+const forget = () => kept.names().forEach((name) => kept.set(name, null));
+const leave = () => location.replace(location.pathname);
 
-async function signOut() {
+function signOut(button) {
+  const act = async (options) => {
+    const ending = api.delete("/sessions/current", undefined, options);
+    // The page may be closing, so this does not wait for the response.
+    forget();
+    await ending;
+    leave();
+  };
   const drafts = kept.names().some((name) => /^(draft|edit|event|chronicle)\b/.test(name));
-  if (drafts && !(await sure(a("drafts"), a("drafts_help"), a("sign_out")))) return;
-  await api.delete("/sessions/current");
-  leave();
+  if (!drafts) return act();
+  const disable = (is) => () => (button.disabled = is);
+  undoable(a("drafts"), { hide: disable(true), act, show: disable(false) });
 }
 
 const remove = async () => {
@@ -28,6 +29,7 @@ const remove = async () => {
   attempt(async () => offer.append(await archiveBox(leaving.signal)));
   const send = async (values) => {
     await api.delete("/me", values);
+    forget();
     leave();
   };
   await ask("remove", [field("password", OLD)], send, offer);
@@ -38,10 +40,11 @@ const remove = async () => {
 export default function ({ signal, title }) {
   title(t("shell.account"));
   const { user } = session;
+  const out = button("sign_out", () => signOut(out));
   return h("div.page.narrow", {},
     h("header", {},
       h("div.grow", {}, h("h1.clip", {}, user.username), user.is_administrator && a("is_administrator")),
-      button("sign_out", signOut)),
+      out),
     h("p.row.lead", {}, h("a", { href: "#/security" }, a("to_security")), h("a", { href: "#/settings" }, t("settings.title"))),
     month(signal),
     usage(),

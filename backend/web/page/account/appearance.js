@@ -1,9 +1,5 @@
 /** Appearance of the page, and writing. Changes apply at once, in all browsers of the account. */
-import { attempt } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { autoform } from "../core/form.js";
-import { pageSettings } from "../core/store.js";
-import { LANGUAGES, t, tongue } from "../core/words.js";
+import { attempt, autoform, h, LANGUAGES, pageSettings, t, tongue } from "../core.js";
 import { choice, part } from "./parts.js";
 
 const p = (name, values) => t(`page.${name}`, values);

@@ -1,11 +1,7 @@
 /** Other apps that play chats through the OpenAI-compatible endpoint. */
 import { copy } from "../chat/actions.js";
 import { patchOf } from "../chat/fields.js";
-import { api } from "../core/api.js";
-import { attempt, sure, undoable } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { autoform } from "../core/form.js";
-import { ago, dateTime, has, t } from "../core/words.js";
+import { act, ago, api, attempt, autoform, dateTime, fill, h, has, icon, t, undoable } from "../core.js";
 import { makeKey } from "./keys.js";
 import { areas, button } from "./parts.js";
 
@@ -59,13 +55,17 @@ const counts = (request) =>
 function row(request, again) {
   const { id, kind, reason, text, rule, chat_id: chat, ignored } = request;
   const other = kind === "quiet" ? "turn" : "quiet";
-  const correct = async () => {
-    if (other === "quiet" && !(await sure(c("correct.quiet"), c("remove_help"), c("correct.quiet")))) return;
-    const { outcome } = await api.post(`/client-requests/${id}/correction`, { kind: other });
+  const correct = async (options) => {
+    const { outcome } = await api.post(`/client-requests/${id}/correction`, { kind: other }, options);
     await again(c(`outcomes.${outcome}`));
   };
+  const remove = () => undoable(c("remove_help"), {
+    hide: () => (element.hidden = true),
+    act: correct,
+    show: () => (element.hidden = false),
+  });
   const facts = [request.model, request.client, ...counts(request), c("took", { count: request.milliseconds })];
-  return h("li", {},
+  const element = h("li", {},
     h("div.grow", {},
       h("div", {}, h("b", {}, c(`kinds.${kind}`)), ". ", c(`reasons.${reason}`)),
       text && h("q.clip", {}, text),
@@ -75,7 +75,8 @@ function row(request, again) {
     h("time.help", { datetime: request.at, title: dateTime(request.at) }, ago(request.at)),
     chat && h("a.button", { href: `#/chats/${chat}` }, c("open_chat")),
     request.is_correctable && rule !== other &&
-      h("button", { onclick: () => attempt(correct) }, c(`correct.${other}`)));
+      h("button", { onclick: () => (other === "quiet" ? remove() : attempt(correct)) }, c(`correct.${other}`)));
+  return element;
 }
 
 /** The last requests. They are read again when the user returns to the page. */

@@ -1,11 +1,8 @@
 /** The settings of the account, which apply in all chats that do not override them. */
-import { api } from "../core/api.js";
-import { autoform } from "../core/form.js";
-import { personas } from "../core/store.js";
-import { texts } from "../core/words.js";
+import { api, autoform, personas, texts } from "../core.js";
 import { at, field, patchOf, word } from "../chat/fields.js";
 import { picker } from "../models/picker.js";
-import { dropped, fits, samplers } from "../models/sampling.js";
+import { dropped, removed, samplers } from "../models/sampling.js";
 import { tasks } from "../models/tasks.js";
 import { a } from "./forms.js";
 
@@ -33,11 +30,10 @@ export async function defaults(signal) {
     sampling.suit(model);
     work.suit([settings], model?.id);
   };
-  const allow = (id) => fits(modelOf(id), settings.sampling);
   const groups = [
     {
       fields: [
-        pick("model", "default", models, { models, control: picker, allow }),
+        pick("model", "default", models, { models, control: picker }),
         pick("persona_id", "nobody", people),
         pick("preset_id", "default_order", presets),
         pick("lore.mode", "default", MODES.map((id) => ({ id, name: texts.lore.options.mode[id] })), { label: a("lore_mode") }),
@@ -59,15 +55,22 @@ export async function defaults(signal) {
   const fields = groups.flatMap((group) => group.fields);
   const value = Object.fromEntries(fields.map(({ name }) => [name, at(settings, name) ?? null]));
   // Only changes are sent, so that changes from other windows are kept.
-  const save = async (changes) => {
-    const patch = patchOf(changes, settings);
-    const gone = "model" in patch ? dropped(modelOf(patch.model), settings.sampling) : {};
+  const write = async (patch) => {
+    const before = settings;
+    const gone = "model" in patch ? dropped(modelOf(patch.model), before.sampling) : {};
     settings = await api.patch(PATH, { ...patch, sampling: { ...patch.sampling, ...gone } }, { keepalive: true });
     // Without a choice, another model may become the default.
     if ("model" in patch) models = await api.all("/models", { signal });
     form.put(sampling.named(gone));
     suit();
+    removed(modelOf(patch.model), gone, before, restore);
   };
+  const restore = async (patch) => {
+    await write(patch);
+    form.put({ model: patch.model, ...sampling.named(patch.sampling) });
+    suit();
+  };
+  const save = (changes) => write(patchOf(changes, settings));
   const form = autoform({ groups, signal, value, save });
   suit();
   return form.element;

@@ -1,8 +1,5 @@
 /** Second factors: authenticator app, passkeys, one-time codes. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { api, attempt, fill, h, t } from "../core.js";
 import { a, passwordForm, field, keepsake, OLD, secret } from "./forms.js";
 import { ask, button, part, qr, used } from "./parts.js";
 import { proven, withPasskey } from "./proof.js";

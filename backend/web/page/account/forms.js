@@ -1,7 +1,5 @@
 /** Texts, fields and forms of signing in and of the account. */
-import { fill, h, icon } from "../core/dom.js";
-import { sendform } from "../core/form.js";
-import { t } from "../core/words.js";
+import { fill, h, icon, sendform, t } from "../core.js";
 
 /** A text of the account views. */
 export const a = (name, values) => t(`account.${name}`, values);

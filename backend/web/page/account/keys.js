@@ -1,6 +1,5 @@
 /** Creates API keys. */
-import { api } from "../core/api.js";
-import { h } from "../core/dom.js";
+import { api, h } from "../core.js";
 import { a, field, secret } from "./forms.js";
 import { ask } from "./parts.js";
 

@@ -1,7 +1,5 @@
 /** A list of things that can be ended: sessions, keys, invitations. */
-import { api } from "../core/api.js";
-import { attempt, sure } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
+import { api, attempt, fill, h, undoable } from "../core.js";
 import { a } from "./forms.js";
 import { button, part } from "./parts.js";
 
@@ -10,18 +8,28 @@ import { button, part } from "./parts.js";
  */
 export function listing(name, path, row, make, act) {
   const list = h("ul.list");
-  const read = async () => fill(list, (await api.all(path)).filter((item) => !item.used_at).map(line));
+  const away = new Set();
+  const read = async () => {
+    const items = await api.all(path);
+    fill(list, items.filter(({ id, used_at: used }) => !used && !away.has(id)).map(line));
+  };
   const line = (item) => {
+    const { id } = item;
     const [label, about, other] = row(item);
     const named = a("end_named", { name: label });
-    const end = async () => {
-      if (!(await sure(named, a("end_help"), a("end")))) return;
-      await api.delete(`${path}/${item.id}`);
-      await read();
+    const hide = (is) => () => {
+      away[is ? "add" : "delete"](id);
+      element.hidden = is;
     };
-    return h("li", {},
+    const end = () => undoable(a("ended", { name: label }), {
+      hide: hide(true),
+      act: (options) => api.delete(`${path}/${id}`, undefined, options),
+      show: hide(false),
+    });
+    const element = h("li", {},
       h("div.grow", {}, h("div.clip", {}, label), h("small.help", {}, about)),
       other ?? button("end", end, { "aria-label": named }));
+    return element;
   };
   attempt(read);
   return part(name, list, make && h("div", {}, button(make, async () => (await act(), read()))));

@@ -1,8 +1,5 @@
 /** Settings of memory: the search, the embedding model, and the agent's rights. */
-import { api } from "../core/api.js";
-import { h } from "../core/dom.js";
-import { autoform } from "../core/form.js";
-import { t } from "../core/words.js";
+import { api, autoform, h, t } from "../core.js";
 import { among, at, numbers, patchOf } from "../chat/fields.js";
 import { embedding } from "../models/tasks.js";
 import { frame, part } from "./parts.js";

@@ -1,11 +1,6 @@
 /** Tokens and cost of this month, with the account's own limit. */
 import { costs } from "../chat/cost.js";
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
-import { autoform } from "../core/form.js";
-import { pageSettings } from "../core/store.js";
-import { money } from "../core/words.js";
+import { api, attempt, autoform, fill, h, money, pageSettings } from "../core.js";
 import { a } from "./forms.js";
 import { part } from "./parts.js";
 

@@ -1,8 +1,5 @@
 /** Building blocks of the account's sections. */
-import { attempt, dialog } from "../core/dialogs.js";
-import { fill, h, set, svg, tabs } from "../core/dom.js";
-import { session } from "../core/store.js";
-import { ago, has, t } from "../core/words.js";
+import { ago, attempt, dialog, fill, h, has, session, set, svg, t, tabs } from "../core.js";
 import { a, passwordForm } from "./forms.js";
 
 export const help = (name) => has(`account.${name}_help`) && h("small.help", {}, a(`${name}_help`));

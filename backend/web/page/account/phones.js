@@ -1,6 +1,5 @@
 /** Addresses of this server for phones in the same network, for administrators. */
-import { api } from "../core/api.js";
-import { h } from "../core/dom.js";
+import { api, h } from "../core.js";
 import { a } from "./forms.js";
 import { part, qr } from "./parts.js";
 

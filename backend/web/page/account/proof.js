@@ -1,7 +1,5 @@
 /** Ask for the second factor after the password, if the server requires one. */
-import { Problem } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
+import { attempt, fill, h, Problem } from "../core.js";
 import { a, passwordForm, field } from "./forms.js";
 
 const REQUIRED = "second-factor-required";

@@ -1,6 +1,5 @@
 /** The account's quick replies, which are offered in all chats. */
-import { api } from "../core/api.js";
-import { autoform } from "../core/form.js";
+import { api, autoform } from "../core.js";
 import { replyEditor } from "../chat/reply-editor.js";
 
 const PATH = "/me/settings";

@@ -1,8 +1,5 @@
 /** Recent activity of the account: sign-ins, new keys, exports. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { ago, dateTime, t } from "../core/words.js";
+import { ago, api, attempt, dateTime, h, t } from "../core.js";
 import { a } from "./forms.js";
 import { button, part } from "./parts.js";
 

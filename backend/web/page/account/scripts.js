@@ -1,5 +1,5 @@
 /** The regex scripts of the account. */
-import { h } from "../core/dom.js";
+import { h } from "../core.js";
 import { accountScripts } from "../library/scripts.js";
 import { a } from "./forms.js";
 import { frame } from "./parts.js";

@@ -1,9 +1,5 @@
 /** The keys, sessions and sign-in methods of the account. */
-import { api } from "../core/api.js";
-import { attempt, toast } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { session } from "../core/store.js";
-import { t } from "../core/words.js";
+import { api, attempt, h, session, t, toast } from "../core.js";
 import { factors } from "./factors.js";
 import { a, field, NEW, OLD, recovery } from "./forms.js";
 import { makeKey } from "./keys.js";

@@ -1,9 +1,5 @@
 /** The server, for administrators: users, invitations, phones, and models on this machine. */
-import { api, Problem } from "../core/api.js";
-import { attempt, dialog } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { session } from "../core/store.js";
-import { date, t } from "../core/words.js";
+import { api, attempt, date, dialog, h, Problem, session, t } from "../core.js";
 import { local } from "../models/local.js";
 import { a, secret } from "./forms.js";
 import { listing } from "./listing.js";
@@ -27,7 +23,7 @@ const usageOf = (id, username) => {
 
 /** The actions of an administrator on another account. */
 const powers = ({ id, username, ...now }) =>
-  h("div.stack", {}, usageOf(id, username), id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
+  h("div.row.powers", {}, id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
     const onchange = async ({ target: box }) => {
       const done = await attempt(() => api.patch(`/admin/users/${id}`, { [name]: box.checked }));
       if (!done) box.checked = !box.checked;
@@ -35,7 +31,7 @@ const powers = ({ id, username, ...now }) =>
     const label = `${username}: ${a(name)}`;
     const box = h("input", { type: "checkbox", checked: now[name], onchange, "aria-label": label });
     return h("label.row", {}, box, a(name));
-  }));
+  }), usageOf(id, username));
 
 /** Route: #/server */
 export default async function ({ signal, title }) {

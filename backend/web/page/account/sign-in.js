@@ -1,7 +1,5 @@
 /** Sign up, sign in, and recovery of an account. */
-import { api } from "../core/api.js";
-import { asset, fill, h } from "../core/dom.js";
-import { session } from "../core/store.js";
+import { api, asset, fill, h, session } from "../core.js";
 import { a, field, NEW, OLD, passwordForm, recovery } from "./forms.js";
 import { proven } from "./proof.js";
 

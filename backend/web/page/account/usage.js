@@ -1,8 +1,5 @@
 /** Usage of an account's quotas. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
-import { dateTime, number, size } from "../core/words.js";
+import { api, attempt, dateTime, fill, h, number, size } from "../core.js";
 import { a } from "./forms.js";
 import { part } from "./parts.js";
 

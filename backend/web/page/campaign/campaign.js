@@ -1,9 +1,6 @@
 /** A campaign: its sessions, world, history and settings. */
 import { choose } from "../chat/choose.js";
-import { api } from "../core/api.js";
-import { more } from "../core/dialogs.js";
-import { act, fill, h, icon, tabs } from "../core/dom.js";
-import { number } from "../core/words.js";
+import { act, api, fill, h, icon, more, number, tabs } from "../core.js";
 import { acts, c, moment } from "./parts.js";
 import { waiting } from "./proposals.js";
 

@@ -1,9 +1,6 @@
 /** The list of campaigns. */
 import { areas } from "../chat/list.js";
-import { more } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { campaigns } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, campaigns, fill, h, icon, more, t } from "../core.js";
 import { exampleCampaign } from "../library/examples.js";
 import { titles } from "../memory/parts.js";
 import { acts, c, files, make, moment } from "./parts.js";
@@ -11,7 +8,7 @@ import { acts, c, files, make, moment } from "./parts.js";
 const SHOWN = 4;
 
 /** Route: #/campaigns */
-export default async function ({ signal, title }) {
+export default async function view({ signal, title }) {
   title(c("campaigns"));
   const out = h("div");
   const draw = async () => {

@@ -1,8 +1,5 @@
 /** A card of a world's item, with a form that unfolds below it. */
-import { attempt, deleting, more } from "../core/dialogs.js";
-import { act, fill, h, icon, set } from "../core/dom.js";
-import { autoform, control } from "../core/form.js";
-import { t } from "../core/words.js";
+import { act, attempt, autoform, control, deleting, fill, h, icon, more, set, t } from "../core.js";
 import { fieldsOf, patchOf } from "./fields.js";
 import { c, flat, label } from "./parts.js";
 import { VIEWS } from "./views.js";

@@ -1,5 +1,5 @@
 /** Clocks: circles of segments that are filled with a click or the arrow keys. */
-import { set, svg } from "../core/dom.js";
+import { set, svg } from "../core.js";
 import { c } from "./parts.js";
 
 const KEYS = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1, Home: -8, End: 8 };

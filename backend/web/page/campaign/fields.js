@@ -1,6 +1,6 @@
 /** The fields of a campaign's items by kind. */
 import { audience as knownTo } from "../core/audience.js";
-import { boxes, control } from "../core/form.js";
+import { boxes, control } from "../core.js";
 import { among, c, field } from "./parts.js";
 import { called } from "./world.js";
 

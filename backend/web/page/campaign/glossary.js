@@ -1,6 +1,5 @@
 /** The glossary: terms of every prompt, and proposed terms. */
-import { complain } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
+import { act, complain, fill, h } from "../core.js";
 import { c } from "./parts.js";
 import { section } from "./sections.js";
 import { World } from "./world.js";

@@ -1,8 +1,5 @@
 /** The change log of a campaign: each change, its author and state, and undo. */
-import { api } from "../core/api.js";
-import { attempt, toast } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { ago, dateTime, t } from "../core/words.js";
+import { act, ago, api, attempt, dateTime, fill, h, icon, t, toast } from "../core.js";
 import { c, label } from "./parts.js";
 import { said, whose } from "./said.js";
 import { World } from "./world.js";

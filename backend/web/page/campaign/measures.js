@@ -1,15 +1,13 @@
 /** Statistics of a campaign's memory: figures, charts, and failures. */
 import { row as jobRow } from "../activity.js";
-import { api } from "../core/api.js";
-import { fill, h, icon, svg } from "../core/dom.js";
-import { ago, date, dateTime, has, money, number, t } from "../core/words.js";
+import { ago, api, date, dateTime, fill, h, has, icon, money, number, svg, t } from "../core.js";
 import { c } from "./parts.js";
 
 const m = (path, values) => c(`measures.${path}`, values);
 const kind = (name) => t(`memory.run.${name}`);
 const seconds = (value) => (value == null ? m("none") : m("seconds", { seconds: Math.round(value * 10) / 10 }));
 
-export default async function (it, { signal }) {
+export default async function panel(it, { signal }) {
   const page = h("section.measures");
   const read = async () => fill(page, view(await api.get(`/campaigns/${it.id}/memory`, { signal }), read));
   await read();

@@ -1,8 +1,5 @@
 /** The world panel of a chat, for the active path. */
-import { api } from "../core/api.js";
-import { attempt, complain, toast } from "../core/dialogs.js";
-import { h, settled } from "../core/dom.js";
-import { kept } from "../core/store.js";
+import { api, attempt, complain, h, kept, settled, toast } from "../core.js";
 import { c } from "./parts.js";
 import { proposals } from "./proposals.js";
 import { sections } from "./sections.js";

@@ -1,10 +1,6 @@
 /** Shared parts of the campaign views: texts, fields, creation, import, and menus. */
-import { api } from "../core/api.js";
-import { attempt, deleting } from "../core/dialogs.js";
-import { h, icon } from "../core/dom.js";
+import { api, attempt, campaigns, chats, chronicles, deleting, h, has, icon, t } from "../core.js";
 import { importing } from "../core/importing.js";
-import { campaigns, chats, chronicles } from "../core/store.js";
-import { has, t } from "../core/words.js";
 import { asking } from "../memory/parts.js";
 
 /** A text of the campaign views. */

@@ -1,10 +1,7 @@
 /**
  * Proposed changes that wait for a decision: the current and the proposed state, and the source.
  */
-import { api } from "../core/api.js";
-import { complain, toast } from "../core/dialogs.js";
-import { act, fill, h, settled } from "../core/dom.js";
-import { ago, dateTime, number } from "../core/words.js";
+import { act, ago, api, complain, dateTime, fill, h, number, settled, toast, undoable } from "../core.js";
 import { source } from "./ledger.js";
 import { c, label } from "./parts.js";
 import { said } from "./said.js";
@@ -27,28 +24,41 @@ export function proposals(world, signal, told) {
   const list = h("ol.ledger.proposals", { "aria-label": c("tabs.proposals") });
   const summary = h("summary", {}, c("tabs.proposals"), " ", count);
   const element = h("details.group", { open: true, hidden: true }, summary, h("p.soft", {}, c("proposals_help")), list);
+  const away = new Set();
   let known = "";
   const read = async () => {
-    const { items } = await api.get(`${world.path}/proposals`, { query: { limit: MOST }, signal });
+    const all = (await api.get(`${world.path}/proposals`, { query: { limit: MOST }, signal })).items;
+    const items = all.filter(({ id }) => !away.has(id));
     const found = JSON.stringify(items);
     if (found === known) return;
     known = found;
     const at = [...list.children].findIndex((row) => row.contains(document.activeElement));
-    fill(list, items.map((each) => row(each, world, decide)));
+    fill(list, items.map((each) => row(each, world, accept, refuse)));
     count.textContent = number(items.length);
     element.hidden = !items.length;
     // After a decision the focus moves to the next proposal.
     if (at >= 0) (list.children[Math.min(at, items.length - 1)] ?? document.querySelector("main h1, aside h2"))?.focus();
     told?.(items.length);
   };
-  const decide = async ({ id, revision, target }, how, query) => {
+  const accept = async ({ id, revision, target }, query) => {
     try {
-      await api.post(`${world.path}/proposals/${id}/${how}`, undefined, { ifMatch: revision, query });
-      toast(c(`decided.${how}`, { name: title(target) }));
+      await api.post(`${world.path}/proposals/${id}/accept`, undefined, { ifMatch: revision, query });
+      toast(c("decided.accept", { name: title(target) }));
     } catch (error) {
       complain(error);
     }
     await Promise.all([world.read(), read()]).catch(complain);
+  };
+  const refuse = ({ id, revision, target }) => {
+    const hide = (is) => () => {
+      away[is ? "add" : "delete"](id);
+      read().catch(complain);
+    };
+    undoable(c("decided.refuse", { name: title(target) }), {
+      hide: hide(true),
+      act: (options) => api.post(`${world.path}/proposals/${id}/refuse`, undefined, { ...options, ifMatch: revision }),
+      show: hide(false),
+    });
   };
   const soon = settled(() => read().catch(complain), 250);
   signal.addEventListener("abort", soon.drop);
@@ -59,12 +69,12 @@ export function proposals(world, signal, told) {
 const title = ({ kind, name }) => (kind === "world" ? c("kinds.world") : name || c(`kinds.${kind}`));
 
 /** A proposal: the current and the proposed state, the reason, and the possible answers. */
-function row(it, world, decide) {
+function row(it, world, accept, refuse) {
   const { target, reason, because, mention, candidates, message_id: line, created_at: when } = it;
   const name = (!target.name && mention) || title(target);
   const answers = candidates.length
-    ? candidates.map((each) => act("check", c("meant", each), () => decide(it, "accept", { item_id: each.id })))
-    : act("check", c("accept"), () => decide(it, "accept"));
+    ? candidates.map((each) => act("check", c("meant", each), () => accept(it, { item_id: each.id })))
+    : act("check", c("accept"), () => accept(it));
   return h("li", { tabindex: -1, "aria-label": name },
     h("header.row", {},
       h("strong", {}, name),
@@ -72,7 +82,7 @@ function row(it, world, decide) {
       h("span.tag", {}, c(`reasons.${reason}`, it))),
     sides(it, world),
     because && h("p.quote", {}, because),
-    h("p.row.answers", {}, answers, act("close", c("refuse"), () => decide(it, "refuse"))),
+    h("p.row.answers", {}, answers, act("close", c("refuse"), () => refuse(it))),
     h("p.row.soft", {}, h("time", { datetime: when, title: dateTime(when) }, ago(when)), source(line)));
 }
 

@@ -1,5 +1,5 @@
 /** Values of items as text, for the change log and comparisons. */
-import { has, number } from "../core/words.js";
+import { has, number } from "../core.js";
 import { c } from "./parts.js";
 
 const ID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;

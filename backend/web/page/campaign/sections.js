@@ -1,8 +1,5 @@
 /** The sections of a world: the time, the present entities, open threads, and everything else. */
-import { attempt } from "../core/dialogs.js";
-import { act, fill, h, settled } from "../core/dom.js";
-import { control } from "../core/form.js";
-import { number, t } from "../core/words.js";
+import { act, attempt, control, fill, h, number, settled, t } from "../core.js";
 import { asking } from "../memory/parts.js";
 import { card, locking } from "./card.js";
 import { fieldsOf, patchOf } from "./fields.js";

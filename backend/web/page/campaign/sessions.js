@@ -1,9 +1,5 @@
 /** The chats of a campaign. */
-import { api } from "../core/api.js";
-import { menu } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
-import { campaigns, chats } from "../core/store.js";
-import { ago, t } from "../core/words.js";
+import { act, ago, api, campaigns, chats, fill, h, menu, t, toast, UNDO_SECONDS } from "../core.js";
 import { c } from "./parts.js";
 
 /** The sessions, latest first. Chats can be added and removed. */
@@ -16,11 +12,16 @@ export default async function (it, { signal }) {
     campaigns.changed();
     chats.changed();
   };
+  const leave = async (chat) => {
+    await put(chat, null);
+    const onaction = () => put(chat, it.id);
+    toast(c("left", { name: name(chat) }), { action: t("common.undo"), seconds: UNDO_SECONDS, onaction });
+  };
   const row = (chat) => h("li", {},
     h("div.grow", {},
       h("a.clip", { href: `#/chats/${chat.id}?panel=world` }, name(chat)),
       h("small.soft", {}, ago(chat.updated_at))),
-    act("close", c("leave", { name: name(chat) }), () => put(chat, null), "quiet"));
+    act("close", c("leave", { name: name(chat) }), () => leave(chat), "quiet"));
   const draw = async () => {
     const own = (await chats.all()).filter((chat) => chat.campaign_id === it.id);
     fill(list, own.map(row));

@@ -1,7 +1,5 @@
 /** The settings of a campaign: its brief and its memory. */
-import { api } from "../core/api.js";
-import { autoform } from "../core/form.js";
-import { campaigns } from "../core/store.js";
+import { api, autoform, campaigns } from "../core.js";
 import { flat, GROUPS, nested } from "./parts.js";
 
 /** A form that saves automatically. `tell()` is called after a change of the name. */

@@ -1,5 +1,5 @@
 /** The world on the campaign's page. */
-import { complain } from "../core/dialogs.js";
+import { complain } from "../core.js";
 import { sections } from "./sections.js";
 import { World } from "./world.js";
 

@@ -1,8 +1,5 @@
 /** Versions of a campaign: compare with the present, and restore. */
-import { api } from "../core/api.js";
-import { attempt, sure, toast } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { ago, dateTime, t } from "../core/words.js";
+import { act, ago, api, attempt, dateTime, fill, h, icon, t, undoable } from "../core.js";
 import { c, label } from "./parts.js";
 import { said, whose } from "./said.js";
 import { World } from "./world.js";
@@ -31,11 +28,10 @@ export default async function (it, { signal, tell }) {
 /** A version in the list. Unfolded, it shows the changes that restoring it would make. */
 function row({ version, actor, changes: count, created_at: when }, world, restored) {
   const box = h("div.compared");
-  const restore = () => attempt(async () => {
-    if (!(await sure(c("restore_title", { version }), c("restore_text"), c("restore")))) return;
-    const view = await api.post(`${world.path}/restore`, { version });
-    toast(c("restored", { version }));
-    await restored(view);
+  const restore = ({ currentTarget: button }) => undoable(c("restored", { version }), {
+    hide: () => (button.disabled = true),
+    act: async (options) => restored(await api.post(`${world.path}/restore`, { version }, options)),
+    show: () => (button.disabled = false),
   });
   const open = ({ target }) => target.open && attempt(async () => {
     const { differences, more } = await api.get(`${world.path}/comparison`, { query: { version } });

@@ -1,6 +1,5 @@
 /** Views of a world's items. Their values are buttons that open the field in the form. */
-import { h, icon, svg } from "../core/dom.js";
-import { number } from "../core/words.js";
+import { h, icon, number, svg } from "../core.js";
 import { dial } from "./clock.js";
 import { c, label } from "./parts.js";
 

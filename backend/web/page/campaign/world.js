@@ -1,8 +1,5 @@
 /** The current world of a campaign: load, search, change. */
-import { api } from "../core/api.js";
-import { attempt, complain, toast, UNDO_SECONDS } from "../core/dialogs.js";
-import { characters } from "../core/store.js";
-import { t } from "../core/words.js";
+import { api, attempt, characters, complain, t, toast, UNDO_SECONDS } from "../core.js";
 import { c } from "./parts.js";
 
 /** The API's path for each kind of item. */

@@ -2,10 +2,7 @@
  * Actions on messages: toolbars, keyboard shortcuts, swipe gestures, and tools next to the
  * composer.
  */
-import { api } from "../core/api.js";
-import { attempt, dialog, menu, toast } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { act, api, attempt, dialog, fill, h, menu, t, toast } from "../core.js";
 import { share } from "./audience.js";
 import { branch, choose, erase, fork, goOn, lead, remove, say, versions } from "./branches.js";
 import { alone, isGroup } from "./cast.js";

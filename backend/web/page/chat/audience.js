@@ -1,8 +1,6 @@
 /** Who knows a message: its mark, and the dialog that changes it. */
-import { api } from "../core/api.js";
-import { dialog } from "../core/dialogs.js";
-import { fill, h, icon } from "../core/dom.js";
-import { list } from "../core/words.js";
+import { api, dialog, fill, h, icon, list, sendform } from "../core.js";
+import { audience } from "../core/audience.js";
 import { m } from "./cast.js";
 
 /** The people of the campaign of a chat, requested once. */
@@ -44,9 +42,7 @@ export function mark({ audience, role }, room) {
 
 /** Let the user choose who knows a message. */
 export async function share(message, room) {
-  const [{ audience }, { sendform }, entities] = await Promise.all([
-    import("../core/audience.js"), import("../core/form.js"), played(room),
-  ]);
+  const entities = await played(room);
   // An entity that a member plays is the member.
   const members = room.members.map(({ id, name }) => [id, name]);
   const own = new Set(room.members.map(({ id }) => id));

@@ -1,11 +1,6 @@
 /** The pictures behind the messages of chats: drawing one, and the field that sets one. */
-import { api } from "../core/api.js";
-import { attempt, undoable } from "../core/dialogs.js";
-import { act, h, refill, set } from "../core/dom.js";
-import { progress } from "../core/form.js";
+import { act, api, attempt, backgrounds, h, progress, refill, set, t, undoable } from "../core.js";
 import { dropping, pick } from "../core/importing.js";
-import { backgrounds } from "../core/store.js";
-import { t } from "../core/words.js";
 
 const say = (name) => t(`background.${name}`);
 const pathOf = (kind, id) => `/${kind}s/${id}/background`;

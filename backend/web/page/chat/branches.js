@@ -1,9 +1,5 @@
 /** Versions of messages, branches, forks, and deletion. */
-import { api } from "../core/api.js";
-import { dialog, toast, undoable } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { chats } from "../core/store.js";
-import { ago, t } from "../core/words.js";
+import { ago, api, chats, dialog, h, t, toast, undoable } from "../core.js";
 
 /** A text about messages. */
 export const say = (name, values) => t(`message.${name}`, values);

@@ -1,9 +1,5 @@
 /** The tools for several chats of the list. */
-import { api } from "../core/api.js";
-import { attempt, menu, toast, undoable } from "../core/dialogs.js";
-import { act, fill, h, pause } from "../core/dom.js";
-import { chats } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, api, attempt, chats, fill, h, menu, pause, t, toast, undoable } from "../core.js";
 import { askTags } from "./entry.js";
 import { exports } from "./exports.js";
 

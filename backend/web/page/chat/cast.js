@@ -1,8 +1,5 @@
 /** The members of a chat: in its header, who is there, and what they can do. */
-import { api } from "../core/api.js";
-import { attempt, menu, toast } from "../core/dialogs.js";
-import { fill, h, icon, settled } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { api, attempt, fill, h, icon, menu, settled, t, toast } from "../core.js";
 import { face } from "../library/faces.js";
 
 /** A text about members. */

@@ -1,9 +1,5 @@
 /** The dialog for a new chat. */
-import { dialog } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { control, finder } from "../core/form.js";
-import { campaigns, characters, personas } from "../core/store.js";
-import { t } from "../core/words.js";
+import { campaigns, characters, control, dialog, finder, h, personas, t } from "../core.js";
 import { face } from "../library/faces.js";
 import { once, play } from "../library/start.js";
 

@@ -1,7 +1,5 @@
 /** Commands of the composer, such as `/roll 2d6`: what they do, and their completions. */
-import { api, Problem } from "../core/api.js";
-import { attempt, toast } from "../core/dialogs.js";
-import { t } from "../core/words.js";
+import { api, attempt, Problem, t, toast } from "../core.js";
 import { isGroup } from "./cast.js";
 import { begins, called, completions as listeners } from "./whisper.js";
 
@@ -46,13 +44,13 @@ const speakers = ({ members, personas }) => [
   ...personas.map((each) => ({ ...each, role: "user", key: "persona_id" })),
 ];
 
-async function speakAs(text, room) {
+async function speakAs(text, room, audience) {
   const known = speakers(room);
   const [name, id] = called(known).find(([each]) => begins(text, each)) ?? [];
   if (!id) refuse(text ? c("nobody", { name: text.split(/[:,\n]/)[0].slice(0, 40) }) : c("needs.as"));
   const { role, key } = known.find((each) => each.id === id);
   const line = needed(text.slice(name.length).replace(/^[\s:,]+/, ""), "as");
-  await append(room, { role, [key]: id, text: line });
+  await append(room, { role, [key]: id, text: line, audience });
 }
 
 async function note(text, room) {
@@ -67,15 +65,16 @@ async function note(text, room) {
 }
 
 /**
- * The functions of commands get the text after the command, and throw a `Problem` if they cannot use
+ * The functions of commands get the text after the command and the audience of a message that they
+ * add, and throw a `Problem` if they cannot use
  * it. Commands without a function take turns.
  */
 const COMMANDS = {
   as: speakAs,
   continue: null,
   note,
-  roll: async (text, room) => append(room, { role: "user", text: rolled(text) }),
-  sys: async (text, room) => append(room, { role: "system", text: needed(text, "sys") }),
+  roll: async (text, room, audience) => append(room, { role: "user", text: rolled(text), audience }),
+  sys: async (text, room, audience) => append(room, { role: "system", text: needed(text, "sys"), audience }),
   whisper: null,
 };
 const available = (room) => Object.keys(COMMANDS).filter((name) => name !== "whisper" || isGroup(room));
@@ -83,9 +82,9 @@ const available = (room) => Object.keys(COMMANDS).filter((name) => name !== "whi
 /**
  * Read a line that may be a command.
  *
- * @returns {{text, run, body, isPlain}} `run()` runs the command, `body` is the turn that it takes.
- *   Without either, `text` is the line to send. In a line that begins with two slashes, the first
- *   one is removed, and the rest `isPlain`.
+ * @returns {{text, run, body, isPlain}} `run(audience)` runs the command, `body` is the turn that it
+ *   takes. Without either, `text` is the line to send. In a line that begins with two slashes, the
+ *   first one is removed, and the rest `isPlain`.
  * Throws a `Problem` if there is no such command here.
  */
 export function read(line, room) {
@@ -99,7 +98,7 @@ export function read(line, room) {
   if (name === "whisper") return { text: line };
   const rest = start.slice(whole.length).trim();
   if (name === "continue") return { body: rest ? refuse(c("no_text")) : { continue: true } };
-  return { text: "", run: () => COMMANDS[name](rest, room) };
+  return { text: "", run: (audience) => COMMANDS[name](rest, room, audience) };
 }
 
 /** Complete forms of a line: `[label, line, help]`. */

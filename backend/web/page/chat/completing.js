@@ -1,6 +1,5 @@
 /** The list of completions of a text field, chosen with Tab, the arrow keys, or a click. */
-import { fill, h, set } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { fill, h, set, t } from "../core.js";
 
 let ids = 0;
 

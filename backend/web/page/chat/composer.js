@@ -1,9 +1,5 @@
 /** The text field for the user's lines. Drafts are kept until a turn has accepted them. */
-import { api } from "../core/api.js";
-import { complain, explained, remedy } from "../core/dialogs.js";
-import { fill, h, icon, settled } from "../core/dom.js";
-import { kept, session } from "../core/store.js";
-import { t } from "../core/words.js";
+import { api, complain, explained, fill, h, icon, kept, remedy, session, settled, t } from "../core.js";
 import { tools } from "./actions.js";
 import { isGroup } from "./cast.js";
 import { completions, read } from "./commands.js";
@@ -127,7 +123,7 @@ export function composer(room) {
       const { text, run, body, isPlain } = read(line, room);
       if (run) {
         notice();
-        await run();
+        await run(group.audience);
         accepted();
         if (!also) return;
       }
@@ -193,6 +189,10 @@ export function composer(room) {
     /** The ids of the pictures of the line. */
     get files() {
       return pictures.files;
+    },
+    /** The tokens of these pictures, an estimate. */
+    get pictured() {
+      return pictures.tokens;
     },
     get text() {
       return area.value;

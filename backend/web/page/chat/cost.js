@@ -1,7 +1,5 @@
 /** The cost of a chat, of its last reply and of the next one, shown under the chat's name. */
-import { api } from "../core/api.js";
-import { fill, h, settled } from "../core/dom.js";
-import { money, t } from "../core/words.js";
+import { api, fill, h, money, settled, t } from "../core.js";
 import { warnOfLimit } from "./limit.js";
 
 /**
@@ -27,7 +25,8 @@ const USUAL_REPLY = 300;
 const CHARACTERS = 4;
 
 /**
- * Estimate the cost of the next turn: the last prompt, the line, and a reply as long as the last one.
+ * Estimate the cost of the next turn: the last prompt, the line with its pictures, and a reply as
+ * long as the last one.
  * `last` is the usage of the last reply. It shows how much of a prompt is read from the cache.
  * Returns null if the price is unknown.
  */
@@ -37,7 +36,7 @@ function estimate({ model, totals, composer }, last) {
   const again = model.price.cached_input ?? input;
   const { turns = 0, prompt_tokens: read, cached_tokens: cached, completion_tokens: written } = last ?? {};
   const share = read ? cached / read : 0;
-  const prompt = totals.prompt + composer.text.length / CHARACTERS;
+  const prompt = totals.prompt + composer.text.length / CHARACTERS + composer.pictured;
   const reply = turns ? written / turns : USUAL_REPLY;
   return (prompt * (share * again + (1 - share) * input) + reply * output) / 1e6;
 }

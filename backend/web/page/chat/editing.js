@@ -1,9 +1,5 @@
 /** Editing of a message in place. The draft is kept until it is saved or discarded. */
-import { api } from "../core/api.js";
-import { explain } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
-import { kept } from "../core/store.js";
-import { t } from "../core/words.js";
+import { api, explain, fill, h, kept, t, undoable } from "../core.js";
 import { lead, say, told } from "./branches.js";
 import { worded, wording } from "./pictures.js";
 
@@ -28,6 +24,14 @@ export function edit(message, room, place) {
     kept.set(name, null);
     leave();
   };
+  const discard = () => undoable(say("discarded"), {
+    hide: drop,
+    act() {},
+    show() {
+      kept.set(name, draft);
+      if (place.isConnected) edit(message, room, place);
+    },
+  });
   const save = async (answers) => {
     if (area.readOnly) return;
     if (room.busy) return fill(trouble, say("wait"));
@@ -61,7 +65,7 @@ export function edit(message, room, place) {
       button(t("common.save"), () => save(), "primary"),
       message.role === "user" && button(say("answer"), () => save(true)),
       button(t("common.cancel"), leave, "quiet"),
-      draft != null && button(say("discard"), drop, "quiet danger")));
+      draft != null && button(say("discard"), discard, "quiet danger")));
   place.querySelector(".prose").after(form);
   place.classList.add("edited");
   area.focus();

@@ -1,9 +1,5 @@
 /** The tools of a chat with several characters: the next speaker, whispers, and automatic replies. */
-import { dialog, menu } from "../core/dialogs.js";
-import { act, fill, h, icon, refill, set } from "../core/dom.js";
-import { sendform } from "../core/form.js";
-import { kept } from "../core/store.js";
-import { list } from "../core/words.js";
+import { act, dialog, fill, h, icon, kept, list, menu, refill, sendform, set } from "../core.js";
 import { alone, isGroup, m } from "./cast.js";
 import { read } from "./whisper.js";
 
@@ -11,7 +7,7 @@ const MOST_REPLIES = 50;
 const USUAL_REPLIES = 5;
 
 /**
- * @returns {{element, wish, taken}} `wish(line)` returns the line with its files, audience and speaker;
+ * @returns {{element, wish, taken, audience}} `wish(line)` returns the line with its files, audience and speaker;
  *   with `isPlain`, it is not read as a command. `taken()` says that a turn has it.
  */
 export function ensemble(room) {
@@ -94,9 +90,13 @@ export function ensemble(room) {
     get speaker() {
       return speaker;
     },
+    /** The ids of the chosen listeners, or undefined for a public line. */
+    get audience() {
+      return whispering && listeners.size ? [...listeners] : undefined;
+    },
     wish(line, also, { isPlain = false, files = [] } = {}) {
       const found = isGroup(room) && !isPlain ? read(line, room.members) : { text: line };
-      const audience = found.audience ?? (whispering && listeners.size ? [...listeners] : undefined);
+      const audience = found.audience ?? this.audience;
       if (found.audience && !found.text.trim() && !files.length) {
         // The names alone choose the listeners of the next lines.
         listeners.clear();

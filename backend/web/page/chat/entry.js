@@ -1,9 +1,8 @@
 /** A chat in the list, and the actions of its menu. */
-import { api } from "../core/api.js";
-import { attempt, deleting, menu, toast } from "../core/dialogs.js";
-import { act, h, icon } from "../core/dom.js";
-import { chats, usedAt } from "../core/store.js";
-import { ago, dateTime, t } from "../core/words.js";
+import {
+  act, ago, api, attempt, chats, dateTime, deleting, h, icon, menu, t, toast, usedAt,
+} from "../core.js";
+import { plain } from "../core/passage.js";
 import { face } from "../library/faces.js";
 import { asking } from "../library/parts.js";
 import { exports } from "./exports.js";
@@ -18,9 +17,15 @@ export async function patch({ id }, changes) {
   return chat;
 }
 
+/** The field for the tags of a chat, with the tags of all chats for completion. */
+export const tagsField = async () => {
+  const known = [...new Set((await chats.all()).flatMap(({ tags }) => tags))];
+  return { name: "tags", kind: "words", label: t("chats.tags"), known, most: 2000 };
+};
+
 /** Ask for tags. `send` gets the list. */
-export const askTags = (tags, send) => {
-  const field = { name: "tags", kind: "words", label: t("chats.tags"), value: tags, most: 2000 };
+export const askTags = async (tags, send) => {
+  const field = { ...(await tagsField()), value: tags };
   return asking(t("chats.tags"), field, t("common.save"), ({ tags: chosen }) => send(chosen));
 };
 
@@ -60,19 +65,22 @@ function menuOf(chat) {
   ];
 }
 
-/** Without the marks of Markdown, because the preview has one line. */
-const plain = (text) => text.replace(/[*_`#>]+/g, "").trim();
+const namesOf = (cast) => cast.map((each) => each.name).join(", ");
 
-/** @returns {[HTMLElement, string]} A chat of the list, and the text that a search looks at. */
-export function entry(chat, cast) {
+/** The text of a chat that a search looks at. */
+export const textOf = (chat, cast) =>
+  [titleOf(chat), namesOf(cast), plain(chat.preview), ...chat.tags.map(tagKey)].join("\n");
+
+/** A chat of the list. */
+export function entry(chat, cast, isPicked) {
   const title = titleOf(chat);
-  const names = cast.map((each) => each.name).join(", ");
+  const names = namesOf(cast);
   const shown = cast.length ? cast : [{ name: title }];
   const preview = plain(chat.preview);
-  const element = h(
+  return h(
     "li",
     {},
-    h("input.pick", { type: "checkbox", value: chat.id, "aria-label": t("chats.pick", { title }) }),
+    h("input.pick", { type: "checkbox", value: chat.id, checked: isPicked, "aria-label": t("chats.pick", { title }) }),
     h("span.faces", {}, shown.slice(0, 2).map((each) => face(each))),
     h(
       "div.grow",
@@ -87,7 +95,6 @@ export function entry(chat, cast) {
     ),
     act("more", t("chats.more", { title }), ({ currentTarget }) => menu(currentTarget, menuOf(chat)), "quiet"),
   );
-  return [element, [title, names, preview, ...chat.tags.map(tagKey)].join("\n")];
 }
 
 /** The word that the search uses for a tag. */

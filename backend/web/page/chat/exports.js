@@ -1,6 +1,5 @@
 /** Menu items that save a chat as a file. */
-import { api } from "../core/api.js";
-import { t } from "../core/words.js";
+import { api, t } from "../core.js";
 
 const FORMATS = ["jsonl", "markdown", "text", "archive"];
 

@@ -1,10 +1,6 @@
 /** Search in a chat: by words, by meaning, and by message number. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { fill, h, settled } from "../core/dom.js";
+import { api, attempt, fill, h, kept, settled, t } from "../core.js";
 import { finding, passage } from "../core/passage.js";
-import { kept } from "../core/store.js";
-import { t } from "../core/words.js";
 
 const SHOWN = 240;
 

@@ -1,7 +1,5 @@
 /** The choice among a character's greetings, before the first line of a chat. */
-import { attempt } from "../core/dialogs.js";
-import { h, refill } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { attempt, h, refill, t } from "../core.js";
 import { lead, say, versions } from "./branches.js";
 
 const SHOWN = 240; // characters of a greeting

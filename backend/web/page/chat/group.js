@@ -1,7 +1,5 @@
 /** The settings of a chat with several characters. */
-import { h } from "../core/dom.js";
-import { boxes, control } from "../core/form.js";
-import { t } from "../core/words.js";
+import { boxes, control, h, t } from "../core.js";
 import { field } from "./fields.js";
 
 /** A select whose first option is the default. */

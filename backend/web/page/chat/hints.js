@@ -1,8 +1,5 @@
 /** Hints about a chat, one at a time. A hint that was closed is not shown again. */
-import { attempt } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { pageSettings } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, attempt, fill, h, icon, pageSettings, t } from "../core.js";
 
 const LONG = 10;
 const LONGER = 20;

@@ -1,9 +1,5 @@
 /** The dialog for a character that joins or returns: it knows nothing, or is told what happened. */
-import { api } from "../core/api.js";
-import { dialog, explain } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
-import { control } from "../core/form.js";
-import { t } from "../core/words.js";
+import { api, control, dialog, explain, fill, h, t } from "../core.js";
 import { enter, m } from "./cast.js";
 
 /** Ask what a character is told, and let it enter. A model drafts the text if it is needed. */

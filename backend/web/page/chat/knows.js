@@ -1,10 +1,8 @@
 /** The panel of what a member knows: its memories, its summary, and a search with its eyes. */
-import { api } from "../core/api.js";
-import { attempt, complain, deleting, more, undoable } from "../core/dialogs.js";
-import { act, fill, h, refill, settled } from "../core/dom.js";
-import { control } from "../core/form.js";
+import {
+  act, api, attempt, complain, control, deleting, fill, h, more, refill, settled, t, undoable,
+} from "../core.js";
 import { finding, passage } from "../core/passage.js";
-import { t } from "../core/words.js";
 import { asking, EVENT, m as memory, signals } from "../memory/parts.js";
 import { likeness } from "./cast.js";
 import { summaries } from "./summaries.js";

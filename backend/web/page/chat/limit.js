@@ -1,9 +1,5 @@
 /** A warning when the account's own limit of the month is near or reached. */
-import { api } from "../core/api.js";
-import { toast } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { kept, pageSettings } from "../core/store.js";
-import { money, t } from "../core/words.js";
+import { api, h, kept, money, pageSettings, t, toast } from "../core.js";
 
 /** Shares of the limit at which a warning is shown, the largest first. */
 const STEPS = [1, 0.8];

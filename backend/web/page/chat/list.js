@@ -1,14 +1,14 @@
 /** The start page: the chats, or the first steps. */
-import { act, fill, h, icon, refill, tabs } from "../core/dom.js";
-import { finder } from "../core/form.js";
-import { characters, chats, kept, session, usedAt } from "../core/store.js";
-import { t, texts } from "../core/words.js";
+import {
+  act, characters, chats, fill, finder, h, icon, kept, refill, session, t, tabs, texts, usedAt,
+} from "../core.js";
+import { longList } from "../core/long-list.js";
 import { card, importButton, offer } from "../library/start.js";
 import { first, lacksModel } from "../models/first.js";
 import { movingButton } from "../transfer/moving.js";
 import { bulk } from "./bulk.js";
 import { choose } from "./choose.js";
-import { entry, tagKey, titleOf } from "./entry.js";
+import { entry, tagKey, textOf, titleOf } from "./entry.js";
 
 const TAGS = 18;
 
@@ -33,7 +33,11 @@ export default async function ({ signal, title }) {
   const create = act("plus", t("chats.new"), () => choose(), "primary");
   const found = h("p.soft", { role: "status" });
   const tags = new Set();
-  const find = finder(t("chats.search"), (count) => fill(found, !count && t("chats.none")), tags);
+  const told = (count, items) => {
+    fill(found, !count && t("chats.none"));
+    rows.show(items.map(([, , chat]) => chat));
+  };
+  const find = finder(t("chats.search"), told, tags);
   const list = h("ul.list.talks");
   const body = h("div.stack");
   let all = [];
@@ -41,32 +45,32 @@ export default async function ({ signal, title }) {
   let isArchive = false;
 
   const cast = new Map();
-  /** Rows of unchanged chats stay. */
-  let rows = new WeakMap();
-  const row = (chat) => {
-    if (!rows.has(chat)) rows.set(chat, entry(chat, chat.character_ids.map((id) => cast.get(id)).filter(Boolean)));
-    return rows.get(chat);
-  };
+  const castOf = (chat) => chat.character_ids.map((id) => cast.get(id)).filter(Boolean);
+  const picked = new Set();
+  const rows = longList(list, (chat) => entry(chat, castOf(chat), picked.has(chat.id)), signal);
 
-  const boxes = () => find.items.map(([element]) => element.querySelector(".pick"));
-  const chosen = () => {
-    const ids = new Set(boxes().filter((box) => box.checked).map((box) => box.value));
-    return all.filter(({ id }) => ids.has(id));
+  const chosen = () => all.filter(({ id }) => picked.has(id));
+  const pick = (chats) => {
+    picked.clear();
+    for (const { id } of chats) picked.add(id);
+    for (const box of list.querySelectorAll(".pick")) box.checked = picked.has(box.value);
+    several.draw(isArchive);
   };
   const selecting = (is) => {
     list.classList.toggle("picking", is);
     tools.hidden = is;
     several.element.hidden = !is;
-    if (!is) for (const box of boxes()) box.checked = false;
-    several.draw(isArchive);
-    (is ? several.element : tools).querySelector("button")?.focus();
+    pick([]);
+    (is ? several.element.querySelector("button") : select).focus();
   };
-  const everyone = () => {
-    for (const [element] of find.items) element.querySelector(".pick").checked = !element.hidden;
+  const several = bulk({ chosen, all: () => pick(rows.items), end: () => selecting(false) });
+  list.addEventListener("change", ({ target }) => {
+    if (!picked.delete(target.value)) picked.add(target.value);
     several.draw(isArchive);
-  };
-  const several = bulk({ chosen, all: everyone, end: () => selecting(false) });
-  list.addEventListener("change", () => several.draw(isArchive));
+  });
+  body.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !several.element.hidden && !event.defaultPrevented) selecting(false);
+  });
   // While chats are selected, a click on one does not open it.
   list.addEventListener("click", (event) => {
     const box = event.target.closest("a")?.closest(".picking > li")?.querySelector(".pick");
@@ -120,10 +124,7 @@ export default async function ({ signal, title }) {
     const often = [...known].sort(([, one], [, other]) => other[1] - one[1]);
     refill(filter, often.filter(([key], at) => at < TAGS || tags.has(key)).map(tag));
     filter.hidden = !often.length;
-    const picked = new Set(chosen().map(({ id }) => id));
-    find.items = items.map(row);
-    for (const box of boxes()) box.checked = picked.has(box.value);
-    refill(list, find.items.map(([element]) => element));
+    find.items = items.map((chat) => [null, textOf(chat, castOf(chat)), chat]);
     find.run();
     if (!items.length) fill(found, t("chats.all_archived"));
     several.draw(isArchive);
@@ -137,17 +138,18 @@ export default async function ({ signal, title }) {
     if (all.length) {
       for (const each of people) cast.set(each.id, each);
       show();
-      if (!list.isConnected) fill(body, tools, several.element, filter, found, list);
+      if (!list.isConnected) fill(body, tools, several.element, filter, found, rows.element);
     } else if (people.length) {
-      const grid = h("ul.people", {}, people.map(card));
-      fill(body, h("p.soft.lead", {}, t("chats.choose")), grid, h("div.row", {}, importButton(), movingButton()));
+      const grid = longList(h("ul.people"), (each) => card(each), signal);
+      fill(body, h("p.soft.lead", {}, t("chats.choose")), grid.element, h("div.row", {}, importButton(), movingButton()));
+      grid.show(people);
     } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row.moving", {}, movingButton()));
     else fill(body, h("p.soft.lead", {}, t("chats.about")), offer());
   };
   addEventListener("chats-changed", draw, { signal });
   const recast = () => {
     cast.clear();
-    rows = new WeakMap();
+    rows.clear();
     return draw();
   };
   addEventListener("characters-changed", recast, { signal });

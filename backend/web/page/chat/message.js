@@ -1,7 +1,6 @@
 /** A message: its speaker, text, state and actions. */
-import { fill, h, icon } from "../core/dom.js";
+import { ago, dateTime, fill, h, icon, t } from "../core.js";
 import { growing, markdown } from "../core/markdown.js";
-import { ago, dateTime, t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { changed, decided } from "../play/changes.js";
 import { gestures, isQuiet, mending, promotion, toolbar } from "./actions.js";

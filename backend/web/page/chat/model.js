@@ -1,9 +1,7 @@
 /** The model of a chat, shown under its name. A click changes it. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { h, icon, set } from "../core/dom.js";
+import { api, attempt, h, icon, set } from "../core.js";
 import { choose, m } from "../models/picker.js";
-import { dropped, fits } from "../models/sampling.js";
+import { dropped, removed } from "../models/sampling.js";
 import { word } from "./fields.js";
 
 /**
@@ -34,8 +32,14 @@ export function asked(room) {
     const usual = word("usual_is", { value: find(null)?.title });
     const options = [[null, usual], ...models.map(({ id, title }) => [id, title])];
     const chosen = await choose(word("model"), options, models, settings.model ?? null);
-    if (chosen === undefined || !(await fits(find(chosen), settings.sampling))) return;
-    settings = await api.patch(own, { model: chosen, sampling: dropped(find(chosen), settings.sampling) });
+    if (chosen === undefined) return;
+    const before = settings;
+    const gone = dropped(find(chosen), before.sampling);
+    await write({ model: chosen, sampling: gone });
+    removed(room.model, gone, before, write);
+  };
+  const write = async (patch) => {
+    settings = await api.patch(own, patch);
     draw();
     room.announce(button.ariaLabel);
     room.events.dispatchEvent(new CustomEvent("model", { detail: settings }));

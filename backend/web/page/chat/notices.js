@@ -1,6 +1,5 @@
 /** Notices about problems of a reply, shown at the reply. */
-import { h } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { h, t } from "../core.js";
 import { windowLink } from "../models/picker.js";
 
 /** The notices of a message, each with a link to the setting that fixes it. */

@@ -2,7 +2,7 @@
  * The active path of a chat. It is loaded in pages, and only messages near the visible ones are
  * kept.
  */
-import { problemOf, send } from "../core/api.js";
+import { problemOf, send } from "../core.js";
 
 const PAGE = 40;
 const AROUND = 200; // messages kept before and after the last requested ones

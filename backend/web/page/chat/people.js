@@ -1,8 +1,5 @@
 /** The panel of a chat's members: their presence, and characters that can join. */
-import { attempt, more } from "../core/dialogs.js";
-import { h, refill } from "../core/dom.js";
-import { finder } from "../core/form.js";
-import { t } from "../core/words.js";
+import { attempt, finder, h, more, refill, t } from "../core.js";
 import { face } from "../library/faces.js";
 import { acts, alone, enter, likeness, m } from "./cast.js";
 import { joining } from "./joining.js";

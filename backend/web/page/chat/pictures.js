@@ -1,11 +1,6 @@
 /** Pictures of messages: attach them to the next line, and show them in place and in full. */
-import { api, Problem } from "../core/api.js";
-import { complain, dialog } from "../core/dialogs.js";
-import { act, h, icon, refill } from "../core/dom.js";
-import { progress } from "../core/form.js";
+import { act, api, complain, dialog, h, icon, kept, Problem, progress, refill, t } from "../core.js";
 import { dropping, pick } from "../core/importing.js";
-import { kept } from "../core/store.js";
-import { t } from "../core/words.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MOST = 8; // files of a line

@@ -1,7 +1,5 @@
 /** Quick replies above the composer: texts of the account, the chat and its characters. */
-import { api } from "../core/api.js";
-import { h, refill } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { api, h, refill, t } from "../core.js";
 
 const SHOWN = 40; // characters of a text without a label
 

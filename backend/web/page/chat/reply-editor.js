@@ -1,8 +1,5 @@
 /** The editor of a list of quick replies, with the interface of `control`. */
-import { undoable } from "../core/dialogs.js";
-import { act, h, set } from "../core/dom.js";
-import { control } from "../core/form.js";
-import { t } from "../core/words.js";
+import { act, control, h, set, t, undoable } from "../core.js";
 
 const MOST = 200; // of one owner
 const FIELDS = [

@@ -1,6 +1,5 @@
 /** The scrolling list of messages: a part of the path that grows while the user scrolls. */
-import { h, icon, pause } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { h, icon, pause, t } from "../core.js";
 import { drawn } from "./message.js";
 
 const AHEAD = 20; // minimum number of rendered messages before and after the visible ones

@@ -1,8 +1,5 @@
 /** Select several messages, and hide, show, copy or delete them together. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, h } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { act, api, attempt, h, t } from "../core.js";
 import { copy } from "./actions.js";
 import { erase, say } from "./branches.js";
 import { alone } from "./cast.js";

@@ -1,15 +1,13 @@
 /** The settings of a chat. Unset values come from the account. */
-import { api } from "../core/api.js";
-import { menu } from "../core/dialogs.js";
-import { act, h, refill } from "../core/dom.js";
-import { autoform, control } from "../core/form.js";
-import { campaigns, chats, chronicles, lorebooks } from "../core/store.js";
-import { t } from "../core/words.js";
+import {
+  act, api, autoform, campaigns, chats, chronicles, control, h, lorebooks, menu, refill, t,
+} from "../core.js";
 import { picker } from "../models/picker.js";
-import { dropped, fits, samplers } from "../models/sampling.js";
+import { dropped, removed, samplers } from "../models/sampling.js";
 import { tasks } from "../models/tasks.js";
 import { backgroundOf } from "./background.js";
 import { isGroup } from "./cast.js";
+import { tagsField } from "./entry.js";
 import { exports } from "./exports.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 import { groupFields } from "./group.js";
@@ -52,9 +50,9 @@ export default async function (room, { signal }) {
   const { id } = room.chat;
   const path = `/chats/${id}`;
   const own = `${path}/settings`;
-  let [settings, account, models, books, worlds, presets] = await Promise.all([
+  let [settings, account, models, books, worlds, presets, tags] = await Promise.all([
     api.get(own, { signal }), api.get("/me/settings", { signal }), api.all("/models"), lorebooks.all(),
-    campaigns.all(), api.all("/presets", { signal }),
+    campaigns.all(), api.all("/presets", { signal }), tagsField(),
   ]);
   const world = room.chat.campaign_id;
   const players = world ? await api.all(`/campaigns/${world}/entities`, { query: { kind: "pc" }, signal }) : [];
@@ -80,16 +78,24 @@ export default async function (room, { signal }) {
   };
   /** A patch contains only the changes, so that changes from other windows are kept. */
   const write = async (patch) => {
-    const gone = "model" in patch ? dropped(modelOf(patch.model), settings.sampling) : {};
+    const before = settings;
+    const gone = "model" in patch ? dropped(modelOf(patch.model), before.sampling) : {};
     settings = await api.patch(own, { ...patch, sampling: { ...patch.sampling, ...gone } }, { keepalive: true });
     form.put(sampling.named(gone));
     suit();
+    removed(modelOf(patch.model), gone, before, restore);
     room.events.dispatchEvent(new CustomEvent("settings", { detail: settings }));
     if ("chronicle_enabled" in patch || "chronicle_id" in patch) {
       chronicles.changed();
       await drawTale();
     }
     if (patch.summary) await drawSummary();
+    if ("tags" in patch) chats.changed();
+  };
+  const restore = async (patch) => {
+    await write(patch);
+    form.put({ model: patch.model, ...sampling.named(patch.sampling) });
+    suit();
   };
   const save = async ({ persona_id: persona, campaign_id: campaign, ...changes }) => {
     if (persona !== undefined) await change({ persona_id: persona });
@@ -178,13 +184,14 @@ export default async function (room, { signal }) {
     listed(cast, room.members.map(row), word("join"), others, add);
   };
 
-  const basics = [one("persona_id", room.personas), one("model", models, { models, control: picker, allow: (id) => fits(modelOf(id), settings.sampling) })];
+  const basics = [one("persona_id", room.personas), one("model", models, { models, control: picker })];
   if (presets.length) basics.push(one("preset_id", presets, { wide: true }));
   if (worlds.length) basics.push(one("campaign_id", worlds, { wide: true }, "none"));
   if (world) {
     const everyone = { id: "public", name: word("everyone") };
     basics.push(one("viewpoint", [everyone, ...players], { wide: true }, "game_master"));
   }
+  basics.push({ ...tags, wide: true });
   const keeping = [
     field("check", "chronicle_enabled", { wide: true }),
     { name: "tale", control: () => ({ element: tale, read: () => null, write() {}, fault() {} }) },

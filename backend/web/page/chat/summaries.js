@@ -1,9 +1,5 @@
 /** The summaries of a chat. In a group they are pieces that begin where presence changed. */
-import { api } from "../core/api.js";
-import { undoable } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
-import { autoform } from "../core/form.js";
-import { list, t } from "../core/words.js";
+import { act, api, autoform, fill, h, list, t, undoable } from "../core.js";
 import { isGroup, m } from "./cast.js";
 import { word } from "./fields.js";
 

@@ -1,8 +1,7 @@
 /** Turns: send a line and stream the reply, across interrupted connections. */
-import { api, events, Problem, problemOf, send } from "../core/api.js";
-import { commit, complain, explained, remedy } from "../core/dialogs.js";
-import { pause, settled } from "../core/dom.js";
-import { t } from "../core/words.js";
+import {
+  api, commit, complain, events, explained, pause, Problem, problemOf, remedy, send, settled, t,
+} from "../core.js";
 import { windowLink } from "../models/picker.js";
 
 const SILENCE = 40_000; // the server sends a heartbeat every 15 seconds

@@ -1,9 +1,5 @@
 /** The view of a chat: messages, composer, and a panel at the side. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, fill, h, icon, set, style } from "../core/dom.js";
-import { characters, chats, personas } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, api, attempt, characters, chats, fill, h, icon, personas, set, style, t } from "../core.js";
 import { chronicleWatch } from "../memory/watch.js";
 import { follow } from "../play/changes.js";
 import { stage } from "../play/stage.js";

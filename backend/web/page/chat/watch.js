@@ -1,5 +1,5 @@
 /** Looks for changes of a chat that were made elsewhere: in another window, or by another client. */
-import { pause } from "../core/dom.js";
+import { pause } from "../core.js";
 
 const SHORTEST_WAIT = 1_500;
 const LONGEST_WAIT = 5_000;

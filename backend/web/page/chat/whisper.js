@@ -1,5 +1,5 @@
 /** Lines that only some members hear: the command `/whisper`, and its completion. */
-import { Problem } from "../core/api.js";
+import { Problem } from "../core.js";
 import { m } from "./cast.js";
 
 const COMMAND = "/whisper";

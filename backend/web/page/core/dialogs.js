@@ -173,16 +173,6 @@ export function dialog(title, build, { wide = false } = {}) {
   });
 }
 
-/** Ask for confirmation of an action that cannot be undone. */
-export function sure(title, text, action) {
-  return dialog(title, (close) =>
-    h("div.stack", {},
-      h("p", {}, text),
-      h("footer", {},
-        h("button", { onclick: () => close(false), autofocus: true }, t("common.cancel")),
-        h("button.danger", { onclick: () => close(true) }, action))));
-}
-
 /**
  * Open a menu at a button. Arrow keys, Escape and a click beside it work as usual.
  *

@@ -39,7 +39,7 @@ const WRITE = {
  *
  * @param {object} field `name`, `label`, `kind` (text, area, number, check, select, lines, words),
  *   `help`, `count` (shows tokens and sends a "counted" event), and options of the kind (`options`,
- *   `min`, `max`, `rows`...).
+ *   `min`, `max`, `rows`...). `known` are words that complete those of the kind `words`.
  * @returns {{element, input, read, write, fault}}
  */
 export function control(field) {
@@ -56,11 +56,20 @@ export function control(field) {
     { id, name, type, placeholder, rows, min, max, step, maxlength: most, required, autocomplete, ...described },
     field.options?.map(([value, label]) => h("option", { value: String(value) }, label)),
   );
+  const offers = field.known && h("datalist", { id: `${id}-known` });
+  // An option replaces the whole text, so it begins with the words before the last one.
+  const offer = () => {
+    const [before] = /^(.*,)?\s*/.exec(input.value);
+    const rest = field.known.filter((word) => !READ.words(input).includes(word));
+    fill(offers, rest.map((word) => h("option", { value: before + word })));
+  };
+  if (offers) set(input, { list: offers.id, oninput: offer, onfocus: offer });
   const head = h("span.label", {}, h("label", { for: id }, field.label), tokens);
   const element = h(
     "div.field",
     { class: `${kind} ${field.wide ? "wide" : ""}` },
     kind === "check" ? [input, head] : [head, input],
+    offers,
     help,
     note,
   );
@@ -265,7 +274,10 @@ export function progress(label) {
   };
 }
 
-/** A search field that hides the items without a match. `items` are [[element, text]]. */
+/**
+ * A search field. `items` are [[element, text, ...]]: elements without a match are hidden, unless
+ * `told(count, found)` shows what was found.
+ */
 export function finder(label, told, also = []) {
   const attributes = { type: "search", "aria-label": label, placeholder: label };
   const input = h("input.finder", { ...attributes, oninput: () => self.run() });
@@ -274,10 +286,13 @@ export function finder(label, told, also = []) {
     items: [],
     run() {
       const words = [...input.value.toLowerCase().split(/\s+/), ...also];
-      const shown = self.items.filter(
-        ([element, text]) => !(element.hidden = !words.every((word) => text.toLowerCase().includes(word))),
-      );
-      told?.(shown.length);
+      const found = self.items.filter(([element, text]) => {
+        const lower = text.toLowerCase();
+        const is = words.every((word) => lower.includes(word));
+        if (element) element.hidden = !is;
+        return is;
+      });
+      told?.(found.length, found);
     },
   };
   return self;

@@ -12,8 +12,12 @@ export function finding(query) {
   return new RegExp(`(${any})`, "iu");
 }
 
+/** A text without the marks of Markdown. */
+export const plain = (text) => text.replace(/[*_`#>]+/g, "").trim();
+
 /** The part of a text around the first match, with all matches highlighted. */
-export function passage(whole, find, most) {
+export function passage(text, find, most) {
+  const whole = plain(text);
   const before = whole.lastIndexOf(" ", whole.search(find) - most / 4);
   const start = whole.length > most ? Math.max(0, before) : 0;
   const parts = whole.slice(start, start + most).split(find);

@@ -1,9 +1,5 @@
 /** Token budgets of a prompt: sliders for trying values, and buttons that save them. */
-import { api } from "../core/api.js";
-import { attempt, toast } from "../core/dialogs.js";
-import { h, set } from "../core/dom.js";
-import { control } from "../core/form.js";
-import { t } from "../core/words.js";
+import { api, attempt, control, h, set, t, toast } from "../core.js";
 
 /** For each slider, the lowest step and the smallest number that can be typed. */
 const BUDGETS = { total: [1024, 1024], history: [256, 0], retrieval: [256, 0], reply_reserve: [64, 1] };

@@ -1,8 +1,5 @@
 /** The layers of a campaign's prompt, and the blocks that the campaign added for a reply. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
-import { number, t } from "../core/words.js";
+import { api, attempt, fill, h, number, t } from "../core.js";
 
 /**
  * A section for prompts with layers.

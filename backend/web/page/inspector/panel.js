@@ -1,12 +1,8 @@
 /** The context inspector: the items of a prompt, the reasons for them, and the items left out. */
-import { api } from "../core/api.js";
+import { act, api, control, explain, fill, h, money, number, set, settled, t } from "../core.js";
 import { copy } from "../chat/actions.js";
 import { isGroup } from "../chat/cast.js";
 import { costs } from "../chat/cost.js";
-import { explain } from "../core/dialogs.js";
-import { act, fill, h, set, settled } from "../core/dom.js";
-import { control } from "../core/form.js";
-import { money, number, t } from "../core/words.js";
 import { windowLink, windowOf } from "../models/picker.js";
 import { budgets } from "./budgets.js";
 import { names } from "../models/sampling.js";

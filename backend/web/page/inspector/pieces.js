@@ -1,6 +1,5 @@
 /** The items of a prompt by group, with links to their sources. */
-import { h, icon, set } from "../core/dom.js";
-import { number, t } from "../core/words.js";
+import { h, icon, number, set, t } from "../core.js";
 import { upper, why } from "./why.js";
 
 /** The groups of a window in the order of a prompt, with their kinds of items. */

@@ -1,5 +1,5 @@
 /** The reasons why an item is in a prompt or not, as text. */
-import { t } from "../core/words.js";
+import { t } from "../core.js";
 
 const quoted = (words) => words.map((word) => `“${word}”`).join(", ");
 

@@ -1,9 +1,7 @@
 /** Actions of one character or of several: favourites, copies, exports, deletion. */
-import { api, problemOf, send } from "../core/api.js";
-import { attempt, deleting, more, toast, undoable } from "../core/dialogs.js";
-import { act, h, set } from "../core/dom.js";
-import { characters } from "../core/store.js";
-import { t } from "../core/words.js";
+import {
+  act, api, attempt, characters, deleting, h, more, problemOf, send, set, t, toast, undoable,
+} from "../core.js";
 import { say } from "./parts.js";
 
 const FORMATS = ["png", "json", "charx"];

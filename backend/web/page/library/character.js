@@ -1,11 +1,9 @@
 /** A character: its card, picture, lorebooks, and chats. */
-import { api } from "../core/api.js";
-import { attempt, deleting, menu, more, undoable } from "../core/dialogs.js";
+import {
+  act, ago, api, attempt, characters, control, deleting, fill, h, icon, lorebooks, menu, more, refill, t,
+  undoable,
+} from "../core.js";
 import { backgroundOf } from "../chat/background.js";
-import { act, fill, h, icon, refill } from "../core/dom.js";
-import { control } from "../core/form.js";
-import { characters, lorebooks } from "../core/store.js";
-import { ago, t } from "../core/words.js";
 import { at, NOTE, patchOf } from "../chat/fields.js";
 import { replyEditor } from "../chat/reply-editor.js";
 import { duplicate, exports, star } from "./acts.js";

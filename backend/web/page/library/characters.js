@@ -1,7 +1,6 @@
 /** The list of characters. */
-import { act, fill, h, refill, set } from "../core/dom.js";
-import { finder } from "../core/form.js";
-import { characters, chats, kept } from "../core/store.js";
+import { act, characters, chats, fill, finder, h, kept, refill, set } from "../core.js";
+import { longList } from "../core/long-list.js";
 import { menuOf, star } from "./acts.js";
 import { face } from "./faces.js";
 import { overview, say } from "./parts.js";
@@ -43,12 +42,17 @@ export default async function ({ signal, title }) {
   title(say("characters"));
   const wanted = new Set();
   const count = h("p.figure", { role: "status" });
-  const told = (found) => fill(count, say("count", { count: found }));
+  const told = (number, found) => {
+    fill(count, say("count", { count: number }));
+    rows.show(found.map(([, , item]) => item));
+  };
   const find = finder(say("search"), told, wanted);
   const tags = h("div.row.tags", { role: "group", "aria-label": say("tags") });
   const list = h("ul");
   const body = h("div.stack");
-  const chosen = selection(list, () => find.items.filter(([element]) => !element.hidden).map(([, , item]) => item));
+  const chosen = selection(list, () => rows.items);
+  const element = (item) => (look === "list" ? line : card)(item, star(item), menuOf(item), chosen.box(item));
+  const rows = longList(list, element, signal);
 
   let look = kept.get("characters.look", "gallery");
   let order = kept.get("characters.order", "recent");
@@ -60,6 +64,7 @@ export default async function ({ signal, title }) {
     Object.keys(ORDERS).map((each) => h("option", { value: each, selected: each === order }, say(`orders.${each}`))));
   const looks = ["gallery", "list"].map((name) => act(name, say(name), () => {
     kept.set("characters.look", (look = name));
+    rows.clear();
     draw();
   }, "quiet"));
   const favourites = act("star", say("favourites"), () => {
@@ -79,17 +84,8 @@ export default async function ({ signal, title }) {
     return h("button.tag", attributes, key.slice(2, -1), h("small", {}, times));
   };
 
-  /** Elements by item, so that a change of one does not make all of them again. */
-  let made = new WeakMap();
-  const element = (item) => {
-    if (!made.has(item)) made.set(item, (look === "list" ? line : card)(item, star(item), menuOf(item), chosen.box(item)));
-    return made.get(item);
-  };
-  let drawn = "";
   const draw = async () => {
     const [items, talks] = await Promise.all([characters.all(), chats.all().catch(() => [])]);
-    if (drawn !== look) made = new WeakMap();
-    drawn = look;
     list.className = look === "list" ? "list cast-list" : "people";
     looks.forEach((button, at) => set(button, { "aria-pressed": String(at === Number(look === "list")) }));
     chosen.prune(items);
@@ -101,9 +97,8 @@ export default async function ({ signal, title }) {
       const own = [...new Set(item.tags.map((each) => `\n#${each.toLowerCase()}\n`))];
       for (const each of own) times.set(each, (times.get(each) ?? 0) + 1);
       const text = [item.name, item.nickname, item.creator, ...own, item.is_favourite ? FAVOURITE : ""];
-      return [element(item), text.join("\n"), item];
+      return [null, text.join("\n"), item];
     });
-    refill(list, find.items.map(([each]) => each));
     const known = [...times].sort((one, other) => other[1] - one[1]);
     for (const key of wanted) if (key !== FAVOURITE && !times.has(key)) wanted.delete(key);
     refill(tags, known.filter(([key], at) => at < TAGS || wanted.has(key)).map(tag));
@@ -111,7 +106,7 @@ export default async function ({ signal, title }) {
     if (!items.length) fill(body, offer());
     else if (!list.isConnected) {
       const view = h("div.row", { role: "group", "aria-label": say("looks") }, looks);
-      fill(body, h("div.row", {}, find.input, orders, favourites, view, chosen.toggle, count), tags, chosen.bar, list);
+      fill(body, h("div.row", {}, find.input, orders, favourites, view, chosen.toggle, count), tags, chosen.bar, rows.element);
     }
   };
   addEventListener("characters-changed", draw, { signal });

@@ -1,8 +1,5 @@
 /** The examples of a lorebook and of a campaign. They belong to the example character's world. */
-import { api } from "../core/api.js";
-import { act, asset } from "../core/dom.js";
-import { campaigns, lorebooks } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, api, asset, campaigns, lorebooks, t } from "../core.js";
 import { once } from "./start.js";
 
 async function book() {

@@ -1,6 +1,5 @@
 /** Pictures of characters and personas. Without one, the first letter of the name on a colour. */
-import { api } from "../core/api.js";
-import { h } from "../core/dom.js";
+import { api, h } from "../core.js";
 
 const versions = new Map();
 

@@ -1,10 +1,8 @@
 /** Building blocks of the library: creating and changing an item, and its picture. */
-import { api } from "../core/api.js";
-import { attempt, dialog, undoable } from "../core/dialogs.js";
-import { act, h, refill, tabs } from "../core/dom.js";
-import { autoform, progress, sendform } from "../core/form.js";
+import {
+  act, api, attempt, autoform, dialog, h, progress, refill, sendform, t, tabs, undoable,
+} from "../core.js";
 import { dropping, pick } from "../core/importing.js";
-import { t } from "../core/words.js";
 import { face, repictured } from "./faces.js";
 
 /** A text of the library. */

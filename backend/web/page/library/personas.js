@@ -1,8 +1,5 @@
 /** Personas: the user's roles in chats. */
-import { api } from "../core/api.js";
-import { act, fill, h, refill } from "../core/dom.js";
-import { personas } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, api, fill, h, personas, refill, t } from "../core.js";
 import { face } from "./faces.js";
 import { NAME, editing, naming, overview, portrait, say } from "./parts.js";
 

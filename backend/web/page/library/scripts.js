@@ -1,10 +1,8 @@
 /** Regex scripts: a list, and a dialog that edits and tests one. */
-import { api, Problem } from "../core/api.js";
-import { attempt, dialog, undoable } from "../core/dialogs.js";
-import { act, fill, h, refill, settled } from "../core/dom.js";
-import { autoform, control } from "../core/form.js";
+import {
+  act, api, attempt, autoform, control, dialog, fill, h, Problem, refill, settled, t, undoable,
+} from "../core.js";
 import { pick } from "../core/importing.js";
-import { t } from "../core/words.js";
 
 const say = (name, values) => t(`scripts.${name}`, values);
 const field = (name, more) => {

@@ -1,7 +1,5 @@
 /** The selection of several characters in a list, and the actions for them. */
-import { menu } from "../core/dialogs.js";
-import { act, fill, h, set } from "../core/dom.js";
-import { size, t } from "../core/words.js";
+import { act, fill, h, menu, set, size, t } from "../core.js";
 import { exportsOf, favourAll, removeAll } from "./acts.js";
 import { say } from "./parts.js";
 
@@ -36,7 +34,9 @@ export function selection(list, shown) {
   const end = () => {
     for (const item of [...chosen.values()]) choose(item, false);
     list.classList.remove("selecting");
+    const isInside = bar.contains(document.activeElement) || document.activeElement.matches(".pick");
     bar.hidden = true;
+    if (isInside) toggle.focus();
     set(toggle, { "aria-pressed": "false" });
     draw();
   };
@@ -59,6 +59,9 @@ export function selection(list, shown) {
   const bar = h("div.row.card.selection", { role: "group", "aria-label": say("selection"), hidden: true },
     count, arriving, act("check", say("select_all"), all), needy, act("close", t("common.done"), end));
   set(toggle, { "aria-pressed": "false" });
+  for (const each of [toggle, bar, list]) each.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !bar.hidden) end();
+  });
   // While characters are selected, a click anywhere on one selects it.
   list.addEventListener("click", (event) => {
     if (bar.hidden || event.target.closest("button, input")) return;

@@ -1,9 +1,6 @@
 /** Ways to start a chat: character cards, import, and the example. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, asset, h, icon, settled } from "../core/dom.js";
+import { act, api, asset, attempt, characters, chats, h, icon, settled } from "../core.js";
 import { importing } from "../core/importing.js";
-import { characters, chats } from "../core/store.js";
 import { foundBy } from "../lore/found.js";
 import { movingButton } from "../transfer/moving.js";
 import { face } from "./faces.js";

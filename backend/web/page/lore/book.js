@@ -1,9 +1,5 @@
 /** A lorebook: its entries, and beside them an editor, the tester, or the settings. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { lorebooks } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, api, attempt, fill, h, icon, lorebooks, t } from "../core.js";
 import { actions } from "./books.js";
 import { entryList } from "./entries.js";
 import { called, editor, patch } from "./entry.js";
@@ -42,7 +38,7 @@ export default async function ({ params: { id }, query, signal, title }) {
     fill(pane, head, form?.element ?? trial.element, isSettings && links(book));
     if (getComputedStyle(pane).position === "static") pane.scrollIntoView();
     if (what) name.focus({ preventScroll: true });
-    else before?.element.querySelector("button").focus();
+    else if (before) list.focus(before);
   };
   const keeping = (save) => async (changes) => {
     isUnsaved = true;

@@ -1,11 +1,6 @@
 /** The list of lorebooks: search, create, import, export, delete. */
-import { api } from "../core/api.js";
-import { attempt, deleting, more } from "../core/dialogs.js";
-import { act, fill, h, style } from "../core/dom.js";
-import { finder } from "../core/form.js";
+import { act, api, attempt, deleting, fill, finder, h, lorebooks, more, style, t } from "../core.js";
 import { importing } from "../core/importing.js";
-import { lorebooks } from "../core/store.js";
-import { t } from "../core/words.js";
 import { exampleBook } from "../library/examples.js";
 import { naming } from "../library/parts.js";
 import { foundBy } from "./found.js";
@@ -66,6 +61,6 @@ export default async function ({ signal, title }) {
   await Promise.all([draw(), style("library")]);
   const load = act("upload", t("common.import"), () => files.choose());
   const make = act("plus", t("lore.new"), create, "primary");
-  const head = h("header", {}, h("h1", {}, t("shell.lorebooks")), load, make);
+  const head = h("header", {}, h("h1", {}, t("shell.lorebooks")), h("div.row", {}, load, make));
   return h("div.page", {}, head, h("div.stack", {}, find.input, list));
 }

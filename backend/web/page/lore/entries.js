@@ -1,26 +1,27 @@
 /** The list of a book's entries: search, open, switch, move, delete. */
-import { api } from "../core/api.js";
-import { attempt, deleting, more, undoable } from "../core/dialogs.js";
-import { act, h, settled } from "../core/dom.js";
-import { finder } from "../core/form.js";
-import { lorebooks } from "../core/store.js";
-import { t, texts } from "../core/words.js";
+import {
+  act, api, attempt, deleting, finder, h, lorebooks, more, settled, t, texts, undoable,
+} from "../core.js";
+import { longList } from "../core/long-list.js";
 import { called, patch, place } from "./entry.js";
 
 /**
  * The list of the book at `path`.
  *
  * @param {object} acts `open(id)`; `add()`; `toggle(row, is)`, called by the switch; `changed()`.
- * @returns {{element, rows, add}} `rows` by id: `{ entry, element, draw(), save(changes) }`;
- *   `add(entry)` adds a row.
+ * @returns {{element, rows, add, focus}} `rows` by id: `{ entry, element, draw(), save(changes) }`;
+ *   `add(entry)` adds a row; `focus(row)` scrolls to it.
  */
 export async function entryList(path, { open, add, toggle, changed }, signal) {
   const rows = new Map();
   const state = h("p.figure.grow", { role: "status" });
   const wanted = ["\n"];
-  const told = (count) => (state.textContent = t("lore.entries", { count }));
+  const list = longList(h("ol.lore-entries", { "aria-label": t("lore.list") }), ({ element }) => element, signal);
+  const told = (count, found) => {
+    state.textContent = t("lore.entries", { count });
+    list.show(found.map(([, , row]) => row));
+  };
   const find = finder(t("lore.find_entry"), told, wanted);
-  const list = h("ol.lore-entries", { "aria-label": t("lore.list") });
   const filter = h(
     "select",
     { "aria-label": t("lore.show"), onchange: () => find.run((wanted[0] = `\n${filter.value}\n`)) },
@@ -30,30 +31,33 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   );
 
   const arrange = settled(() => {
-    const entry_ids = [...list.children].map((each) => each.id);
+    const entry_ids = find.items.map(([, , { id }]) => id);
     return attempt(() => api.put(`${path}/entries/order`, { entry_ids }, { keepalive: true }));
   }, 600);
   signal.addEventListener("abort", arrange.now, { once: true });
   addEventListener("pagehide", arrange.now, { signal });
   /** Move a row among the visible ones. */
   const move = (row, way) => {
-    const all = [...list.children].filter(({ hidden }) => !hidden);
-    const from = all.indexOf(row.element);
+    const all = list.items;
+    const from = all.indexOf(row);
     const at = { up: from - 1, down: from + 1, top: 0, bottom: all.length - 1 }[way];
     if (!all[at] || at === from) return;
-    all[at][at > from ? "after" : "before"](row.element);
+    const placeOf = (one) => find.items.findIndex(([, , each]) => each === one);
+    const [item] = find.items.splice(placeOf(row), 1);
+    find.items.splice(placeOf(all[at]) + (at > from), 0, item);
+    find.run();
+    list.reveal(row);
     state.textContent = t("lore.moved", { place: at + 1 });
     arrange();
   };
 
   const drop = (row) => {
-    const { id } = row.entry;
     const gone = (is) => find.run(row.draw((row.isGone = is)));
     undoable(t("common.deleted", { name: called(row.entry) }), {
       hide: () => gone(true),
       async act(options) {
-        await api.delete(`${path}/entries/${id}`, undefined, options);
-        row.element.remove();
+        await api.delete(`${path}/entries/${row.id}`, undefined, options);
+        find.items = find.items.filter(([, , each]) => each !== row);
         lorebooks.changed();
       },
       show: () => gone(false),
@@ -61,46 +65,58 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     if (row.element.ariaCurrent) open();
   };
 
-  const put = (entry) => {
+  /** Make the element of a row. */
+  const build = (row) => {
+    const { entry } = row;
     const [name, about] = [h("strong.clip"), h("small.soft.clip")];
     const on = h("input", { type: "checkbox", role: "switch", onchange: () => toggle(row, on.checked) });
-    const button = h("button.lore-open", { type: "button", onclick: () => open(entry.id) }, name, about);
+    const button = h("button.lore-open", { type: "button", onclick: () => open(row.id) }, name, about);
     const moving = (way) => ({ label: t(`lore.${way}`), act: () => move(row, way) });
     const ways = ["up", "down", "top", "bottom"].map(moving);
     const others = more("", [...ways, null, deleting(() => drop(row))]);
-    const element = h("li", { id: entry.id }, on, button, others);
-    const item = [element, ""];
+    row.paint = () => {
+      const label = called(entry);
+      name.textContent = label;
+      about.textContent = [
+        entry.constant ? t("lore.shown.always") : entry.keys.join(", "),
+        entry.position !== "before_character" && place(entry),
+        entry.probability < 100 && `${entry.probability} %`,
+      ].filter(Boolean).join(" · ");
+      on.checked = entry.enabled;
+      on.ariaLabel = t("lore.on", { name: label });
+      others.ariaLabel = t("lore.more", { name: label });
+    };
+    row.paint();
+    return h("li", {}, on, button, others);
+  };
+
+  const put = (entry) => {
+    let element;
     const row = {
+      id: entry.id,
       entry,
-      element,
+      get element() {
+        return (element ??= build(row));
+      },
       async save(changes) {
-        const saved = await patch(`${path}/entries/${entry.id}`, entry, changes, entry.revision);
+        const saved = await patch(`${path}/entries/${row.id}`, entry, changes, entry.revision);
         row.draw();
         changed();
         return saved;
       },
       draw() {
-        const label = called(entry);
-        const { keys, constant, enabled, probability, position } = entry;
-        name.textContent = label;
-        about.textContent = [
-          constant ? t("lore.shown.always") : keys.join(", "),
-          position !== "before_character" && place(entry),
-          probability < 100 && `${probability} %`,
-        ].filter(Boolean).join(" · ");
-        on.checked = enabled;
-        on.ariaLabel = t("lore.on", { name: label });
-        others.ariaLabel = t("lore.more", { name: label });
-        const words = [label, ...keys, ...entry.secondary_keys, entry.content];
+        const { keys, constant, enabled } = entry;
+        const words = [called(entry), ...keys, ...entry.secondary_keys, entry.content];
         const states = ["", enabled ? "on" : "off", constant ? "always" : "", ""];
         // Entries that are being deleted are not found.
         item[1] = row.isGone ? "" : [...words, ...states].join("\n");
+        row.paint?.();
       },
     };
+    const item = [null, "", row];
     row.draw();
-    rows.set(entry.id, row);
+    rows.set(row.id, row);
     find.items.push(item);
-    list.append(element);
     return row;
   };
 
@@ -113,13 +129,18 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
       {},
       h("div.row", {}, h("span.grow", {}, find.input), filter),
       h("div.row", {}, state, act("plus", t("lore.add"), () => attempt(add), "primary")),
-      list,
+      list.element,
     ),
     rows,
+    focus(row) {
+      list.reveal(row);
+      row.element.querySelector("button").focus();
+    },
     add(entry) {
       find.input.value = "";
       const row = put(entry);
       find.run();
+      list.reveal(row);
       return row;
     },
   };

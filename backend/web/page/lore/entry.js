@@ -1,7 +1,5 @@
 /** The fields of entries and books. texts.json lists them in groups and in order. */
-import { api } from "../core/api.js";
-import { autoform, boxes } from "../core/form.js";
-import { t, texts } from "../core/words.js";
+import { api, autoform, boxes, t, texts } from "../core.js";
 
 const { fields, groups, help, options, titles } = texts.lore;
 /** In these fields, null means the inherited value. */

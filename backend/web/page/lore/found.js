@@ -1,8 +1,5 @@
 /** The activation mode of the entries of a new book, with one click to change it. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, h } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { act, api, attempt, h, t } from "../core.js";
 
 export function foundBy({ id }, mode) {
   const says = h("small", { role: "status" }, t(`lore.found.${mode}`));

@@ -1,9 +1,7 @@
 /** The links of a lorebook. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, h, refill } from "../core/dom.js";
-import { characters, chats, chronicles, lorebooks, personas } from "../core/store.js";
-import { t } from "../core/words.js";
+import {
+  act, api, attempt, characters, chats, chronicles, h, lorebooks, personas, refill, t,
+} from "../core.js";
 
 /** Return everything that can have a lorebook, by id: `{ kind, name }`. */
 export async function holders() {

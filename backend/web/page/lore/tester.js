@@ -1,10 +1,5 @@
 /** Test a lorebook: the entries that a text activates, the reasons, and their tokens. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, fill, h, settled } from "../core/dom.js";
-import { control, progress } from "../core/form.js";
-import { kept } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, api, attempt, control, fill, h, kept, progress, settled, t } from "../core.js";
 import { why } from "../inspector/why.js";
 import { titles } from "../memory/parts.js";
 import { place } from "./entry.js";

@@ -1,7 +1,5 @@
 /** A chronicle: its timeline, the agent's runs, and rebuilds. */
-import { api } from "../core/api.js";
-import { more } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
+import { act, api, fill, h, icon, more } from "../core.js";
 import { acts, files, m, tabs } from "./parts.js";
 import { rebuild, strip } from "./rebuild.js";
 import { runs } from "./runs.js";

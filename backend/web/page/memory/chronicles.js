@@ -1,8 +1,5 @@
 /** The list of chronicles. */
-import { more } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { chronicles } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, chronicles, fill, h, icon, more, t } from "../core.js";
 import { acts, areas, files, m, make, titles } from "./parts.js";
 
 async function create() {

@@ -1,9 +1,6 @@
 /** Embedding models that an administrator can download, with their progress and use. */
 import { row } from "../activity.js";
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { h, pause, refill } from "../core/dom.js";
-import { size, texts } from "../core/words.js";
+import { api, attempt, h, pause, refill, size, texts } from "../core.js";
 import { m } from "./parts.js";
 
 const w = (path, values) => m(`models.${path}`, values);

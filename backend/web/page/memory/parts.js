@@ -1,11 +1,8 @@
 /** Shared parts of the memory views: texts, tabs, dialogs, import, and menus of chronicles. */
-import { api } from "../core/api.js";
-import { deleting, dialog } from "../core/dialogs.js";
-import { h, settled, tabs as links } from "../core/dom.js";
-import { sendform } from "../core/form.js";
+import {
+  api, chats, chronicles, deleting, dialog, h, kept, lorebooks, sendform, settled, t, tabs as links, texts,
+} from "../core.js";
 import { importing } from "../core/importing.js";
-import { chats, chronicles, kept, lorebooks } from "../core/store.js";
-import { t, texts } from "../core/words.js";
 
 /** A text of the memory views. */
 export const m = (path, values) => t(`memory.${path}`, values);

@@ -1,9 +1,6 @@
 /** Rebuild a chronicle from a chat: its cost and its progress. */
 import { row } from "../activity.js";
-import { api } from "../core/api.js";
-import { dialog, toast } from "../core/dialogs.js";
-import { fill, h, pause, refill } from "../core/dom.js";
-import { sendform } from "../core/form.js";
+import { api, dialog, fill, h, pause, refill, sendform, toast } from "../core.js";
 import { m, titles } from "./parts.js";
 
 /** Ask for the messages to read, show the cost, and start. Returns the job, or undefined. */

@@ -1,8 +1,5 @@
 /** The agent's runs for the chats of a chronicle. */
-import { api } from "../core/api.js";
-import { attempt, sure, told } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
-import { ago, dateTime, t } from "../core/words.js";
+import { act, ago, api, attempt, dateTime, fill, h, t, told } from "../core.js";
 import { m, titles } from "./parts.js";
 import { follow, isBusy, standing, undo, written } from "./watch.js";
 
@@ -37,10 +34,7 @@ function card(run, chat, changed) {
   const { from_position: from, to_position: to, written: wrote } = run;
   const isQuiet = run.kind === "glossary" ? !run.significant : !wrote.length && run.kind !== "summary";
   const state = run.state === "done" && isQuiet ? "quiet" : run.state;
-  const back = () => attempt(async () => {
-    const is = await sure(m("undo_title"), m("undo_text"), t("common.undo"));
-    if (is && (await undo(run.id))) await changed();
-  });
+  const back = ({ currentTarget }) => undo(run.id, currentTarget, changed);
   const took = {
     ...run,
     count: run.calls,

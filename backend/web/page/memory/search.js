@@ -1,10 +1,6 @@
 /** Search over campaigns, events, lore, and messages. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { fill, h, icon } from "../core/dom.js";
+import { api, attempt, chronicles, date, fill, h, icon, lorebooks, t, texts } from "../core.js";
 import { finding, passage } from "../core/passage.js";
-import { chronicles, lorebooks } from "../core/store.js";
-import { date, t, texts } from "../core/words.js";
 import { signal, upper, why } from "../inspector/why.js";
 import { areas, m, sieve, signals, titles } from "./parts.js";
 

@@ -1,10 +1,6 @@
 /** Memory status: the model, indexed and waiting texts, problems, and a rebuild. */
 import { row } from "../activity.js";
-import { api } from "../core/api.js";
-import { attempt, sure } from "../core/dialogs.js";
-import { h, icon, pause, refill } from "../core/dom.js";
-import { session } from "../core/store.js";
-import { ago, has, number } from "../core/words.js";
+import { ago, api, h, has, icon, number, pause, refill, session, undoable } from "../core.js";
 import { models } from "./models.js";
 import { areas, m } from "./parts.js";
 
@@ -52,10 +48,13 @@ export default async function status({ signal, title }) {
     begin.disabled = view.jobs.some(isRebuild);
     return view.jobs.some(({ state }) => /running|queued/.test(state));
   };
-  const rebuild = () => attempt(async () => {
-    if (!(await sure(s("rebuild"), s("rebuild_help"), s("begin")))) return;
-    await api.post("/memory/rebuild");
-    busy = await read();
+  const rebuild = () => undoable(s("rebuilds"), {
+    hide: () => (begin.disabled = true),
+    async act(options) {
+      await api.post("/memory/rebuild", undefined, options);
+      busy = await read();
+    },
+    show: () => (begin.disabled = false),
   });
   const begin = h("button", { onclick: rebuild }, s("rebuild"));
   let busy = await read();

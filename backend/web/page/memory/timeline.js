@@ -1,8 +1,5 @@
 /** The events of a chronicle in the order of the story. */
-import { api } from "../core/api.js";
-import { attempt, deleting, more, sure, undoable } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { date, t } from "../core/words.js";
+import { act, api, attempt, date, deleting, fill, h, icon, more, t, undoable } from "../core.js";
 import { EVENT, KINDS, asking, m, sieve, signals, titles } from "./parts.js";
 
 const PAGE = 200;
@@ -184,13 +181,19 @@ export async function timeline(it, query, signal) {
     element.classList.remove("choosing");
     for (const each of element.querySelectorAll(".pick")) each.checked = false;
   };
-  const merge = () => attempt(async () => {
-    if (!(await sure(m("merge"), m("merge_text", { count: chosen.size }), m("merge")))) return;
-    const event = await api.post(`${path}/merge`, { event_ids: [...chosen] });
+  const merge = () => {
+    const [first, ...others] = [...chosen];
+    const hide = (is) => () => {
+      for (const id of others) away[is ? "add" : "delete"](id);
+      show();
+    };
     leave();
-    await put(event);
-    await edit(event);
-  });
+    undoable(m("merge_text", { count: others.length + 1 }), {
+      hide: hide(true),
+      act: async (options) => put(await api.post(`${path}/merge`, { event_ids: [first, ...others] }, options)),
+      show: hide(false),
+    });
+  };
 
   const element = h("div", {}, spot, filters.element, bar, list, empty, rest);
   const id = query.get("event");

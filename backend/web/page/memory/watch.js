@@ -1,8 +1,5 @@
 /** The agent's work for a chat: state, progress, and undo. */
-import { api } from "../core/api.js";
-import { attempt, sure, toast } from "../core/dialogs.js";
-import { fill, h, icon, pause } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { api, attempt, fill, h, icon, pause, t, toast, UNDO_SECONDS, undoable } from "../core.js";
 import { m, signals } from "./parts.js";
 
 /** True if a job is queued or running. */
@@ -36,17 +33,20 @@ export function written({ what, id, container_id: home, title }) {
 }
 
 /**
- * Undo a run. Returns true on success. Items that could not be undone are shown, with an option to
- * force it.
+ * Undo a run, unless the user takes this back. `element` is hidden, and `done()` is called afterwards.
+ * Items that could not be undone are shown, with an option to force it.
  */
-export async function undo(id, force) {
-  const done = await attempt(() => api.post(`/enrichment/runs/${id}/undo`, undefined, { query: { force } }));
-  if (!done) return false;
-  toast(m("undone", { count: done.undone.length }));
-  const kept = done.kept.map(({ title, reason }) => m(`kept.${reason}`, { title })).join(" ");
-  if (kept && !force && (await sure(m("kept_title"), kept, m("force")))) await undo(id, true);
-  return true;
-}
+export const undo = (id, element, done, force) => undoable(m(force ? "force_text" : "undo_text"), {
+  hide: () => (element.hidden = true),
+  async act(options) {
+    const { kept } = await api.post(`/enrichment/runs/${id}/undo`, undefined, { query: { force }, ...options });
+    const words = kept.map(({ title, reason }) => m(`kept.${reason}`, { title })).join(" ");
+    const onaction = () => undo(id, element, done, true);
+    if (words && !force) toast(words, { action: m("force"), seconds: UNDO_SECONDS, onaction });
+    await done();
+  },
+  show: () => (element.hidden = false),
+});
 
 /** A line in the chat about the agent's work after each turn. Hidden if the agent is off. */
 export function chronicleWatch({ chat, events, signal }) {
@@ -64,10 +64,10 @@ export function chronicleWatch({ chat, events, signal }) {
     if (!view.job) newest = view.items[0]?.id ?? "";
   };
   const wrote = ({ id, written: all }) => {
-    const back = async () => (await undo(id)) && look();
-    return h("p", {}, icon("spark"),
+    const element = h("p", {}, icon("spark"),
       h("span.grow", {}, t("chat.wrote"), all.map((it) => [" ", written(it)])),
-      h("button.quiet", { onclick: back }, t("common.undo")));
+      h("button.quiet", { onclick: () => undo(id, element, look) }, t("common.undo")));
+    return element;
   };
   addEventListener("chronicles-changed", look, { signal });
   events.addEventListener("turn", look, { signal });

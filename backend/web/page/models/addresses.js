@@ -1,10 +1,5 @@
 /** Refused addresses of providers: possible remedies, and the list of allowed addresses. */
-import { api } from "../core/api.js";
-import { attempt, toast, undoable } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
-import { sendform } from "../core/form.js";
-import { session } from "../core/store.js";
-import { t } from "../core/words.js";
+import { act, api, attempt, fill, h, sendform, session, t, toast, undoable } from "../core.js";
 import { m } from "./picker.js";
 
 const ALLOWED = "/admin/provider-addresses";

@@ -1,9 +1,7 @@
 /** The available models of a provider, and the user's settings for each. */
-import { api, Problem } from "../core/api.js";
-import { attempt, dialog, told } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
-import { control, finder, sendform } from "../core/form.js";
-import { ago, t } from "../core/words.js";
+import {
+  act, ago, api, attempt, control, dialog, fill, finder, h, Problem, sendform, t, told,
+} from "../core.js";
 import { PATH } from "./parts.js";
 import { about, m } from "./picker.js";
 

@@ -1,7 +1,5 @@
 /** The first step: choose a model. */
-import { api } from "../core/api.js";
-import { act, h, icon } from "../core/dom.js";
-import { kept } from "../core/store.js";
+import { act, api, h, icon, kept } from "../core.js";
 import { offers } from "./local.js";
 import { adding } from "./parts.js";
 import { m } from "./picker.js";

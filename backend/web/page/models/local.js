@@ -1,8 +1,5 @@
 /** Model servers that run on the machine of the server, for administrators. */
-import { api } from "../core/api.js";
-import { attempt, toast } from "../core/dialogs.js";
-import { act, fill, h, icon } from "../core/dom.js";
-import { session } from "../core/store.js";
+import { act, api, attempt, fill, h, icon, session, toast } from "../core.js";
 import { PATH, test } from "./parts.js";
 import { m } from "./picker.js";
 

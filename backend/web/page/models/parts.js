@@ -1,10 +1,7 @@
 /** Shared parts of the provider views: the form that adds one, and the result of a test. */
-import { api } from "../core/api.js";
-import { attempt, explained, toast, told } from "../core/dialogs.js";
-import { fill, h, icon } from "../core/dom.js";
-import { sendform } from "../core/form.js";
-import { session } from "../core/store.js";
-import { number, t } from "../core/words.js";
+import {
+  api, attempt, explained, fill, h, icon, number, sendform, session, t, toast, told,
+} from "../core.js";
 import { remedies } from "./addresses.js";
 import { m, windowOf } from "./picker.js";
 

@@ -1,8 +1,5 @@
 /** Choose a model from a few or hundreds, by its context window, price and abilities. */
-import { dialog } from "../core/dialogs.js";
-import { fill, h, icon, set } from "../core/dom.js";
-import { control, finder } from "../core/form.js";
-import { money, t } from "../core/words.js";
+import { control, dialog, fill, finder, h, icon, money, set, t } from "../core.js";
 
 /** A text of the model views. */
 export const m = (path, values) => t(`models.${path}`, values);
@@ -68,10 +65,9 @@ export const choose = (label, options, models, chosen) =>
 /**
  * A field with the interface of `control` whose `options` are models; `models` contains their
  * details.
- * `allow(id)` may ask for confirmation of a choice.
  */
 export function picker(field) {
-  const { options, models, label, allow = () => true } = field;
+  const { options, models, label } = field;
   const made = control({ ...field, kind: "text" });
   let value = null;
   const shown = h("span.grow.clip");
@@ -86,7 +82,7 @@ export function picker(field) {
   };
   button.onclick = async () => {
     const chosen = await choose(label, options, models, value);
-    if (chosen === undefined || chosen === value || !(await allow(chosen))) return;
+    if (chosen === undefined || chosen === value) return;
     value = chosen;
     draw();
     button.dispatchEvent(new Event("change", { bubbles: true }));

@@ -1,13 +1,11 @@
 /** Route: #/providers */
-import { api, Problem } from "../core/api.js";
-import { attempt, deleting, dialog, explained, more, toast, undoable } from "../core/dialogs.js";
-import { act, fill, h, refill } from "../core/dom.js";
-import { sendform } from "../core/form.js";
+import {
+  act, api, attempt, deleting, dialog, explained, fill, h, more, Problem, refill, sendform, session, t,
+  toast, undoable,
+} from "../core.js";
 import { json, mergePatch } from "../core/json.js";
 import { areas } from "../account/parts.js";
 import { NAME } from "../library/parts.js";
-import { session } from "../core/store.js";
-import { t } from "../core/words.js";
 import { allowed } from "./addresses.js";
 import { chosen } from "./chosen.js";
 import { offers } from "./local.js";

@@ -1,8 +1,6 @@
 /** Sampling settings: fields of an account and of a chat. */
 import { among, field, numbers, text, word } from "../chat/fields.js";
-import { sure } from "../core/dialogs.js";
-import { fill, h, set } from "../core/dom.js";
-import { control } from "../core/form.js";
+import { attempt, control, fill, h, set, t, toast, UNDO_SECONDS } from "../core.js";
 import { json } from "../core/json.js";
 import { m } from "./picker.js";
 
@@ -72,10 +70,16 @@ const untaken = (model, sampling) =>
 /** A patch that removes the settings that a model does not support. */
 export const dropped = (model, sampling) => Object.fromEntries(untaken(model, sampling).map((name) => [name, null]));
 
-/** Ask for confirmation if a model would discard settings. Returns true if it may be chosen. */
-export async function fits(model, sampling) {
-  const lost = untaken(model, sampling);
-  return !lost.length || sure(m("lose", { model: model.title }), m("lose_help", { names: names(lost) }), m("lose_do"));
+/**
+ * Say which settings the choice of a model has removed, if any. `before` are the settings with them.
+ * `restore(patch)` is called if the user takes the choice back.
+ */
+export function removed(model, gone, before, restore) {
+  const lost = Object.keys(gone);
+  if (!lost.length) return;
+  const sampling = Object.fromEntries(lost.map((name) => [name, before.sampling[name]]));
+  const onaction = () => attempt(() => restore({ model: before.model ?? null, sampling }));
+  toast(m("lost", { model: model.title, names: names(lost) }), { action: t("common.undo"), seconds: UNDO_SECONDS, onaction });
 }
 
 /**

@@ -1,6 +1,5 @@
 /** Models for background tasks: fields of an account and of a chat. */
-import { h } from "../core/dom.js";
-import { control } from "../core/form.js";
+import { control, h } from "../core.js";
 import { m, picker } from "./picker.js";
 
 const TASKS = ["triage", "agent", "summary", "suggestions", "compaction"];

@@ -1,8 +1,5 @@
 /** Changes of the campaign's world below the replies that made them, with undo. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { fill, h, style } from "../core/dom.js";
-import { t } from "../core/words.js";
+import { api, attempt, fill, h, style, t } from "../core.js";
 import { FACES, named } from "./stage.js";
 
 const NEWEST = 200;

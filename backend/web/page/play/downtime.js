@@ -1,8 +1,5 @@
 /** Downtime, for rule systems that have it. */
-import { api } from "../core/api.js";
-import { attempt, complain, toast } from "../core/dialogs.js";
-import { h } from "../core/dom.js";
-import { has, t } from "../core/words.js";
+import { api, attempt, complain, h, has, t, toast } from "../core.js";
 import { asking } from "../memory/parts.js";
 
 const p = (path, values) => t(`play.${path}`, values);

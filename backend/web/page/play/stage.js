@@ -1,10 +1,7 @@
 /**
  * The stage of a played turn: the mood, the model's actions, and the question that it waits with.
  */
-import { api } from "../core/api.js";
-import { complain } from "../core/dialogs.js";
-import { fill, h, icon, settled, style } from "../core/dom.js";
-import { has, t } from "../core/words.js";
+import { api, complain, fill, h, has, icon, settled, style, t } from "../core.js";
 import { figuresLink } from "../models/picker.js";
 import { pause } from "./downtime.js";
 

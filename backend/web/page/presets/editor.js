@@ -1,10 +1,9 @@
 /** A prompt preset: its blocks in order, the editor of a block, and a preview of the prompt. */
 import { samplers } from "../models/sampling.js";
-import { api } from "../core/api.js";
-import { attempt, complain, dialog, explain, menu, undoable } from "../core/dialogs.js";
-import { act, fill, h, icon, refill, settled } from "../core/dom.js";
-import { autoform, control } from "../core/form.js";
-import { number, t } from "../core/words.js";
+import {
+  act, api, attempt, autoform, complain, control, dialog, explain, fill, h, icon, menu, number, refill,
+  settled, t, undoable,
+} from "../core.js";
 import { at, patchOf } from "../chat/fields.js";
 
 const say = (name, values) => t(`presets.${name}`, values);

@@ -1,10 +1,7 @@
 /** Prompt presets: list, import, export. */
-import { api } from "../core/api.js";
-import { attempt, complain, deleting, more, toast, undoable } from "../core/dialogs.js";
+import { act, api, attempt, complain, deleting, h, more, refill, t, toast, undoable } from "../core.js";
 import { areas } from "../account/parts.js";
-import { act, h, refill } from "../core/dom.js";
 import { pick } from "../core/importing.js";
-import { t } from "../core/words.js";
 
 const say = (name, values) => t(`presets.${name}`, values);
 

@@ -1,10 +1,9 @@
 /** One search field: chats, characters and settings as the user types, then texts on the server. */
-import { api } from "../core/api.js";
-import { complain, dialog } from "../core/dialogs.js";
-import { fill, h, icon, set, settled, style } from "../core/dom.js";
+import {
+  api, campaigns, characters, chats, chronicles, complain, dialog, fill, h, icon, lorebooks, session, set,
+  settled, style, t, texts,
+} from "../core.js";
 import { finding, passage } from "../core/passage.js";
-import { campaigns, characters, chats, chronicles, lorebooks, session } from "../core/store.js";
-import { t, texts } from "../core/words.js";
 import { face } from "../library/faces.js";
 
 const MOST = 6;
@@ -47,6 +46,7 @@ function places() {
   if (!session.user.is_administrator) delete titles.server;
   return Object.entries(titles).map(([name, title]) => {
     const known = all.filter(([path]) => SETTINGS[name]?.test(path)).map(([, text]) => text);
+    known.push(...texts.search.keywords[name].split(", "));
     known.sort((a, b) => a.length - b.length);
     const option = (fits) => {
       const note = !fits(title) && known.find(fits);

@@ -1,10 +1,6 @@
 /** The archive of the account: everything in one zip file, made by a job. */
-import { api } from "../core/api.js";
-import { attempt, undoable } from "../core/dialogs.js";
-import { act, h, refill } from "../core/dom.js";
-import { progress } from "../core/form.js";
+import { act, api, attempt, dateTime, h, has, progress, refill, size, t, undoable } from "../core.js";
 import { followJob } from "../core/jobs.js";
-import { dateTime, has, size, t } from "../core/words.js";
 import { i } from "./files.js";
 
 const a = (name, values) => t(`archive.${name}`, values);

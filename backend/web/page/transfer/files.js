@@ -1,11 +1,9 @@
 /** Import of any file: its upload, the progress of its job, and its end. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, h, icon } from "../core/dom.js";
+import {
+  act, api, attempt, campaigns, characters, chats, chronicles, h, has, icon, lorebooks, personas, t,
+} from "../core.js";
 import { importing, track } from "../core/importing.js";
 import { followJob } from "../core/jobs.js";
-import { campaigns, characters, chats, chronicles, lorebooks, personas } from "../core/store.js";
-import { has, t } from "../core/words.js";
 
 /** A text of imports. */
 export const i = (name, values) => t(`imports.${name}`, values);

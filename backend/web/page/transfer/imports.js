@@ -1,9 +1,5 @@
 /** Import and export: files of any kind, earlier imports, and the archive of the account. */
-import { api } from "../core/api.js";
-import { attempt } from "../core/dialogs.js";
-import { act, h, icon, refill } from "../core/dom.js";
-import { session } from "../core/store.js";
-import { ago, dateTime, size, t } from "../core/words.js";
+import { act, ago, api, attempt, dateTime, h, icon, refill, session, size, t } from "../core.js";
 import { areas } from "../account/parts.js";
 import { archive } from "./archive.js";
 import { away, files, i, summary } from "./files.js";

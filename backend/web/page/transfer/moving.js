@@ -1,6 +1,5 @@
 /** The way from SillyTavern: which folder, how to zip it, and what comes in. */
-import { dialog } from "../core/dialogs.js";
-import { act, h } from "../core/dom.js";
+import { act, dialog, h } from "../core.js";
 import { files, i } from "./files.js";
 
 /** The steps, with a button that lets the user choose the zip. `then()` is called before it. */

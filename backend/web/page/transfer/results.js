@@ -1,9 +1,8 @@
 /** One import: its progress, and the result of each file. */
-import { api } from "../core/api.js";
-import { attempt, deleting, more, undoable } from "../core/dialogs.js";
-import { act, fill, h, icon, pause, refill } from "../core/dom.js";
-import { progress } from "../core/form.js";
-import { ago, dateTime, has, size, t } from "../core/words.js";
+import {
+  act, ago, api, attempt, dateTime, deleting, fill, h, has, icon, more, pause, progress, refill, size, t,
+  undoable,
+} from "../core.js";
 import { areas } from "../account/parts.js";
 import { addressOf, away, followImport, goOn, i, OUTCOMES, stop } from "./files.js";
 
