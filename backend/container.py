@@ -192,7 +192,7 @@ class Services:
 
         participants = Participants(RequestCaches())
         self.open_keys = open_keys = OpenKeys(participants)
-        open_keys.on_arrival(queue.wake)
+        open_keys.on_arrival(queue.wake_here)
         self.has_users = asyncio.Event()
         open_keys.on_arrival(self.has_users.set)
         self.sessions = SessionService(database, root, settings, open_keys)
@@ -402,12 +402,19 @@ class Services:
             slots=slots,
             find_open=self.sessions.find_open,
         )
+
+        async def take_over() -> None:
+            await self.turns.recover()
+            queue.note_loss()
+
         self.processes = Processes(
             database,
             (TURN_LEASES, JOB_LEASES, SLOT_LEASES),
-            on_loss=self.turns.recover,
+            on_loss=take_over,
+            on_news=queue.wake_here,
             on_count=self.quotas.divide,
         )
+        queue.announce = None if database.is_sqlite else self.processes.announce
         self.suggestions = SuggestionService(database, builder, self.quotas, slots)
         self.plain_models = PlainModels(database, user_models, self.quotas, slots)
         self.text_embedder = PlainEmbeddings(

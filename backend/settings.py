@@ -110,8 +110,8 @@ class Settings(BaseSettings):
     data folder."""
     database_direct_url: str = ""
     """URL of the same PostgreSQL database without a pooler, if `TALEKEEPER_DATABASE_URL` is a
-    pooler in transaction mode, such as PgBouncer. Migrations and heartbeats use it. Empty: they go
-    through the pooler."""
+    pooler in transaction mode, such as PgBouncer. Migrations, heartbeats and
+    `LISTEN` use it. Empty: migrations and heartbeats go through the pooler."""
     database_pool_size: int = Field(10, ge=1, le=200)
     """Connections kept open to read (and, on PostgreSQL, write)."""
 
@@ -283,7 +283,8 @@ class Settings(BaseSettings):
     qdrant_collection_prefix: str = Field("talekeeper-", pattern=r"^[A-Za-z0-9_-]{0,64}$")
     """Prefix of the collection names on the Qdrant server, if several installations share it."""
     qdrant_shard_number: int = Field(1, ge=1, le=1024)
-    """Shards of a new collection on the Qdrant server."""
+    """Shards of a new collection on the Qdrant server. It cannot be changed later. For a cluster, use
+    once or twice the number of nodes."""
     qdrant_replication_factor: int | None = Field(None, ge=1, le=64)
     """Copies of each shard of a new collection. Empty: 2 in a cluster of Qdrant servers, else 1."""
     qdrant_hnsw_m: int = Field(16, ge=0, le=128)

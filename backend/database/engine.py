@@ -144,6 +144,7 @@ class Database:
         self.url = make_url(url)
         self._direct_url = make_url(direct_url or url)
         self._pooler = PoolerDetector(is_found=True if direct_url else None)
+        self._direct_pooler = PoolerDetector()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._opened: set[SqliteConnection] = set()
         if self.is_sqlite:
@@ -184,7 +185,15 @@ class Database:
 
         They go through the pooler if `direct_url` is not set.
         """
-        return _postgres_engine(self._direct_url, self.process_id, PoolerDetector(), pool_size=1)
+        return _postgres_engine(self._direct_url, self.process_id, self._direct_pooler, pool_size=1)
+
+    @property
+    def can_listen(self) -> bool:
+        """True if connections of `make_direct_engine` are not shared by a pooler.
+
+        False until the first of them.
+        """
+        return self._direct_pooler.is_found is False
 
     @property
     def place(self) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -28,7 +29,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.core.logs import get_logger
@@ -40,6 +41,10 @@ log = get_logger(__name__)
 BEAT_SECONDS = 0.5
 LOST_AFTER = timedelta(seconds=2)
 """A process is lost if its row is older than this, by the database's clock."""
+
+CHANNEL = "talekeeper_jobs"
+ANNOUNCE_SECONDS = 0.05
+"""Minimum interval of announcements."""
 
 LOCK_MS = 1_000
 """Maximum wait for a row of a lost process. Then the transaction is retried."""
@@ -89,17 +94,25 @@ _DISCONNECT = text(
 )
 """Idle connections hold no locks. A pooler keeps them, and may just have lent them to another."""
 
+_ANNOUNCE = select(
+    func.set_config("synchronous_commit", "off", True),  # noqa: FBT003  # as above
+    func.pg_notify(CHANNEL, bindparam("sender")),
+)
+
 
 class Processes:
-    """Heartbeats of this process, and detection of lost processes.
+    """Heartbeats of this process, detection of lost processes, and announcements to the others.
 
     On PostgreSQL each process renews its row twice a second on a separate connection, and reads the
     rows of the others. The first process that finds a lost one ends its leases. SQLite has one
     process at a time: at its start, all leases belong to ended processes.
 
     `leases` are all tables with leases. `on_loss` is called after this or another process has ended
-    leases. `on_count` is called with the number of live servers when it has changed. `clock`
-    returns monotonic seconds.
+    leases. `on_news` is called after another process has announced jobs, or may have. `on_count` is
+    called with the number of live servers when it has changed. `clock` returns monotonic seconds.
+
+    Announcements are heard on the connection of the heartbeats, unless a pooler is in between. They
+    may be lost.
     """
 
     def __init__(
@@ -108,18 +121,22 @@ class Processes:
         leases: Sequence[Leases],
         *,
         on_loss: Callable[[], Awaitable[None]],
+        on_news: Callable[[], None] = lambda: None,
         on_count: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._leases = leases
         self._on_loss = on_loss
+        self._on_news = on_news
         self._on_count = on_count
         self._servers = 1
         self._clock = clock
         self._others: set[UUID] = set()
         self._lost: set[UUID] = set()
         self._news = asyncio.Event()
+        self._has_announcement = asyncio.Event()
+        self._listening: Any = None
         self._seen_at = self._steady_since = -math.inf
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -134,7 +151,12 @@ class Processes:
             self._tasks = [
                 asyncio.create_task(self._beat(engine, is_server=is_server), name="processes.beat"),
                 asyncio.create_task(self._recover(), name="processes.recover"),
+                asyncio.create_task(self._announce(), name="processes.announce"),
             ]
+
+    def announce(self) -> None:
+        """Tell the other processes soon that there are jobs."""
+        self._has_announcement.set()
 
     async def aclose(self) -> None:
         """End all leases of this process, and delete its row."""
@@ -170,18 +192,43 @@ class Processes:
     async def _renew(self, engine: AsyncEngine, *, is_server: bool) -> None:
         row = {"id": self._database.process_id, "is_server": is_server}
         async with engine.begin() as connection:
+            await self._listen(connection)
             rows = (await connection.execute(_BEAT_AND_LOOK, row)).all()
         others = {row.id for row in rows}
         self._lost = {row.id for row in rows if row.is_lost} if self._is_steady() else set()
         if self._lost or self._others - others:
             self._news.set()
         self._others = others
-        servers = max(
-            1, is_server + sum(row.is_server and row.id not in self._lost for row in rows)
-        )
+        live = sum(row.is_server for row in rows if row.id not in self._lost)
+        servers = max(1, live + is_server)
         if servers != self._servers:
             self._servers = servers
             self._on_count(servers)
+
+    async def _listen(self, connection: AsyncConnection) -> None:
+        """Listen on a new connection, before its transaction begins."""
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        if driver is self._listening or not self._database.can_listen:
+            return
+        await driver.add_listener(CHANNEL, self._hear)
+        self._listening = driver
+        self._on_news()  # announcements may have been lost before
+
+    def _hear(self, _driver: Any, _pid: int, _channel: str, sender: str) -> None:
+        if sender != str(self._database.process_id):
+            self._on_news()
+
+    async def _announce(self) -> None:
+        sender = {"sender": str(self._database.process_id)}
+        while True:
+            await self._has_announcement.wait()
+            self._has_announcement.clear()
+            try:
+                async with self._database.engine.begin() as connection:
+                    await connection.execute(_ANNOUNCE, sender)
+            except Exception as error:  # the others find the jobs when they poll
+                log.warning("process.not_announced", exc_info=error)
+            await asyncio.sleep(ANNOUNCE_SECONDS)
 
     def _is_steady(self) -> bool:
         """Record a heartbeat. Return True if none was late during the last `LOST_AFTER`.

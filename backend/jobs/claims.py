@@ -355,6 +355,31 @@ async def claim_jobs(
     return await take_jobs(session, ids, wanted.owner, at=at, lease=lease)
 
 
+_IS_DUE = _JOB.run_after <= bindparam("at", type_=UtcTime())
+_HAS_QUEUED = exists().where(_JOB.state == "queued", _IS_DUE)
+_HAS_EXPIRED = exists().where(
+    _JOB.state == "running", _JOB.lease_until <= bindparam("at", type_=UtcTime())
+)
+_HAS_UNLOCKED = exists().where(
+    _JOB.state == "waiting_key",
+    _IS_DUE,
+    _JOB.share.in_(bindparam("open_to", expanding=True, type_=Id())),
+)
+_HAS_WORK = {
+    (True, True): select(or_(_HAS_QUEUED, _HAS_EXPIRED, _HAS_UNLOCKED)),
+    (True, False): select(or_(_HAS_QUEUED, _HAS_EXPIRED)),
+    (False, True): select(_HAS_UNLOCKED),
+}
+"""By `Capacity.queued`, and whether there are users in `Capacity.open_to`."""
+
+
+async def has_work(session: AsyncSession, wanted: Capacity, *, at: datetime) -> bool:
+    """True if there may be jobs to claim. One statement, which finds no free lanes or kinds."""
+    query = _HAS_WORK.get((wanted.queued, bool(wanted.open_to)))
+    values = {"at": at, "open_to": wanted.open_to}
+    return query is not None and bool(await session.scalar(query, values))
+
+
 async def take_jobs(
     session: AsyncSession, ids: Sequence[UUID], owner: UUID, *, at: datetime, lease: timedelta
 ) -> list[ClaimedJob]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -155,10 +155,16 @@ async def insert_job(
 
 
 class JobQueue:
-    """Adds jobs, and wakes the workers of this process."""
+    """Adds jobs, and wakes the workers.
+
+    `announce` wakes those of other processes. `loss_count` is increased when the leases of a lost
+    process have ended.
+    """
 
     def __init__(self, database: Database, root: RootKeys) -> None:
         self.database = database
+        self.announce: Callable[[], None] | None = None
+        self.loss_count = 0
         self._root = root
         self._listeners: set[asyncio.Event] = set()
 
@@ -209,15 +215,25 @@ class JobQueue:
         after_commit(session, self.wake)
 
     def wake(self) -> None:
+        self.wake_here()
+        if self.announce is not None:
+            self.announce()
+
+    def wake_here(self) -> None:
         for listener in self._listeners:
             listener.set()
+
+    def note_loss(self) -> None:
+        """Let the workers of this process look for jobs with expired leases."""
+        self.loss_count += 1
+        self.wake_here()
 
     def _wake_soon(self) -> None:
         asyncio.get_running_loop().call_later(WAKE_DELAY_SECONDS, self.wake)
 
     @contextmanager
     def listen(self, listener: asyncio.Event) -> Generator[None]:
-        """Let `wake` set an event until the end of the block."""
+        """Let `wake` and `wake_here` set an event until the end of the block."""
         self._listeners.add(listener)
         try:
             yield

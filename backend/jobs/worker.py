@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections import Counter, deque
@@ -66,6 +65,10 @@ class Slots:
         """The number of jobs that may be claimed in addition to the running ones."""
         return min(MAX_AHEAD, int(self._count * AHEAD_SECONDS / max(self._seconds, 1e-6)))
 
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
     def room(self, held: int, *, ahead: int) -> int:
         """Return the number of jobs to claim if `held` are claimed; 0 if few slots are free."""
         if len(self._waiting) > ahead // 2:
@@ -110,6 +113,8 @@ ATTEMPTS = prometheus_client.Counter(
 HEARTBEAT_INTERVAL = timedelta(seconds=15)
 STOP_POLL_SECONDS = 1.0
 POLL_SECONDS = 3.0
+"""Interval of polls. They find jobs whose time has come, expired leases, and jobs that another
+process could not announce."""
 PAUSE_SECONDS = 1.0
 CLOSE_TIMEOUT_SECONDS = 10.0
 FINISH_SECONDS = 5.0
@@ -161,6 +166,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._last_share: UUID | None = None
         self._thorough_at = 0.0
+        self._seen_losses = 0
         self._has_more = False
         self._is_draining = False
         self._is_closing = False
@@ -223,9 +229,31 @@ class Worker:
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
                 if not is_more and not self._is_closing:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(self._poll):
-                            await self._wake.wait()
+                    await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait until this worker is woken, or until there may be work when it polls."""
+        has_work = False
+        while not has_work and not self._wake.is_set():
+            has_waiting = self._slots.has_waiting
+            try:
+                async with asyncio.timeout(MAX_WAIT_SECONDS if has_waiting else self._poll):
+                    await self._wake.wait()
+            except TimeoutError:
+                has_work = has_waiting or await self._has_work()
+
+    async def _has_work(self) -> bool:
+        wanted = self._measure_capacity([])
+        if not wanted.count:
+            return False
+        try:
+            async with self._database.read() as session:
+                has_work = await claims.has_work(session, wanted, at=self._clock())
+        except Exception:  # noqa: BLE001  # the claim reports the error
+            return True
+        if not has_work:  # no expired leases either
+            self._thorough_at = time.monotonic() + self._poll
+        return has_work
 
     async def run_once(self) -> bool:
         """End jobs without effects and claim new ones together. True if there may be more."""
@@ -233,13 +261,14 @@ class Worker:
         if stuck := self._slots.take_back(after=after):
             await self._release(stuck)
         ended, self._returned = self._returned, []
-        wanted = self._measure_capacity(ended)
+        losses, wanted = self._queue.loss_count, self._measure_capacity(ended)
         room = wanted.count if wanted.queued or wanted.open_to else 0
         if not room and not ended:
             return False
         at, claimed, holders = self._clock(), list[ClaimedJob](), None
         if wanted.thorough and room:
             self._thorough_at = time.monotonic() + self._poll
+            self._seen_losses = losses
         try:
             async with self._database.write() as session:
                 if ended:
@@ -275,7 +304,8 @@ class Worker:
         running = Counter(job.claimed.share for job in self._jobs.values() if not job.is_ending)
         running.subtract(job.claimed.share for job in ended)
         # A new job does not require a check for expired leases, so that happens at intervals.
-        is_thorough = time.monotonic() >= self._thorough_at
+        has_losses = self._queue.loss_count != self._seen_losses
+        is_thorough = has_losses or time.monotonic() >= self._thorough_at
         # An abandoned job may crash this worker as well, so few other jobs should be claimed.
         ahead = 0 if is_thorough else self._slots.ahead
         is_alone = any(job.runs_alone for job in self._jobs.values() if job not in ended)
@@ -456,6 +486,8 @@ class Worker:
         finally:
             for job in jobs:
                 self._forget(job)
+            if self._is_draining and jobs and self._queue.announce is not None:
+                self._queue.announce()
 
     async def _beat(self) -> None:
         renewed_at = time.monotonic()
@@ -521,5 +553,4 @@ def build_worker(
         keys,
         concurrency=settings.job_workers,
         takes_queued=takes_queued,
-        poll=3.0 if settings.embedded else 1.0,
     )

@@ -304,6 +304,50 @@ def test_entries_are_tested_added_ordered_and_restored(page: Page, account: Acco
     expect(rows).to_have_count(1)
 
 
+def test_a_long_lorebook_is_searched_moved_in_and_scrolled(page: Page, account: Account) -> None:
+    entries = {
+        str(number): {"uid": number, "key": [f"rumour {number}"], "content": f"Told {number}."}
+        for number in range(600)
+    }
+    file = json.dumps({"entries": entries}).encode()
+    made = account.client.post("/lorebooks/import", files={"file": ("long.json", file)}).json()
+    path = f"/lorebooks/{made['lorebook']['id']}"
+    page.goto(f"/#{path}")
+    rows = page.get_by_role("list", name="Entries").get_by_role("listitem")
+    expect(rows.first).to_have_attribute("aria-setsize", "600")
+    # Only those near the view are in the document.
+    expect(rows.filter(has_text="rumour 300")).to_have_count(0)
+
+    search = page.get_by_role("searchbox", name="Search entries")
+    search.fill("told 59")
+    expect(rows).to_have_count(16)
+    expect(rows.first).to_contain_text("rumour 59")
+    search.fill("")
+    expect(rows.first).to_contain_text("rumour 0")
+
+    # A moved entry keeps the focus, and is scrolled to.
+    menu = page.get_by_role("button", name="More actions for rumour 1", exact=True)
+    menu.press("Enter")
+    with page.expect_response(lambda answer: answer.url.endswith("/entries/order")):
+        page.get_by_role("menuitem", name="Move to the bottom").press("Enter")
+    expect(menu).to_be_focused()
+    expect(menu).to_be_in_viewport()
+    moved = rows.filter(has_text="rumour 1")
+    expect(moved.last).to_have_attribute("aria-posinset", "600")
+    page.locator("main").evaluate("main => main.scrollTo(0, 0)")
+    expect(rows.first).to_contain_text("rumour 0")
+    expect(menu).to_be_focused()
+    expect(menu).not_to_be_in_viewport()
+    titles = [entry["keys"][0] for entry in account.get(f"{path}/entries", limit=500)["items"]]
+    assert titles[:3] == ["rumour 0", "rumour 2", "rumour 3"]
+
+    page.locator("main").evaluate("main => main.scrollTo(0, main.scrollHeight)")
+    expect(rows.last).to_be_in_viewport()
+    rows.last.get_by_role("button", name="rumour 1 rumour 1").click()
+    details = page.get_by_role("region", name="Details")
+    expect(details.get_by_label("Keys", exact=True)).to_have_value("rumour 1")
+
+
 FILE = Path(__file__).parents[1] / "fixtures/presets/lighthouse.json"
 
 

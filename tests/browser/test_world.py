@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.support.browser import Account, Watch, dark, phone
+from tests.support.zips import zipped
 
 pytestmark = pytest.mark.browser
 
@@ -328,11 +329,15 @@ def test_the_world_follows_the_active_path_and_the_last_reply(page: Page, seagat
 
 
 def test_of_a_large_world_what_is_not_read_is_found(
-    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:
-    for number in range(505):
-        seagate.account.post(f"{seagate.path}/facts", {"text": f"Lantern {number} is lit."})
-    page.goto(f"/#{seagate.path}?tab=world")
+    facts_file = "".join(f"- Lantern {number} is lit.\n" for number in range(505))
+    vault = zipped({"canon/facts.md": f"# Facts\n\n{facts_file}"})
+    answer = account.client.post(
+        "/campaigns/import", files={"file": ("Lanterns.zip", vault, "application/zip")}
+    )
+    assert answer.status_code == 201, answer.text
+    page.goto(f"/#/campaigns/{answer.json()['id']}?tab=world")
     facts = section(page, "Facts")
     expect(facts.get_by_role("listitem")).to_have_count(50)
     find = page.get_by_role("searchbox", name="Search Facts")

@@ -24,7 +24,7 @@ from tests.support.server import Account, ok
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 CARD = Path(__file__).parents[2] / "docs" / "example-card.json"
-TURNS, WINDOW = 60, 20
+TURNS, WINDOW = 30, 20
 FACT = "My sister's locket is buried beneath the third pear tree."
 FACT_TURN = 3
 TOPICS = ("the tide", "the lamp", "the harbour", "a loaf of bread", "the fog", "a broken clock")

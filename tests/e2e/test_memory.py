@@ -116,7 +116,7 @@ async def test_memory_outlives_its_index_and_finds_by_meaning(tmp_path: Path) ->
             book = ok(await upload(ada, WORLD.read_bytes()), 201)["lorebook"]["id"]
             await link(ada, chat, book)
             told = await ada.turn(chat, text=FACT)
-            for n in range(40):
+            for n in range(15):
                 await take_turn(ada, chat, text=f"/demo long 12 the rain falls on roof {n}")
             await set_chat(ada, chat, budgets={"history": 250})
             await wait_for_jobs(ada)

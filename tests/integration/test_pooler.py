@@ -21,6 +21,7 @@ from backend.settings import Settings
 from scripts.bench.pooler import find_pooler, run_pooler
 from tests.e2e.test_chronicle import STORY, events_of, opted_in
 from tests.e2e.test_crash import browser
+from tests.integration.test_processes import run_job_of_other
 from tests.integration.turns.following import follow, take_words, turn_under_way
 from tests.support.process import TALEKEEPER, Served, environment, serving
 from tests.support.server import text_of
@@ -92,6 +93,16 @@ async def test_tables_are_migrated(postgres_url: str, pooled_url: str, *, is_dir
         assert await database.find_pooler()
         assert await migrate.upgrade(database)
         assert await migrate.current_revision(database) == migrate.HEAD
+
+
+async def test_jobs_are_announced_through_the_pooler_and_heard_directly(
+    postgres_url: str, pooled_url: str
+) -> None:
+    async with (
+        opened(pooled_url, direct_url=postgres_url) as working,
+        opened(pooled_url) as adding,
+    ):
+        await run_job_of_other(working, adding)
 
 
 async def examine_database(**settings: str) -> Finding:

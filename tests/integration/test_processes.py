@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -20,8 +21,11 @@ from backend.database import processes
 from backend.database.base import new_id, now
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.database.processes import Process, Processes
+from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES, Job
 from backend.jobs.queue import JobQueue, NewJob
+from backend.jobs.running import JobKind, RunningJob
+from backend.jobs.worker import Worker
 from backend.vault.root import RootKeys
 from tests.support.compose import door, free_port
 from tests.support.player import API, Player
@@ -51,14 +55,14 @@ async def observer(postgres_url: str) -> AsyncGenerator[Database]:
 
 
 @contextlib.asynccontextmanager
-async def beating(database: Database, **options: Any) -> AsyncGenerator[None]:
+async def beating(database: Database, **options: Any) -> AsyncGenerator[Processes]:
     async def do_nothing() -> None:
         pass
 
     process = Processes(database, [JOB_LEASES], on_loss=do_nothing, **options)
     await process.start()
     try:
-        yield
+        yield process
     finally:
         await process.aclose()
 
@@ -157,6 +161,36 @@ async def test_a_process_that_ends_in_order_gives_up_what_it_still_holds(
     assert await is_lease_over(observer, job_id)
     async with observer.read() as session:
         assert list(await session.scalars(select(Process))) == []
+
+
+NEVER = 3600.0
+"""Seconds until a poll that no test waits for."""
+
+
+async def run_job_of_other(working: Database, adding: Database) -> None:
+    """Let a worker run a job that another process adds. It does not poll."""
+    root, is_done = RootKeys({1: b"r" * 32}), asyncio.Event()
+
+    async def handler(_job: RunningJob) -> None:
+        is_done.set()
+
+    queue, other = JobQueue(working, root), JobQueue(adding, root)
+    kinds = {"work": JobKind(handler, needs_key=False)}
+    worker = Worker(queue, kinds, JobKeys(root), poll=NEVER)
+    async with beating(working, on_news=queue.wake_here), beating(adding) as process:
+        other.announce = process.announce
+        worker.start()
+        async with adding.write() as session:
+            await other.enqueue(session, NewJob(kind="work"))
+        async with asyncio.timeout(PATIENCE):
+            await is_done.wait()
+        await worker.aclose()
+
+
+async def test_a_job_wakes_the_workers_of_other_processes(
+    database: Database, observer: Database
+) -> None:
+    await run_job_of_other(database, observer)
 
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")

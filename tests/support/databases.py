@@ -28,7 +28,8 @@ _SCHEMA = """
 SELECT (SELECT version_num FROM alembic_version),
        array_agg(oid ORDER BY oid) FILTER (WHERE relkind = 'r'),
        string_agg('DELETE FROM ' || quote_ident(relname), ';')
-           FILTER (WHERE relkind = 'r' AND relname <> 'alembic_version')
+           FILTER (WHERE relkind = 'r' AND relname NOT IN ('alembic_version',
+                                                           'compatible_revisions'))
 FROM pg_class WHERE relnamespace = 'public'::regnamespace
 """
 """The revision and tables of a database, and the statements that empty it."""

@@ -10,7 +10,8 @@ from playwright.sync_api import FilePayload, Page, Route, expect
 
 from backend.web.controller import FOLDER
 from tests.support.browser import Account
-from tests.support.tale import TALE, a_tale, a_world, people, portrait
+from tests.support.drawings import ledger_page, seascape
+from tests.support.tale import TALE, a_tale, a_world, people
 
 Act = Callable[[Page], None]
 
@@ -93,7 +94,7 @@ def attach(page: Page) -> None:
     """Attach two pictures to the line."""
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Attach pictures").click()
-    files = [("lighthouse.png", portrait("#24425c", lamp=True)), ("sea.png", portrait("#1f4e5f"))]
+    files = [("ledger.png", ledger_page()), ("sea.png", seascape())]
     chooser.value.set_files([FilePayload(name=n, mimeType="image/png", buffer=d) for n, d in files])
     expect(page.locator(".attached img")).to_have_count(2)
 

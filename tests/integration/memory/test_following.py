@@ -231,7 +231,7 @@ async def test_a_hundred_lines_left_behind_do_not_hide_the_one_that_counts(
 ) -> None:
     await tell(server, ada, chat, ["A silver key was sold in town.", "Was it?"])
     path = f"{API}/messages/{(await ada.messages(chat))[-1]['id']}"
-    for number in range(130):
+    for number in range(110):
         text = f"The silver key, the silver key, number {number}."
         path = f"{API}/messages/{ok(await ada.client.patch(path, json={'text': text}))['id']}"
     ok(await ada.client.patch(path, json={"text": "Nobody knows."}))

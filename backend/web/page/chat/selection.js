@@ -28,11 +28,16 @@ export function selection(room) {
   }
 
   function turn(is) {
+    const { activeElement } = document;
+    const message = activeElement.closest(".message") ?? document.querySelector(".message.last");
+    const leaves = !is && (element.contains(activeElement) || activeElement.matches(".pick"));
     isOn = is;
     chosen.clear();
     latest = null;
     draw();
     events.dispatchEvent(new Event("selection"));
+    // The check box or the bar with the focus is gone.
+    if (leaves) message?.focus();
   }
 
   function choose(message, is) {

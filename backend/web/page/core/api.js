@@ -91,13 +91,14 @@ export const api = {
   put: asking("PUT"),
   delete: asking("DELETE"),
 
-  /** Return the items of all pages of a list. */
-  async all(path, { query, signal } = {}) {
+  /** Return the items of all pages of a list. `each(item)` is called as soon as a page arrives. */
+  async all(path, { query, signal, each } = {}) {
     const items = [];
     let after;
     do {
       const page = await ask(path, { query: { limit: 500, ...query, after }, signal });
       items.push(...page.items);
+      if (each) page.items.forEach(each);
       after = page.next;
     } while (after);
     return items;

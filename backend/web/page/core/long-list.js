@@ -2,7 +2,7 @@
 import { h, set } from "./dom.js";
 
 /** The height of a row, in pixels, until one is measured. */
-const GUESS = 200;
+const GUESS = 150;
 
 /**
  * Show items in `list`, which has one column or is a grid. Spaces take the place of the rows that
@@ -43,7 +43,7 @@ export function longList(list, make, signal) {
     let first = 0;
     while (first < count && y + height(first) < -innerHeight) y += height(first++);
     let last = first;
-    while (last < count && y < 2 * innerHeight) y += height(last++);
+    while (last < count && y < (isMeasured ? 2 : 1) * innerHeight) y += height(last++);
 
     // A row stays while it has the focus or an open menu.
     const busy = list.querySelector("[aria-expanded=true]") ?? document.activeElement;

@@ -120,7 +120,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     return row;
   };
 
-  for (const entry of await api.all(`${path}/entries`, { signal })) put(entry);
+  await api.all(`${path}/entries`, { signal, each: put });
   find.run();
 
   return {
