@@ -113,7 +113,9 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
 Minifier = Callable[[str, Mapping[str, str]], str]
 """Minifies a text. The mapping has the short names of the exports of all scripts."""
 
-_LEFT_COMMENTS = re.compile(r"^/\*\*[\s\S]*?\*/\n|^//.*\n|/\* @__PURE__ \*/ ", re.MULTILINE)
+_LEFT_COMMENTS = re.compile(
+    r"(?:(?<=;)\n)?^(?:/\*\*[\s\S]*?\*/|//.*)\n|/\* @__PURE__ \*/ ", re.MULTILINE
+)
 """Comments on their own lines that the minifier leaves, and its notes to bundlers."""
 
 

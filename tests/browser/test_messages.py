@@ -154,7 +154,7 @@ def test_messages_are_selected_hidden_and_deleted_alone(
     expect(box).to_be_checked()
     expect(box).to_be_focused()
     page.get_by_label("Select message 4").click(modifiers=["Shift"])
-    bar = page.get_by_role("toolbar", name="Actions for the selected messages")
+    bar = page.get_by_role("group", name="Actions for the selected messages")
     expect(bar.get_by_text("3 messages selected")).to_be_visible()
     assert_accessible(page)
     bar.get_by_role("button", name="Hide from the model").click()

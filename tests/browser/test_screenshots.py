@@ -357,7 +357,7 @@ def test_messages(stage: Stage) -> None:
     stage.shoot("message-menu", page, shown.nth(6), page.get_by_role("menu"), shown.nth(7))
     page.get_by_role("menuitem", name="Select messages").click()
     page.get_by_label("Select message 8").click()
-    bar = page.get_by_role("toolbar", name="Actions for the selected messages")
+    bar = page.get_by_role("group", name="Actions for the selected messages")
     expect(bar).to_contain_text("2 messages selected")
     stage.shoot("messages-selected", page, shown.nth(6), shown.nth(8), bar, gap=0)
 

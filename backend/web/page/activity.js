@@ -27,8 +27,8 @@ export function row(job, read) {
   };
   const how = { queued: error && "delayed", done: error && "ended" }[state] || state;
   const words = t(`activity.${how}`, { reason: error && said(error, { task: task(kind, error) }), when: dateTime(job.run_after) });
-  return h("li", {},
-    h("div.grow", {}, name,
+  return h("li",
+    h("div.grow", name,
       h("small", { class: state === "dead" ? "fault" : "help" }, `${words} · ${ago(job.created_at)}`),
       state === "running" && bar.element),
     error && remedy({ slug: error }),
@@ -42,9 +42,9 @@ function inUse({ id, title, provider_name: provider, uses, chats }) {
   const facts = [provider, ...names, chats > 0 && t("activity.chats", { count: chats })].filter(Boolean).join(" · ");
   return h("li", { class: title ? "" : "fault" },
     icon(title ? "check" : "alert"),
-    h("div.grow", {}, title ?? id,
-      h("small.help", {}, title ? facts : [t("activity.gone"), facts].join(" · ")),
-      (!title || id === "demo") && h("small.help", {}, h("a", { href: "#/providers" }, t("activity.add_model")))));
+    h("div.grow", title ?? id,
+      h("small.help", title ? facts : [t("activity.gone"), facts].join(" · ")),
+      (!title || id === "demo") && h("small.help", h("a", { href: "#/providers" }, t("activity.add_model")))));
 }
 
 export default async function ({ signal, title }) {
@@ -59,7 +59,7 @@ export default async function ({ signal, title }) {
     if (now !== before) {
       const at = [...list.querySelectorAll("button")].indexOf(document.activeElement);
       fill(list, items.map((job) => row(job, read)));
-      fill(place, items.length ? list : h("p.empty", {}, t("activity.none")));
+      fill(place, items.length ? list : h("p.empty", t("activity.none")));
       list.querySelectorAll("button")[at]?.focus();
     }
     before = now;
@@ -79,12 +79,12 @@ export default async function ({ signal, title }) {
     // The settings' default models are not the models that this account uses.
     fill(health, parts.filter(({ name }) => name !== "models").map(({ name, ready, detail }) => h("li", { class: ready ? "" : "fault" },
       icon(ready ? "check" : "alert"),
-      h("div.grow", {}, said(`parts.${name}`), h("small.help", {}, detail),
-        detail.startsWith("none") && h("small.help", {}, t(`activity.hints.${name}`))))));
+      h("div.grow", said(`parts.${name}`), h("small.help", detail),
+        detail.startsWith("none") && h("small.help", t(`activity.hints.${name}`))))));
   });
-  return h("div.page.narrow", {},
-    h("header", {}, h("h1", {}, t("shell.activity"))),
+  return h("div.page.narrow",
+    h("header", h("h1", t("shell.activity"))),
     place,
-    h("section", {}, h("h2", {}, t("activity.models")), models),
-    h("section", {}, h("h2", {}, t("activity.health")), health));
+    h("section", h("h2", t("activity.models")), models),
+    h("section", h("h2", t("activity.health")), health));
 }

@@ -90,7 +90,7 @@ function title(text) {
 
 function failed(error, again = show) {
   const retry = h("button", { onclick: again }, t("common.retry"));
-  return h("div.page", {}, h("div.empty", { role: "alert" }, h("p", {}, explain(error)), retry));
+  return h("div.page", h("div.empty", { role: "alert" }, h("p", explain(error)), retry));
 }
 
 /** Replace the content of the page. Toasts stay. */

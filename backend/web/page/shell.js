@@ -30,11 +30,11 @@ export function shell() {
   const account = place("account", "person");
   const keys = h("kbd", { "aria-hidden": "true" }, t("search.keys"));
   const find = h("button.place", { onclick: search, "aria-keyshortcuts": "Control+K Meta+K" },
-    icon("search"), h("span", {}, t("search.title")), keys);
+    icon("search"), h("span", t("search.title")), keys);
   const brand = h("a.brand", { href: "#/" }, h("img", { src: asset("icon.svg"), alt: "" }), "Talekeeper");
-  const rail = h("div.rail", {}, brand, find, places, recent, activity, settings, account);
+  const rail = h("div.rail", brand, find, places, recent, activity, settings, account);
   const skip = h("button.skip", { onclick: () => main.focus() }, t("shell.skip"));
-  const element = h("div.shell", {}, skip, rail, h("div.above", {}, connection(), imports), main);
+  const element = h("div.shell", skip, rail, h("div.above", connection(), imports), main);
 
   let path = "";
   const mark = () => {
@@ -48,9 +48,9 @@ export function shell() {
     const items = (await chats.all().catch(() => [])).filter((chat) => !chat.archived_at);
     fill(
       recent,
-      items.length > 0 && h("h2", {}, t("shell.recent")),
+      items.length > 0 && h("h2", t("shell.recent")),
       items.slice(0, RECENT).map((chat) =>
-        h("a", { href: `#/chats/${chat.id}` }, h("span.clip", {}, chat.title || t("chats.untitled"))),
+        h("a", { href: `#/chats/${chat.id}` }, h("span.clip", chat.title || t("chats.untitled"))),
       ),
     );
     mark();
@@ -95,7 +95,7 @@ function onkeydown(event) {
 }
 
 function place(name, sign, href = `#/${name}`) {
-  return h("a.place", { href, "data-area": name }, icon(sign), h("span", {}, t(`shell.${name}`)));
+  return h("a.place", { href, "data-area": name }, icon(sign), h("span", t(`shell.${name}`)));
 }
 
 /** Mark the link with a dot while jobs run, or if jobs have failed since the user last looked. */

@@ -24,15 +24,15 @@ EXPORT = re.compile(r"\bexport (?:async )?(?:const|let|class|function\*?) ?\[?([
 CASES = {
     "imports": """
         import{alpha,beta as gamma}from"./x.js";export const f=(first,g=first)=>alpha(g,gamma);
-        import{alpha,beta}from"./x.js";export const f=(e,g=e)=>alpha(g,beta);
+        import{alpha,beta}from"./x.js";export let f=(e,g=e)=>alpha(g,beta);
     """,
     "patterns": """
         export const read=({value,other:named=value,...rest})=>({value,named,rest});
-        export const read=({value,other:e=value,...t})=>({value,named:e,rest:t});
+        export let read=({value,other:e=value,...t})=>({value,named:e,rest:t});
     """,
     "keys": """
         const key="k";export const made={[key](key){return key},get key(){return key}};
-        const e="k";export const made={[e](e){return e},get key(){return e}};
+        let e="k";export let made={[e](e){return e},get key(){return e}};
     """,
     "var": """
         export function f(){for(var count=0;;){var inside=count}return inside+count}
@@ -44,11 +44,11 @@ CASES = {
     """,
     "exports": """
         let total=0;export{total as sum};export const add=amount=>{total+=amount};
-        let total=0;export{total as sum};export const add=e=>{total+=e};
+        let total=0;export{total as sum};export let add=e=>{total+=e};
     """,
     "globals": """
         const again=function deeper(depth){return depth?deeper(depth-1):e};use(again);
-        const t=function t(n){return n?t(n-1):e};use(t);
+        let t=function t(n){return n?t(n-1):e};use(t);
     """,
     "classes": """
         class Shape{#hidden=1;width=0;static make(width){return new Shape(width)}}use(Shape);

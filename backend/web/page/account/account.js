@@ -25,7 +25,7 @@ function signOut(button) {
 
 const remove = async () => {
   const leaving = new AbortController();
-  const offer = h("div.card.stack", {}, h("p", {}, t("archive.first")));
+  const offer = h("div.card.stack", h("p", t("archive.first")));
   attempt(async () => offer.append(await archiveBox(leaving.signal)));
   const send = async (values) => {
     await api.delete("/me", values);
@@ -41,12 +41,12 @@ export default function ({ signal, title }) {
   title(t("shell.account"));
   const { user } = session;
   const out = button("sign_out", () => signOut(out));
-  return h("div.page.narrow", {},
-    h("header", {},
-      h("div.grow", {}, h("h1.clip", {}, user.username), user.is_administrator && a("is_administrator")),
+  return h("div.page.narrow",
+    h("header",
+      h("div.grow", h("h1.clip", user.username), user.is_administrator && a("is_administrator")),
       out),
-    h("p.row.lead", {}, h("a", { href: "#/security" }, a("to_security")), h("a", { href: "#/settings" }, t("settings.title"))),
+    h("p.row.lead", h("a", { href: "#/security" }, a("to_security")), h("a", { href: "#/settings" }, t("settings.title"))),
     month(signal),
     usage(),
-    part("remove", h("div", {}, button("remove", remove, { class: "danger" }))));
+    part("remove", h("div", button("remove", remove, { class: "danger" }))));
 }

@@ -59,5 +59,5 @@ export function writing(signal) {
   const hints = pageSettings.get().dismissed?.length > 0 && h("button", { onclick: again }, p("hints"));
   // The texts of all views are in the new language after a reload.
   const then = (changes) => "language" in changes && location.reload();
-  return part("writing", form(signal, fields, then), h("div", {}, hints));
+  return part("writing", form(signal, fields, then), h("div", hints));
 }

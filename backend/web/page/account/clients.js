@@ -16,14 +16,14 @@ const VALUES = {
 };
 
 const c = (name, values) => t(`clients.${name}`, values);
-const note = (name) => has(`clients.${name}_help`) && h("small.help", {}, c(`${name}_help`));
+const note = (name) => has(`clients.${name}_help`) && h("small.help", c(`${name}_help`));
 const part = (name, ...content) =>
-  h("section.stack", {}, h("div", {}, h("h2", {}, c(name)), note(name)), content);
+  h("section.stack", h("div", h("h2", c(name)), note(name)), content);
 
 /** A text to enter in another app, with a button that copies it. */
 const entry = (text, about) =>
-  h("li", {},
-    h("div.grow", {}, h("code.clip", {}, text), about && h("small.help", {}, about)),
+  h("li",
+    h("div.grow", h("code.clip", text), about && h("small.help", about)),
     act("copy", c("copy", { text }), () => copy(text), "quiet"));
 
 /** The settings of the endpoint, saved automatically. */
@@ -65,13 +65,13 @@ function row(request, again) {
     show: () => (element.hidden = false),
   });
   const facts = [request.model, request.client, ...counts(request), c("took", { count: request.milliseconds })];
-  const element = h("li", {},
-    h("div.grow", {},
-      h("div", {}, h("b", {}, c(`kinds.${kind}`)), ". ", c(`reasons.${reason}`)),
-      text && h("q.clip", {}, text),
-      h("small.help", {}, facts.filter(Boolean).join(" · ")),
-      ignored.length > 0 && h("small.help", {}, c("ignored", { names: ignored.join(", ") })),
-      rule && h("small.help", {}, icon("check"), c(`rules.${rule}`))),
+  const element = h("li",
+    h("div.grow",
+      h("div", h("b", c(`kinds.${kind}`)), ". ", c(`reasons.${reason}`)),
+      text && h("q.clip", text),
+      h("small.help", facts.filter(Boolean).join(" · ")),
+      ignored.length > 0 && h("small.help", c("ignored", { names: ignored.join(", ") })),
+      rule && h("small.help", icon("check"), c(`rules.${rule}`))),
     h("time.help", { datetime: request.at, title: dateTime(request.at) }, ago(request.at)),
     chat && h("a.button", { href: `#/chats/${chat}` }, c("open_chat")),
     request.is_correctable && rule !== other &&
@@ -112,8 +112,8 @@ function rules(signal, onchange) {
         },
         show: () => (element.hidden = false),
       });
-      const element = h("li", {},
-        h("div.grow", {}, h("q.clip", {}, text), h("small.help", {}, c(`rules.${kind}`))),
+      const element = h("li",
+        h("div.grow", h("q.clip", text), h("small.help", c(`rules.${kind}`))),
         act("delete", c("drop", { text }), drop, "quiet"));
       return element;
     }));
@@ -129,11 +129,11 @@ export default async function ({ signal, title }) {
   const latest = requests(signal, () => corrections.read());
   const corrections = rules(signal, () => latest.read());
   const [models, form] = await Promise.all([api.all("/client-models", { signal }), settingsForm(signal)]);
-  return h("div.page.narrow", {},
-    h("header", {}, h("h1", {}, c("title"))),
+  return h("div.page.narrow",
+    h("header", h("h1", c("title"))),
     areas("clients"),
-    h("p.soft.lead", {}, c("about")),
-    part("address", h("ul.list", {}, entry(`${location.origin}/v1`)), h("div", {}, button("make_key", makeKey))),
+    h("p.soft.lead", c("about")),
+    part("address", h("ul.list", entry(`${location.origin}/v1`)), h("div", button("make_key", makeKey))),
     part("models", h("ul.list", { "aria-label": c("models") }, models.map(({ id, name }) => entry(id, name)))),
     part("options_title", form),
     latest.section,

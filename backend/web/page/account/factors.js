@@ -8,8 +8,8 @@ const PATH = "/me/second-factors";
 /** Show one-time codes, if there are any. */
 function codes(made, close) {
   if (!made) return close();
-  const print = button("print", () => window.print(), { type: "button" });
-  return keepsake([h("p", {}, a("codes_help")), secret(made.join("\n"), "Talekeeper codes.txt", a("codes")), print], close);
+  const print = button("print", () => window.print());
+  return keepsake([h("p", a("codes_help")), secret(made.join("\n"), "Talekeeper codes.txt", a("codes")), print], close);
 }
 
 const PASSWORD = field("password", OLD);
@@ -23,7 +23,7 @@ const app = () =>
       fill(box, codes(on.codes, close));
     };
     return [
-      h("p", {}, a("scan")),
+      h("p", a("scan")),
       qr(made.qr, a("qr")),
       h("a", { href: made.uri }, a("open_app")),
       secret(made.secret),
@@ -65,15 +65,15 @@ export function factors() {
   const does = (name, what, about) =>
     button(name, async () => (await what(), read()), about && { "aria-label": `${a(name)}: ${about}` });
   const line = (name, about, ...buttons) =>
-    h("li", {}, h("div.grow", {}, h("div.clip", {}, name), h("small.help", {}, about)), buttons);
+    h("li", h("div.grow", h("div.clip", name), h("small.help", about)), buttons);
   const view = ({ totp, passkeys, one_time_codes: count }) => [
-    h("ul.list", {},
+    h("ul.list",
       totp && line(a("app"), used(totp), does("take_away", () => remove("/totp"), a("app"))),
       passkeys.map((key) => line(key.label, `${key.site}, ${used(key)}`,
         does("rename", () => rename(key), key.label),
         does("take_away", () => remove(`/passkeys/${key.id}`), key.label))),
       (totp || passkeys.length > 0) && line(a("codes"), a("codes_left", { count }), does("new_codes", renew))),
-    h("div.row", {}, does("set_up", app), does("add_passkey", passkey)),
+    h("div.row", does("set_up", app), does("add_passkey", passkey)),
   ];
   attempt(read);
   return part("factors", box);

@@ -16,7 +16,7 @@ export function passwordForm(options) {
   for (const { input } of controls.values()) {
     if (input.type !== "password") continue;
     const onclick = () => (input.type = (show.ariaPressed = input.type === "password") ? "text" : "password");
-    const attributes = { type: "button", onclick, "aria-pressed": "false", "aria-label": a("show_password") };
+    const attributes = { onclick, "aria-pressed": "false", "aria-label": a("show_password") };
     const show = h("button.tag", attributes, a("show"));
     input.after(show);
   }
@@ -31,25 +31,25 @@ export function secret(text, file, what) {
     await navigator.clipboard.writeText(text);
     fill(copy, icon("check"), t("common.copied"));
   };
-  const copy = h("button", { type: "button", onclick, "aria-live": "polite" }, icon("copy"), t("common.copy"));
+  const copy = h("button", { onclick, "aria-live": "polite" }, icon("copy"), t("common.copy"));
   const href = `data:text/plain,${encodeURIComponent(`${location.host}, ${what}:\n${text}\n`)}`;
   return [
     // A line may break after a dash. The copied text has no breaks.
-    h("output.secret", {}, text.split(/(?<=-)/).map((piece) => [piece, h("wbr")])),
-    h("div.row", {}, navigator.clipboard && copy, file && h("a.button", { href, download: file }, icon("download"), a("download"))),
+    h("output.secret", text.split(/(?<=-)/).map((piece) => [piece, h("wbr")])),
+    h("div.row", navigator.clipboard && copy, file && h("a.button", { href, download: file }, icon("download"), a("download"))),
   ];
 }
 
 /** A secret that the user has to store before continuing. */
 export function keepsake(content, done) {
-  const go = h("button.primary", { disabled: true }, a("go_on"));
+  const go = h("button.primary", { type: "submit", disabled: true }, a("go_on"));
   const form = h("form.stack", { onsubmit: (event) => (event.preventDefault(), done()) },
     content,
-    h("label.row", {}, h("input", { type: "checkbox", oninput: () => (go.disabled = !go.disabled) }), a("kept")),
-    h("footer", {}, go));
+    h("label.row", h("input", { type: "checkbox", oninput: () => (go.disabled = !go.disabled) }), a("kept")),
+    h("footer", go));
   addEventListener("beforeunload", (event) => form.isConnected && event.preventDefault());
   return form;
 }
 
 export const recovery = ({ recovery_code: code }, name, done) =>
-  keepsake([h("p", {}, a("kept_help")), secret(code, `Talekeeper ${name}.txt`, a("recovery_code"))], done);
+  keepsake([h("p", a("kept_help")), secret(code, `Talekeeper ${name}.txt`, a("recovery_code"))], done);

@@ -9,5 +9,5 @@ const SCOPES = ["chat", "read", "manage"];
 export const makeKey = () => {
   const scope = { ...field("scope"), kind: "select", value: "chat", options: SCOPES.map((each) => [each, a(each)]) };
   return ask("make_key", [field("label"), scope], async (values) =>
-    [h("p", {}, a("once")), secret((await api.post("/api-keys", values)).token)]);
+    [h("p", a("once")), secret((await api.post("/api-keys", values)).token)]);
 };

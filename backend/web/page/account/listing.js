@@ -26,11 +26,11 @@ export function listing(name, path, row, make, act) {
       act: (options) => api.delete(`${path}/${id}`, undefined, options),
       show: hide(false),
     });
-    const element = h("li", {},
-      h("div.grow", {}, h("div.clip", {}, label), h("small.help", {}, about)),
+    const element = h("li",
+      h("div.grow", h("div.clip", label), h("small.help", about)),
       other ?? button("end", end, { "aria-label": named }));
     return element;
   };
   attempt(read);
-  return part(name, list, make && h("div", {}, button(make, async () => (await act(), read()))));
+  return part(name, list, make && h("div", button(make, async () => (await act(), read()))));
 }

@@ -24,7 +24,7 @@ export default async function ({ signal, title }) {
     settings = await api.patch(PATH, patchOf(changes, settings), { keepalive: true });
   };
   return frame("memory-settings", title,
-    h("p.row.lead", {},
+    h("p.row.lead",
       h("a", { href: "#/memory/status" }, t("memory.status.title")),
       h("a", { href: "#/chronicles" }, t("memory.chronicles"))),
     part("memory_search", autoform({ groups: [{ fields }], value, signal, save }).element));

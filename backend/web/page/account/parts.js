@@ -2,10 +2,10 @@
 import { ago, attempt, dialog, fill, h, has, session, set, svg, t, tabs } from "../core.js";
 import { a, passwordForm } from "./forms.js";
 
-export const help = (name) => has(`account.${name}_help`) && h("small.help", {}, a(`${name}_help`));
+export const help = (name) => has(`account.${name}_help`) && h("small.help", a(`${name}_help`));
 export const button = (name, act, more) => h("button", { onclick: () => attempt(act), ...more }, a(name));
 export const part = (name, ...content) =>
-  h("section.stack", {}, h("div", {}, h("h2", {}, a(name)), help(name)), content);
+  h("section.stack", h("div", h("h2", a(name)), help(name)), content);
 export const used = ({ last_used_at: at }) => (at ? a("used", { when: ago(at) }) : a("unused"));
 
 const AREAS = ["settings", "providers", "memory-settings", "presets", "scripts", "imports", "clients", "security"];
@@ -21,7 +21,7 @@ export function areas(here) {
 export function frame(here, title, ...content) {
   const name = t(`settings.areas.${here}`);
   title(name);
-  return h("div.page.narrow", {}, h("header", {}, h("h1", {}, here === "settings" ? t("settings.title") : name)), areas(here), content);
+  return h("div.page.narrow", h("header", h("h1", here === "settings" ? t("settings.title") : name)), areas(here), content);
 }
 
 /** A choice that is saved at once. `act` returns the value that applies then. */
@@ -31,7 +31,7 @@ export function choice(name, values, value, act) {
     return h("input", { type: "radio", name, checked: each === value, onchange });
   });
   return part(name, h("div.choice", { role: "radiogroup", "aria-label": a(name) }, values.map((each, at) =>
-    h("label.card", {}, inputs[at], h("span", {}, a(each), help(each))))));
+    h("label.card", inputs[at], h("span", a(each), help(each))))));
 }
 
 const MARGIN = 4;

@@ -38,8 +38,8 @@ function ask(box, { kinds, passkey }, send, resolve) {
   const code = { ...field("otp", "one-time-code"), help: a("otp_help") };
   fill(box,
     h("h2", { tabindex: -1 }, a("second")),
-    passkey && h("button", { type: "button", onclick: () => attempt(use) }, a("use_passkey")),
+    passkey && h("button", { onclick: () => attempt(use) }, a("use_passkey")),
     kinds.some((kind) => kind !== "passkey") && passwordForm({ fields: [code], submit: a("go_on"), send: prove }),
-    !kinds.length && h("p", {}, a("none_here")));
+    !kinds.length && h("p", a("none_here")));
   (box.querySelector("button, input") ?? box.firstChild).focus();
 }

@@ -4,10 +4,10 @@ import { a } from "./forms.js";
 import { button, part } from "./parts.js";
 
 const row = ({ kind, at, client, address, detail, count }) =>
-  h("li", {},
-    h("div.grow", {},
-      h("div", {}, [a(`events.${kind}`), detail].filter(Boolean).join(": "), count > 1 && ` (${count} ×)`),
-      h("small.help", {}, [client, address].filter(Boolean).join(", "))),
+  h("li",
+    h("div.grow",
+      h("div", [a(`events.${kind}`), detail].filter(Boolean).join(": "), count > 1 && ` (${count} ×)`),
+      h("small.help", [client, address].filter(Boolean).join(", "))),
     h("time.help", { datetime: at, title: dateTime(at) }, ago(at)));
 
 export function recent() {
@@ -21,5 +21,5 @@ export function recent() {
   };
   const more = button("older", read, { hidden: true });
   attempt(read);
-  return part("recent", list, h("div", {}, more));
+  return part("recent", list, h("div", more));
 }

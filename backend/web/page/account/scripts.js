@@ -7,6 +7,6 @@ import { frame } from "./parts.js";
 /** Route: #/scripts */
 export default async function ({ signal, title }) {
   return frame("scripts", title,
-    h("p.soft.lead", {}, a("scripts_help")),
+    h("p.soft.lead", a("scripts_help")),
     await accountScripts(signal));
 }

@@ -36,7 +36,7 @@ const rotate = () =>
 export default function ({ title }) {
   return frame("security", title,
     choice("mode", ["per_job", "managed", "sealed"], session.user.key_mode, lend),
-    part("sign_in_with", h("div.row", {}, button("change", change), button("renew", renew), button("rotate", rotate))),
+    part("sign_in_with", h("div.row", button("change", change), button("renew", renew), button("rotate", rotate))),
     factors(),
     listing("sessions", "/sessions", (it) => [device(it.label), used(it), it.is_current ? a("here") : null]),
     listing("keys", "/api-keys", (it) => [it.label, `${a(it.scope)}, ${used(it)}`], "make_key", makeKey),

@@ -11,8 +11,8 @@ const day = (name, at) => a(name, { date: date(at) });
 
 const invite = async () => {
   const { code } = await api.post("/admin/invitations", {});
-  const said = h("p", {}, a("invited"), " ", a("once"));
-  await dialog(a("invitation"), () => h("div.stack", {}, said, secret(code)));
+  const said = h("p", a("invited"), " ", a("once"));
+  await dialog(a("invitation"), () => h("div.stack", said, secret(code)));
 };
 
 /** Show the usage of an account to an administrator. */
@@ -23,14 +23,14 @@ const usageOf = (id, username) => {
 
 /** The actions of an administrator on another account. */
 const powers = ({ id, username, ...now }) =>
-  h("div.row.powers", {}, id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
+  h("div.row.powers", id !== session.user.id && ["is_administrator", "is_disabled"].map((name) => {
     const onchange = async ({ target: box }) => {
       const done = await attempt(() => api.patch(`/admin/users/${id}`, { [name]: box.checked }));
       if (!done) box.checked = !box.checked;
     };
     const label = `${username}: ${a(name)}`;
     const box = h("input", { type: "checkbox", checked: now[name], onchange, "aria-label": label });
-    return h("label.row", {}, box, a(name));
+    return h("label.row", box, a(name));
   }), usageOf(id, username));
 
 /** Route: #/server */

@@ -25,14 +25,14 @@ export default function ({ title, entered, said }) {
     };
     title(a(way));
     fill(card,
-      h("h2", {}, a(way)),
-      help && h("p.help", {}, help),
-      !isSecureContext && h("p.trouble", {}, a("in_the_clear")),
+      h("h2", a(way)),
+      help && h("p.help", help),
+      !isSecureContext && h("p.trouble", a("in_the_clear")),
       passwordForm({ fields, send, submit: a(way === "recover" ? "go_on" : way) }),
-      h("div.row", {}, ways.map((each) => each !== way && h("button.quiet", { onclick: () => show(each) }, a(each)))));
+      h("div.row", ways.map((each) => each !== way && h("button.quiet", { onclick: () => show(each) }, a(each)))));
     setTimeout(() => card.querySelector("input").focus());
   };
   show(ways[0]);
-  const brand = [h("img", { src: asset("icon.svg"), alt: "" }), h("h1", {}, "Talekeeper"), h("p.soft", {}, a("about"))];
-  return h("main.sign-in", {}, h("header", {}, brand), card);
+  const brand = [h("img", { src: asset("icon.svg"), alt: "" }), h("h1", "Talekeeper"), h("p.soft", a("about"))];
+  return h("main.sign-in", h("header", brand), card);
 }

@@ -8,12 +8,12 @@ const row = ({ quota, used, limit, unit, frees_at: at }) => {
   const shown = unit === "bytes" ? size : number;
   const figures = limit ? a("of", { used: shown(used), limit: shown(limit) }) : a("no_limit", { used: shown(used) });
   const bar = () =>
-    h("div.progress", {}, h("progress", { max: limit, value: used, "aria-label": name, "aria-valuetext": figures }));
-  return h("li", {},
-    h("div.grow", {},
-      h("div.row", {}, h("div.grow", {}, name), h("span.help", {}, figures)),
+    h("div.progress", h("progress", { max: limit, value: used, "aria-label": name, "aria-valuetext": figures }));
+  return h("li",
+    h("div.grow",
+      h("div.row", h("div.grow", name), h("span.help", figures)),
       limit && bar(),
-      at && h("small.help", {}, a("frees", { when: dateTime(at) }))));
+      at && h("small.help", a("frees", { when: dateTime(at) }))));
 };
 
 /** The quotas at a path, with a bar for each one that has a limit. */

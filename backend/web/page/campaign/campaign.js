@@ -31,13 +31,13 @@ export default async function ({ params: { id }, query, signal, title }) {
   tell();
   const [{ default: build }, count] = await Promise.all([TABS[here](), waiting(`/campaigns/${id}`, signal)]);
   const content = await build(it, { signal, query, tell });
-  const badge = count > 0 && h("span.tag.badge", {}, number(count));
-  const named = (name) => (name === "proposals" ? h("span", {}, c("tabs.proposals"), " ", badge) : c(`tabs.${name}`));
+  const badge = count > 0 && h("span.tag.badge", number(count));
+  const named = (name) => (name === "proposals" ? h("span", c("tabs.proposals"), " ", badge) : c(`tabs.${name}`));
   const places = Object.keys(TABS).map((name) => [name, named(name), `${path}?tab=${name}`]);
-  return h("div.page.campaign", {},
+  return h("div.page.campaign",
     h("a.row.back", { href: "#/campaigns" }, icon("left"), c("campaigns")),
-    h("header", {},
-      h("div.grow", {}, heading, when),
+    h("header",
+      h("div.grow", heading, when),
       act("plus", c("open_chat"), () => choose(id), "primary"),
       more(c("acts", it), acts(it, () => (location.hash = "#/campaigns")))),
     tabs(c("parts"), here, places),

@@ -87,7 +87,7 @@ export function card(world, kind, first, signal, { closed, extra } = {}) {
           return isTyped ? change() : attempt(change);
         },
       });
-      fill(body, open.form.element, h("footer", {}, h("button", { type: "button", onclick: close }, t("common.done"))));
+      fill(body, open.form.element, h("footer", h("button", { onclick: close }, t("common.done"))));
       element.classList.add("open");
     }
     const named = name && body.querySelector(`[name="${name}"]`);
@@ -121,7 +121,7 @@ export function card(world, kind, first, signal, { closed, extra } = {}) {
     const stops = () => [...view.querySelectorAll("button, input, [tabindex]")];
     const at = stops().indexOf(document.activeElement);
     fill(view, VIEWS[kind](item, world, edit),
-      locks && h("p.row.soft.locks", {}, icon("lock"), h("small", {}, c("locked", { fields: locks }))),
+      locks && h("p.row.soft.locks", icon("lock"), h("small", c("locked", { fields: locks }))),
       extra && extra(item, world),
       menu());
     // The focus stays in the same place.

@@ -10,7 +10,7 @@ const GROUPS = [["proposed", true], ["approved", true], ["raw", true], ["rejecte
 
 /** Buttons that answer the proposal of a term. */
 const answers = (item, world) =>
-  h("p.row.answers", {}, Object.entries(ANSWERS).map(([status, sign]) =>
+  h("p.row.answers", Object.entries(ANSWERS).map(([status, sign]) =>
     act(sign, c(`answers.${status}`), () => world.press("term", item, { status }))));
 
 export default async function (it, { signal }) {
@@ -24,8 +24,8 @@ export default async function (it, { signal }) {
   world.addEventListener("change", draw, { signal });
   draw();
   document.addEventListener("visibilitychange", () => document.hidden || world.read().catch(complain), { signal });
-  return h("section.world.glossary", {},
-    h("p.soft", {}, c("glossary_help")),
+  return h("section.world.glossary",
+    h("p.soft", c("glossary_help")),
     none,
     GROUPS.map(([status, open]) => section({
       name: status,

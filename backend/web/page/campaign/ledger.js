@@ -19,7 +19,7 @@ export default async function (it, { signal }) {
     more.hidden = next == null;
   };
   await load();
-  return h("section.stack", {}, h("p.soft", {}, c("ledger_help")), list, more);
+  return h("section.stack", h("p.soft", c("ledger_help")), list, more);
 }
 
 /** A change as a line, which is drawn again after an undo. */
@@ -35,16 +35,16 @@ export function line(change, world) {
     const name = target.kind === "world" ? c("kinds.world") : target.name || c(`kinds.${target.kind}`);
     element.className = counts ? "" : "aside";
     fill(element,
-      h("header.row", {},
-        h("strong", {}, name),
-        target.kind !== "world" && h("span.soft", {}, c(`kinds.${target.kind}`)),
-        !counts && h("span.tag", {}, c(undone ? "undone" : "elsewhere")),
+      h("header.row",
+        h("strong", name),
+        target.kind !== "world" && h("span.soft", c(`kinds.${target.kind}`)),
+        !counts && h("span.tag", c(undone ? "undone" : "elsewhere")),
         h("span.grow"),
         !undone && act("undo", c("undo", { name }), undo, "quiet")),
-      h("ul.deltas", {}, deltas(change, world)),
-      change.because && h("p.soft", {}, change.because),
-      h("p.row.soft", {},
-        h("span", {}, whose(change.actor), " · ", h("time", { datetime: when, title: dateTime(when) }, ago(when))),
+      h("ul.deltas", deltas(change, world)),
+      change.because && h("p.soft", change.because),
+      h("p.row.soft",
+        h("span", whose(change.actor), " · ", h("time", { datetime: when, title: dateTime(when) }, ago(when))),
         change.message_id && source(change.message_id)));
   };
   element.tabIndex = -1;
@@ -59,18 +59,18 @@ export function source(id) {
     if (isTold) location.hash = `#/chats/${chat}?at=${position}`;
     else toast(c("not_told"));
   });
-  return h("button.value.soft", { type: "button", onclick: go }, icon("chat"), c("message"));
+  return h("button.value.soft", { onclick: go }, icon("chat"), c("message"));
 }
 
 /** The operations of a change, one line per field. Creation and deletion take one line. */
 function deltas({ set: { exists, ...rest }, add, remove }, world) {
   const sign = (name) => h("b.sign", { role: "img", "aria-label": c(`signs.${name}`), class: name }, SIGNS[name]);
   const row = (name) => ([key, value]) =>
-    h("li", {}, sign(name), h("span.soft", {}, `${label(key)} `), h("span", {}, said(key, value, world)));
-  if (exists === false) return h("li", {}, sign("remove"), c("deleted"));
+    h("li", sign(name), h("span.soft", `${label(key)} `), h("span", said(key, value, world)));
+  if (exists === false) return h("li", sign("remove"), c("deleted"));
   const isBare = ([, value]) => exists && (value == null || value === "" || (typeof value === "object" && !Object.keys(value).length));
   return [
-    exists && h("li", {}, sign("add"), c("made")),
+    exists && h("li", sign("add"), c("made")),
     Object.entries(rest).filter((each) => !isBare(each)).map(row("set")),
     Object.entries(add).map(row("add")),
     Object.entries(remove).map(row("remove")),

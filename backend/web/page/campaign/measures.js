@@ -20,31 +20,31 @@ function view(memory, read) {
   const share = memory.whole_tokens > 0 ? Math.round((memory.saved_tokens / memory.whole_tokens) * 100) : 0;
   const saved = memory.replies > 0 && m("saved_note", { count: memory.replies, share });
   return [
-    h("p.soft", {}, m("help")),
-    h("dl.tiles", {},
+    h("p.soft", m("help")),
+    h("dl.tiles",
       tile("saved", memory.saved_tokens, saved),
       tile("compactions", memory.compactions),
       tile("failures", memory.failures),
       tile("conflicts", proposed, proposed > 0 && m("conflicts_note", { open, accepted, refused })),
       tile("calls", memory.calls, t("common.tokens", { count: memory.tokens })),
       tile("cost", paid(memory.cost), m("cost_note"))),
-    h("h2", {}, m("prompts")),
+    h("h2", m("prompts")),
     prompts.length
       ? chart("prompts", prompts.map((each) => [dateTime(each.at), each.whole_tokens, each.sent_tokens]), ["whole", "sent"])
-      : h("p.empty", {}, m("no_prompts")),
+      : h("p.empty", m("no_prompts")),
     work.length > 0 && [
-      h("h2", {}, m("days")),
+      h("h2", m("days")),
       chart("days", days.map((each) => [date(each.day), each.prompt_tokens + each.completion_tokens, each.calls, each.failures]),
         ["tokens", "calls", "failures"], 1),
-      h("h2", {}, m("work")),
+      h("h2", m("work")),
       table(m("work"), ["kind", "runs", "failures", "calls", "tokens", "p50", "p95"], work.map((each) => [
         kind(each.kind), each.runs, each.failures, each.calls, each.prompt_tokens + each.completion_tokens,
         seconds(each.seconds_p50), seconds(each.seconds_p95)])),
-      h("h2", {}, m("models")),
+      h("h2", m("models")),
       table(m("models"), ["model", "calls", "read", "written", "cost"], models.map((each) =>
         [each.model, each.calls, each.prompt_tokens, each.completion_tokens, paid(each.cost)]))],
     problems.length > 0 && [
-      h("h2", {}, m("problems")),
+      h("h2", m("problems")),
       h("ul.list", { "aria-label": m("problems") }, problems.map((each) => problem(each, read)))],
   ];
 }
@@ -52,7 +52,7 @@ function view(memory, read) {
 const paid = (value) => (value == null ? m("none") : money(value));
 
 const tile = (name, value, note) =>
-  h("div.card", {}, h("dt", {}, m(name)), h("dd", {}, h("strong", {}, typeof value === "number" ? number(value) : value), note && h("small.soft", {}, note)));
+  h("div.card", h("dt", m(name)), h("dd", h("strong", typeof value === "number" ? number(value) : value), note && h("small.soft", note)));
 
 /**
  * A bar chart over time of the first `shown` columns, with all columns as a table.
@@ -69,30 +69,30 @@ function chart(name, rows, columns, shown = columns.length) {
   const drawing = svg("svg", { viewBox: `0 0 ${Math.max(rows.length, 10)} 100`, preserveAspectRatio: "none", role: "img",
     "aria-label": m(`${name}_said`, { count: rows.length, most }) },
     rows.map(([, ...values], at) => values.slice(0, shown).map((value, place) => bar(value, at, place))));
-  return h("figure", {},
+  return h("figure",
     drawing,
-    h("figcaption.row", {},
-      h("span.soft.grow", {}, m("most", { most })),
-      columns.slice(0, shown).map((each) => h("span.row", {}, h("i", { class: each }), m(each)))),
-    h("details", {}, h("summary", {}, m("as_table")), table(m(name), ["when", ...columns], rows)));
+    h("figcaption.row",
+      h("span.soft.grow", m("most", { most })),
+      columns.slice(0, shown).map((each) => h("span.row", h("i", { class: each }), m(each)))),
+    h("details", h("summary", m("as_table")), table(m(name), ["when", ...columns], rows)));
 }
 
-const cell = (tag, value) => (typeof value === "number" ? h(`${tag}.number`, {}, number(value)) : h(tag, {}, value));
+const cell = (tag, value) => (typeof value === "number" ? h(`${tag}.number`, number(value)) : h(tag, value));
 
 /** A table that scrolls horizontally. The first cell of each row is its heading. */
 const table = (label, columns, rows) =>
-  h("div.wide", { tabindex: 0, role: "region", "aria-label": label }, h("table", {},
-    h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col" }, m(name))))),
-    h("tbody", {}, rows.map(([first, ...values]) =>
-      h("tr", {}, h("th", { scope: "row" }, first), values.map((value) => cell("td", value)))))));
+  h("div.wide", { tabindex: 0, role: "region", "aria-label": label }, h("table",
+    h("thead", h("tr", columns.map((name) => h("th", { scope: "col" }, m(name))))),
+    h("tbody", rows.map(([first, ...values]) =>
+      h("tr", h("th", { scope: "row" }, first), values.map((value) => cell("td", value)))))));
 
 /** A failure with advice, and its job if it can be retried. */
 function problem({ kind: what, error, chat_id: chat, created_at: when, job }, read) {
   const advice = has(`campaign.measures.advice.${error}`) ? m(`advice.${error}`) : m("advice.other");
-  return h("li", {},
+  return h("li",
     icon(job ? "alert" : "check"),
-    h("div.grow", {},
+    h("div.grow",
       h("a", { href: `#/chats/${chat}` }, kind(what)), ": ", error.replaceAll("-", " "),
-      h("small.soft", {}, h("time", { datetime: when, title: dateTime(when) }, ago(when)), ". ", job ? advice : m("settled")),
-      job && h("ul.list", {}, jobRow(job, read))));
+      h("small.soft", h("time", { datetime: when, title: dateTime(when) }, ago(when)), ". ", job ? advice : m("settled")),
+      job && h("ul.list", jobRow(job, read))));
 }

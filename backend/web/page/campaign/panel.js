@@ -10,7 +10,7 @@ export default async function (room, { signal }) {
   const { campaign_id: id } = room.chat;
   if (!id) {
     const href = `#/chats/${room.chat.id}?panel=settings`;
-    return h("div.empty", {}, h("p", {}, c("no_campaign")), h("a", { href }, c("choose")));
+    return h("div.empty", h("p", c("no_campaign")), h("a", { href }, c("choose")));
   }
   const world = new World(id, signal);
   const asked = proposals(world, signal);
@@ -31,13 +31,13 @@ export default async function (room, { signal }) {
   document.addEventListener("visibilitychange", () => document.hidden || soon(), { signal });
   world.message = () => (kept.get("world.told") ? room.path.last()?.id : null);
   const onchange = ({ target }) => kept.set("world.told", target.checked);
-  const told = h("label.row.told", {},
+  const told = h("label.row.told",
     h("input", { type: "checkbox", role: "switch", checked: kept.get("world.told"), onchange }),
-    h("span.grow", {}, c("told"), h("small.help", {}, c("told_help"))));
+    h("span.grow", c("told"), h("small.help", c("told_help"))));
   const compact = () => attempt(async () => {
     const { messages: count, waits } = await api.post(`${world.path}/compact`, { chat_id: room.chat.id });
     toast(c(waits && count ? "compact_waits" : "compacted", { count }));
   });
-  const update = h("button", { type: "button", onclick: compact }, c("compact"));
-  return h("div", {}, h("div.world", {}, asked.element), sections(world, signal, true), update, told);
+  const update = h("button", { onclick: compact }, c("compact"));
+  return h("div", h("div.world", asked.element), sections(world, signal, true), update, told);
 }

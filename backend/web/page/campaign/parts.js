@@ -100,8 +100,8 @@ export const files = importing({
   async send(file, row) {
     const { id, name, warnings } = await api.upload("/campaigns/import", file, row);
     for (const each of [campaigns, chats, chronicles]) each.changed();
-    const told = warnings.length > 0 && h("details", {},
-      h("summary", {}, c("warnings", { count: warnings.length })), warnings.map((each) => h("small", {}, each)));
+    const told = warnings.length > 0 && h("details",
+      h("summary", c("warnings", { count: warnings.length })), warnings.map((each) => h("small", each)));
     return { text: [h("a", { href: `#/campaigns/${id}` }, name), told], sign: icon(warnings.length ? "alert" : "check") };
   },
 });

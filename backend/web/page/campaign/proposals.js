@@ -22,8 +22,8 @@ export const waiting = async (path, signal) =>
 export function proposals(world, signal, told) {
   const count = h("span.tag.badge");
   const list = h("ol.ledger.proposals", { "aria-label": c("tabs.proposals") });
-  const summary = h("summary", {}, c("tabs.proposals"), " ", count);
-  const element = h("details.group", { open: true, hidden: true }, summary, h("p.soft", {}, c("proposals_help")), list);
+  const summary = h("summary", c("tabs.proposals"), " ", count);
+  const element = h("details.group", { open: true, hidden: true }, summary, h("p.soft", c("proposals_help")), list);
   const away = new Set();
   let known = "";
   const read = async () => {
@@ -76,14 +76,14 @@ function row(it, world, accept, refuse) {
     ? candidates.map((each) => act("check", c("meant", each), () => accept(it, { item_id: each.id })))
     : act("check", c("accept"), () => accept(it));
   return h("li", { tabindex: -1, "aria-label": name },
-    h("header.row", {},
-      h("strong", {}, name),
-      target.name && target.kind !== "world" && h("span.soft", {}, c(`kinds.${target.kind}`)),
-      h("span.tag", {}, c(`reasons.${reason}`, it))),
+    h("header.row",
+      h("strong", name),
+      target.name && target.kind !== "world" && h("span.soft", c(`kinds.${target.kind}`)),
+      h("span.tag", c(`reasons.${reason}`, it))),
     sides(it, world),
-    because && h("p.quote", {}, because),
-    h("p.row.answers", {}, answers, act("close", c("refuse"), () => refuse(it))),
-    h("p.row.soft", {}, h("time", { datetime: when, title: dateTime(when) }, ago(when)), source(line)));
+    because && h("p.quote", because),
+    h("p.row.answers", answers, act("close", c("refuse"), () => refuse(it))),
+    h("p.row.soft", h("time", { datetime: when, title: dateTime(when) }, ago(when)), source(line)));
 }
 
 /**
@@ -93,29 +93,29 @@ function row(it, world, accept, refuse) {
 function sides({ is_new: isNew, then, now, proposed, conflicts, contradicts, target, mention, candidates }, world) {
   const current = contradicts ? { text: contradicts.now } : now;
   const before = contradicts ? { text: contradicts.then } : then;
-  const cell = (kind, key, value, ...more) => h("td", {}, h(kind, {}, said(key, value, world)), more);
-  const small = (text) => h("small.soft", {}, text);
+  const cell = (kind, key, value, ...more) => h("td", h(kind, said(key, value, world)), more);
+  const small = (text) => h("small.soft", text);
   const proposal = (key) => (key in proposed && proposed[key] != null) || !candidates.length;
-  return h("table.sides", {},
-    h("caption.unseen", {}, c("sides", { name: title(target) })),
-    h("thead", {}, h("tr", {}, ["field", "now", "proposed"].map((each) => h("th", { scope: "col" }, c(`columns.${each}`))))),
-    h("tbody", {}, Object.keys(proposed).map((key) => h("tr", {},
+  return h("table.sides",
+    h("caption.unseen", c("sides", { name: title(target) })),
+    h("thead", h("tr", ["field", "now", "proposed"].map((each) => h("th", { scope: "col" }, c(`columns.${each}`))))),
+    h("tbody", Object.keys(proposed).map((key) => h("tr",
       h("th", { scope: "row" }, label(key)),
       isNew && !(key in current)
-        ? h("td", {}, "–")
+        ? h("td", "–")
         : cell("del", key, current[key],
           conflicts[key] && small(c(`whose.${conflicts[key]}`)),
           key in before && key in current && JSON.stringify(before[key]) !== JSON.stringify(current[key]) && small(c("was", { value: said(key, before[key], world) }))),
-      proposal(key) ? cell("ins", key, proposed[key]) : h("td", {}, `“${mention}”`)))));
+      proposal(key) ? cell("ins", key, proposed[key]) : h("td", `“${mention}”`)))));
 }
 
 /** The proposals on a campaign's page. */
 export default async function (it, { signal }) {
   const world = new World(it.id, signal);
   await world.read();
-  const none = h("p.empty", {}, c("no_proposals"));
+  const none = h("p.empty", c("no_proposals"));
   const all = proposals(world, signal, (count) => (none.hidden = count > 0));
   await all.read();
   document.addEventListener("visibilitychange", () => document.hidden || all.soon(), { signal });
-  return h("section.world", {}, none, all.element);
+  return h("section.world", none, all.element);
 }

@@ -75,9 +75,9 @@ export function section(it, world, signal) {
     type: "search", placeholder: c("find", { name: title }), "aria-label": c("find", { name: title }), maxlength: 200,
     oninput: () => (words.value.trim() ? look() : draw()),
   });
-  const note = h("div.stack.cut", { hidden: true }, h("p.soft", {}, c("cut")), words);
+  const note = h("div.stack.cut", { hidden: true }, h("p.soft", c("cut")), words);
   let most = PAGE;
-  const rest = h("button", { type: "button", onclick: () => draw((most += PAGE)) }, t("common.more"));
+  const rest = h("button", { onclick: () => draw((most += PAGE)) }, t("common.more"));
   const add = async () => {
     const fresh = it.fresh?.(world) ?? {};
     const known = Object.fromEntries(Object.entries(fresh).filter(([, value]) => value != null));
@@ -118,7 +118,7 @@ export function section(it, world, signal) {
     note.hidden = !world.cut.has(kind);
   };
   const element = h("details.group", { open, ontoggle: () => draw() },
-    h("summary", {}, title, " ", count),
+    h("summary", title, " ", count),
     note, list, rest,
     it.make && act("plus", c(`add.${name}`), () => attempt(add), "plain"));
   world.addEventListener("change", draw, { signal });
@@ -167,20 +167,20 @@ function now(world, signal) {
       signal,
       save: (patch, isTyped) => (isTyped ? change(patch) : attempt(() => change(patch))),
     });
-    fill(body, open.form.element, h("footer", {}, h("button", { type: "button", onclick: close }, t("common.done"))));
+    fill(body, open.form.element, h("footer", h("button", { onclick: close }, t("common.done"))));
     body.querySelector("input").focus();
   };
   const draw = () => {
     const when = moment(world.state);
     const flag = ([name, is]) => h("button.tag", {
-      type: "button", "aria-pressed": String(is), onclick: () => world.press("world", null, { flags: { [name]: !is } }),
+      "aria-pressed": String(is), onclick: () => world.press("world", null, { flags: { [name]: !is } }),
     }, name);
     fill(view,
-      world.state.precarity && h("p.row.precarity", {},
+      world.state.precarity && h("p.row.precarity",
         h("span.tag", { title: world.state.precarity.voice }, world.state.precarity.label),
         ["heat", "wanted"].filter((each) => world.state.precarity[each] != null).map((each) =>
-          h("span.soft", {}, `${label(each)} ${number(world.state.precarity[each])}`))),
-      h("button.value.when", { type: "button", onclick: edit, title: label("day"), "aria-label": `${label("day")}: ${when}` }, when),
+          h("span.soft", `${label(each)} ${number(world.state.precarity[each])}`))),
+      h("button.value.when", { onclick: edit, title: label("day"), "aria-label": `${label("day")}: ${when}` }, when),
       Object.entries(world.state.flags).map(flag));
     if (!open) return;
     if (!open.form.isUnsaved) open.form.write(world.state);
@@ -204,7 +204,7 @@ function ways(world, signal) {
   const draw = () => {
     const count = world.of("term").filter(({ status }) => status === "proposed").length;
     fill(row,
-      h("a", { href: place("glossary") }, c("tabs.glossary"), count > 0 && [" ", h("span.tag.badge", {}, c("proposed", { count }))]),
+      h("a", { href: place("glossary") }, c("tabs.glossary"), count > 0 && [" ", h("span.tag.badge", c("proposed", { count }))]),
       h("a", { href: place("ledger") }, c("tabs.ledger")),
       h("a", { href: place("versions") }, c("tabs.versions")),
       h("a", { href: place("settings") }, c("tabs.settings")));
@@ -216,7 +216,7 @@ function ways(world, signal) {
 
 /** All sections of a world. Next to a chat they begin with links to the other parts. */
 export const sections = (world, signal, isAside) =>
-  h("div.world", {},
+  h("div.world",
     now(world, signal),
     isAside && ways(world, signal),
-    h("div.sections", {}, SECTIONS.map((each) => section(each, world, signal))));
+    h("div.sections", SECTIONS.map((each) => section(each, world, signal))));

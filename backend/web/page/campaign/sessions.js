@@ -5,7 +5,7 @@ import { c } from "./parts.js";
 /** The sessions, latest first. Chats can be added and removed. */
 export default async function (it, { signal }) {
   const list = h("ul.list", { "aria-label": c("tabs.sessions") });
-  const note = h("p.empty", {}, c("no_sessions"));
+  const note = h("p.empty", c("no_sessions"));
   const name = (chat) => chat.title || t("chats.untitled");
   const put = async (chat, campaign_id) => {
     await api.patch(`/chats/${chat.id}`, { campaign_id });
@@ -17,10 +17,10 @@ export default async function (it, { signal }) {
     const onaction = () => put(chat, it.id);
     toast(c("left", { name: name(chat) }), { action: t("common.undo"), seconds: UNDO_SECONDS, onaction });
   };
-  const row = (chat) => h("li", {},
-    h("div.grow", {},
+  const row = (chat) => h("li",
+    h("div.grow",
       h("a.clip", { href: `#/chats/${chat.id}?panel=world` }, name(chat)),
-      h("small.soft", {}, ago(chat.updated_at))),
+      h("small.soft", ago(chat.updated_at))),
     act("close", c("leave", { name: name(chat) }), () => leave(chat), "quiet"));
   const draw = async () => {
     const own = (await chats.all()).filter((chat) => chat.campaign_id === it.id);
@@ -34,5 +34,5 @@ export default async function (it, { signal }) {
   addEventListener("chats-changed", draw, { signal });
   chats.drop();
   await draw();
-  return h("section.stack", {}, note, list, h("div", {}, act("link", c("join"), join)));
+  return h("section.stack", note, list, h("div", act("link", c("join"), join)));
 }

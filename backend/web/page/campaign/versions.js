@@ -22,7 +22,7 @@ export default async function (it, { signal, tell }) {
     await Promise.all([world.read(), load()]);
   };
   await load();
-  return h("section.stack", {}, h("p.soft", {}, c("versions_help")), list, more);
+  return h("section.stack", h("p.soft", c("versions_help")), list, more);
 }
 
 /** A version in the list. Unfolded, it shows the changes that restoring it would make. */
@@ -36,15 +36,15 @@ function row({ version, actor, changes: count, created_at: when }, world, restor
   const open = ({ target }) => target.open && attempt(async () => {
     const { differences, more } = await api.get(`${world.path}/comparison`, { query: { version } });
     fill(box, differences.length
-      ? [h("ul", {}, differences.map((each) => difference(each, world))),
-        more > 0 && h("p.soft", {}, c("more_differ", { count: more })),
+      ? [h("ul", differences.map((each) => difference(each, world))),
+        more > 0 && h("p.soft", c("more_differ", { count: more })),
         act("undo", c("restore_named", { version }), restore)]
-      : h("p.soft", {}, c("as_now")));
+      : h("p.soft", c("as_now")));
   });
-  return h("li", {}, h("details.grow", { ontoggle: open },
-    h("summary.row", {},
-      h("strong", {}, c("version", { version })),
-      h("span.soft.grow", {}, `${whose(actor)} · ${c("changes", { count })}`),
+  return h("li", h("details.grow", { ontoggle: open },
+    h("summary.row",
+      h("strong", c("version", { version })),
+      h("span.soft.grow", `${whose(actor)} · ${c("changes", { count })}`),
       h("time.soft", { datetime: when, title: dateTime(when) }, ago(when))),
     box));
 }
@@ -58,12 +58,12 @@ function difference({ target, then, now }, world) {
     return [...new Set(Object.keys({ ...was, ...is }))].map((member) => [`${key}.${member}`, was?.[member], is?.[member]]);
   });
   const changed = fields.filter(([, was, is]) => JSON.stringify(was) !== JSON.stringify(is));
-  return h("li", {},
-    h("strong", {}, name),
+  return h("li",
+    h("strong", name),
     then && now
-      ? h("dl", {}, changed.map(([key, was, is]) => [
-          h("dt", {}, label(key)),
-          h("dd", {}, h("del", {}, said(key, was, world)), icon("right"), h("ins", {}, said(key, is, world))),
+      ? h("dl", changed.map(([key, was, is]) => [
+          h("dt", label(key)),
+          h("dd", h("del", said(key, was, world)), icon("right"), h("ins", said(key, is, world))),
         ]))
-      : h("p.soft", {}, c(then ? "deleted_since" : "made_since")));
+      : h("p.soft", c(then ? "deleted_since" : "made_since")));
 }

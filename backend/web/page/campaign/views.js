@@ -7,10 +7,10 @@ import { c, label } from "./parts.js";
 const value = (edit, name, text, look = "") => {
   if (text === "" || text == null) return false;
   const title = label(name);
-  const attributes = { type: "button", class: `value ${look}`, title, onclick: () => edit(name) };
+  const attributes = { class: `value ${look}`, title, onclick: () => edit(name) };
   return h("button", { ...attributes, "aria-label": `${title}: ${text}` }, text);
 };
-const title = (edit, name, text) => h("h4.grow", {}, value(edit, name, text || c("nameless"), "title"));
+const title = (edit, name, text) => h("h4.grow", value(edit, name, text || c("nameless"), "title"));
 const tag = (edit, name, text, look) => value(edit, name, text, `tag ${look ?? ""}`);
 const secret = ({ audience }) => audience !== "public" &&
   h("span.tag", { title: c(audience === "gm" ? "values.gm" : "values.some") }, icon("hide"), c(audience === "gm" ? "gm_only" : "some_only"));
@@ -21,13 +21,13 @@ function health(edit, { hp, hp_max: most }) {
   const share = most > 0 ? Math.max(0, Math.min(1, hp / most)) : 1;
   const bar = svg("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" },
     svg("rect", { width: 100, height: 6 }), svg("rect", { width: share * 100, height: 6, class: share <= 0.34 ? "low" : "well" }));
-  return h("div.health", {}, bar,
+  return h("div.health", bar,
     value(edit, "attributes.hp", most == null ? `HP ${number(hp)}` : `HP ${number(hp)} / ${number(most)}`));
 }
 
 /** Stress as a row of boxes. */
 const stress = (edit, { stress: at, stress_max: most = 9 }) => Number.isInteger(at) && h("button.value.marks", {
-  type: "button", title: label("stress"), "aria-label": `${label("stress")}: ${at} / ${most}`,
+  title: label("stress"), "aria-label": `${label("stress")}: ${at} / ${most}`,
   onclick: () => edit("attributes"),
 }, label("stress"), Array.from({ length: Math.min(most, 20) }, (_, place) => h("i", { class: place < at ? "on" : "" })));
 
@@ -40,25 +40,25 @@ function entity(item, world, edit) {
   const isPlayer = kind === "pc";
   const rest = Object.entries(a).filter(([name, each]) => !(isPlayer && SHEET.includes(name)) && typeof each !== "object");
   return [
-    h("header.row", {},
+    h("header.row",
       title(edit, "name", item.name),
       isPlayer && value(edit, "attributes.class", a.class, "soft"),
       item.status !== "active" && tag(edit, "status", item.status),
       secret(item)),
     isPlayer && health(edit, a),
     isPlayer && stress(edit, a),
-    h("p.row", {},
+    h("p.row",
       isPerson && tag(edit, "disposition", item.disposition),
       value(edit, "role", item.role, "soft"),
       isPlayer && a.gold != null && value(edit, "attributes.gold", c("gold", { gold: a.gold }), "soft"),
       world.name(item.location_id) && value(edit, "location_id", c("at", { place: world.name(item.location_id) }), "soft")),
-    isPlayer && h("p.row", {},
+    isPlayer && h("p.row",
       [...listed(a.conditions), ...listed(a.harm), ...listed(a.trauma)].map((each) => tag(edit, "attributes.conditions", each, "warn")),
       listed(a.inventory).map((each) => tag(edit, "attributes.inventory", each))),
     isPerson
       ? value(edit, "voice", item.voice.join("; "), "quote")
       : value(edit, "description", item.description, "text"),
-    rest.length > 0 && h("p.row", {}, rest.map(([name, each]) => tag(edit, "attributes", `${label(name)} ${each}`))),
+    rest.length > 0 && h("p.row", rest.map(([name, each]) => tag(edit, "attributes", `${label(name)} ${each}`))),
   ];
 }
 
@@ -68,7 +68,7 @@ function thread(item, world, edit) {
     objectives: objectives.map((each, place) => (place === at ? { ...each, done: !each.done } : each)),
   });
   return [
-    h("header.row", {},
+    h("header.row",
       title(edit, "title", item.title),
       item.status === "open"
         ? tag(edit, "tension", c(`values.${tension}`), tension)
@@ -76,42 +76,42 @@ function thread(item, world, edit) {
       secret(item)),
     value(edit, "summary", item.summary, "text"),
     item.next_step && value(edit, "next_step", `→ ${item.next_step}`, "text"),
-    objectives.length > 0 && h("ul.steps", {}, objectives.map(({ text, done }, at) =>
-      h("li", {}, h("label.row", {},
+    objectives.length > 0 && h("ul.steps", objectives.map(({ text, done }, at) =>
+      h("li", h("label.row",
         h("input", { type: "checkbox", checked: done, onchange: () => tick(at) }),
-        h("span.grow", {}, text))))),
+        h("span.grow", text))))),
   ];
 }
 
-const clock = (item, world, edit) => h("div.row", {},
+const clock = (item, world, edit) => h("div.row",
   dial(item, (filled) => world.press("clock", item, { filled })),
-  h("div.grow", {},
-    h("header.row", {}, title(edit, "name", item.name), secret(item),
-      !item.visible && h("span.tag", {}, icon("hide"), c("unseen"))),
-    h("p.row", {},
+  h("div.grow",
+    h("header.row", title(edit, "name", item.name), secret(item),
+      !item.visible && h("span.tag", icon("hide"), c("unseen"))),
+    h("p.row",
       value(edit, "filled", c("filled", item), "soft"),
       item.filled >= item.segments ? tag(edit, "filled", c("full"), item.kind === "threat" ? "warn" : "urgent") : tag(edit, "kind", c(`values.${item.kind}`))),
     item.consequence && value(edit, "consequence", `→ ${item.consequence}`, "text")));
 
 const fact = (item, world, edit) => [
-  h(item.superseded_by ? "s" : "div", {}, value(edit, "text", item.text, "text")),
-  h("p.row", {},
+  h(item.superseded_by ? "s" : "div", value(edit, "text", item.text, "text")),
+  h("p.row",
     value(edit, "about_id", world.name(item.about_id), "soft"),
-    item.superseded_by && h("span.tag", {}, c("superseded")),
+    item.superseded_by && h("span.tag", c("superseded")),
     secret(item)),
 ];
 
-const relation = (item, world, edit) => h("p.row", {},
+const relation = (item, world, edit) => h("p.row",
   value(edit, "from_id", world.name(item.from_id)),
-  h("span.soft", {}, "→"),
+  h("span.soft", "→"),
   value(edit, "to_id", world.name(item.to_id)),
   tag(edit, "score", `${item.label} ${number(item.score)}`),
   value(edit, "note", item.note, "soft"),
   secret(item));
 
 const scene = (item, world, edit) => [
-  h("header.row", {}, title(edit, "title", item.title || world.name(item.location_id)), secret(item)),
-  h("p.row", {},
+  h("header.row", title(edit, "title", item.title || world.name(item.location_id)), secret(item)),
+  h("p.row",
     item.title && world.name(item.location_id) && value(edit, "location_id", c("at", { place: world.name(item.location_id) }), "soft"),
     tag(edit, "type", item.type),
     tag(edit, "mood", [item.mood, item.variant].filter(Boolean).join(", ")),
@@ -120,20 +120,20 @@ const scene = (item, world, edit) => [
 ];
 
 const chapter = (item, world, edit) => [
-  h("header.row", {}, title(edit, "title", item.title), secret(item)),
+  h("header.row", title(edit, "title", item.title), secret(item)),
   value(edit, "summary", item.summary, "text"),
-  item.scene_ids.length > 0 && h("p.row", {}, value(edit, "scene_ids", item.scene_ids.map((id) => world.name(id)).filter(Boolean).join(", "), "soft")),
+  item.scene_ids.length > 0 && h("p.row", value(edit, "scene_ids", item.scene_ids.map((id) => world.name(id)).filter(Boolean).join(", "), "soft")),
 ];
 
 const echo = (item, world, edit) => [
-  h(item.resolved ? "s" : "div", {}, value(edit, "text", item.text, "text")),
-  h("p.row", {}, tag(edit, "kind", c(`values.${item.kind}`), item.kind === "threat" && !item.resolved ? "warn" : ""), secret(item)),
+  h(item.resolved ? "s" : "div", value(edit, "text", item.text, "text")),
+  h("p.row", tag(edit, "kind", c(`values.${item.kind}`), item.kind === "threat" && !item.resolved ? "warn" : ""), secret(item)),
 ];
 
 const term = (item, world, edit) => [
-  h("header.row", {},
+  h("header.row",
     title(edit, "term", item.term),
-    item.uses > 0 && h("span.figure", {}, c("uses", { count: item.uses })),
+    item.uses > 0 && h("span.figure", c("uses", { count: item.uses })),
     item.status !== "approved" && tag(edit, "status", c(`values.${item.status}`)),
     secret(item)),
   value(edit, "definition", item.definition, "text"),

@@ -40,12 +40,12 @@ const entry = (room, name, sign, does, values) => ({
 /** The button that turns the thoughts of a reply without text into its text. */
 export function promotion({ id }, room) {
   const use = async () => room.path.put(await api.post(`/messages/${id}/thoughts-as-text`));
-  return h("button", { type: "button", onclick: alone(room, () => attempt(use)) }, say("use_thoughts"));
+  return h("button", { onclick: alone(room, () => attempt(use)) }, say("use_thoughts"));
 }
 
 /** The actions for a last reply that was cut off. */
 export const mending = (room) =>
-  h("p.row.mending.last-only", {},
+  h("p.row.mending.last-only",
     act("continue", say("resume"), alone(room, () => resume(room))),
     act("again", t("common.retry"), alone(room, () => again(room))));
 
@@ -90,7 +90,7 @@ export function toolbar(message, room) {
   const next = button("next", "right", () => swipe(message, room, 1), sibling === count ? "last-only" : "");
   next.disabled = sibling === count && !isRemade(message);
   return h("div.tools", { role: "group", "aria-label": say("tools", { n: position + 1 }) },
-    count > 1 && h("span.swipes", {}, previous, h("span.figure", {}, `${sibling} / ${count}`), next),
+    count > 1 && h("span.swipes", previous, h("span.figure", `${sibling} / ${count}`), next),
     isReply(message) && [
       button("again", "again", () => again(room), "last-only"),
       !isMark && button("continue", "continue", () => resume(room), "last-only"),
@@ -150,7 +150,7 @@ export function gestures(element, room) {
 /** The keyboard shortcuts and commands, with what each one does. */
 const help = () => dialog(say("keys"), () => {
   const rows = `${say("all_keys")}\n${described()}`.split("\n").map((each) => each.split("\t"));
-  return h("dl.keys", {}, rows.map(([key, does]) => [h("dt", {}, key), h("dd", {}, does)]));
+  return h("dl.keys", rows.map(([key, does]) => [h("dt", key), h("dd", does)]));
 });
 
 /** Keyboard shortcuts of the chat. They do not apply while the user types. */
@@ -191,7 +191,7 @@ export function tools(room) {
       clear();
       room.composer.focus();
     };
-    return h("button.tag", { type: "button", onclick }, line);
+    return h("button.tag", { onclick }, line);
   };
   const show = (lines, dropped) =>
     fill(chips, lines.length > 0 && [
@@ -225,7 +225,7 @@ export function tools(room) {
       { label: say("keys"), icon: "key", act: help },
     ]);
   const named = (name, sign, does) => act(sign, say(name), alone(room, does));
-  const row = h("div.row.composing", {},
+  const row = h("div.row.composing",
     named("suggest", "spark", suggest),
     named("mine", "edit", () => room.take({ impersonate: true })),
     act("more", t("common.more"), more, "quiet"));

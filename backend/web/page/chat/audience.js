@@ -25,9 +25,9 @@ export function mark({ audience, role }, room) {
   if (audience === "public") return false;
   const kind = role === "user" ? "whispered" : "known";
   const say = (names) => m(kind, { names: list(names) });
-  if (!Array.isArray(audience)) return h("span.tag", {}, icon("whisper"), m("narrator_only"));
+  if (!Array.isArray(audience)) return h("span.tag", icon("whisper"), m("narrator_only"));
   const words = h("span");
-  const tag = h("span.tag.whispered", {}, icon("whisper"), words);
+  const tag = h("span.tag.whispered", icon("whisper"), words);
   const names = namesOf(audience, room.people);
   words.textContent = say(names ?? [m("somebody")]);
   if (!names) {
@@ -56,6 +56,6 @@ export async function share(message, room) {
         room.path.put(await api.patch(`/messages/${message.id}`, values));
         close();
       },
-      extra: h("p.soft", {}, m("share_help")),
+      extra: h("p.soft", m("share_help")),
     }).element);
 }

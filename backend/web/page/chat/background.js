@@ -36,7 +36,7 @@ export async function backgroundOf(kind, id, signal) {
     shown = found?.id;
     refill(box,
       found && h("img", { src: addressOf(found), alt: say("shown") }),
-      h("div.row", {},
+      h("div.row",
         act("upload", say(found ? "change" : "choose"), choose),
         found && act("delete", say("remove"), () => remove(found), "quiet")));
   };
@@ -66,5 +66,5 @@ export async function backgroundOf(kind, id, signal) {
   dropping(box, box, put, signal);
   addEventListener("backgrounds-changed", draw, { signal });
   await draw();
-  return h("section", {}, h(kind === "chat" ? "h3" : "h2", {}, say("title")), h("small.help", {}, say(`help_${kind}`)), box);
+  return h("section", h(kind === "chat" ? "h3" : "h2", say("title")), h("small.help", say(`help_${kind}`)), box);
 }

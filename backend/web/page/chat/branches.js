@@ -22,9 +22,9 @@ export const versions = (id) => api.all(`/messages/${id}/siblings`);
 export async function choose({ id }, room, title) {
   const items = (await versions(id)).filter(({ removed }) => !removed);
   const to = await dialog(title, (close) =>
-    h("ul.passages", {}, items.map((item) =>
-      h("li", {}, h("button", { onclick: () => close(item.id), "aria-current": item.id === id && "true" },
-        h("small.soft", {}, `${item.author} · ${ago(item.created_at)}`), item.text.slice(0, 200))))));
+    h("ul.passages", items.map((item) =>
+      h("li", h("button", { onclick: () => close(item.id), "aria-current": item.id === id && "true" },
+        h("small.soft", `${item.author} · ${ago(item.created_at)}`), item.text.slice(0, 200))))));
   if (to) await lead(room, to);
 }
 
@@ -53,9 +53,9 @@ export async function fork(message, room) {
 /** Ask whether the copy of a chat stays in its campaign. */
 const askWorld = () =>
   dialog(say("fork"), (close) =>
-    h("div.stack", {},
-      h("p", {}, say("world")),
-      h("footer", {},
+    h("div.stack",
+      h("p", say("world")),
+      h("footer",
         h("button", { onclick: () => close("copy") }, say("world_copy")),
         h("button", { onclick: () => close("shared"), autofocus: true }, say("world_shared")))));
 

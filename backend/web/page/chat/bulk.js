@@ -1,6 +1,7 @@
 /** The tools for several chats of the list. */
-import { act, api, attempt, chats, fill, h, menu, pause, t, toast, undoable } from "../core.js";
-import { askTags } from "./entry.js";
+import { act, api, attempt, chats, menu, pause, t, toast, undoable } from "../core.js";
+import { listSelection } from "../core/selection.js";
+import { askTags, titleOf } from "./entry.js";
 import { exports } from "./exports.js";
 
 const DOWNLOAD_PAUSE = 400;
@@ -47,36 +48,31 @@ const save = (items, { currentTarget }) =>
     },
   })));
 
-/**
- * A bar with the number of selected chats, and what can be done with them.
- *
- * `chosen()` returns the selected chats, `all()` selects those that are shown, `end()` ends the
- * selection. `draw(isArchive)` shows the current state.
- */
-export function bulk({ chosen, all, end }) {
+/** The selection of chats in the list. */
+export function bulk(list, options) {
   const then = (does) => () => attempt(async () => {
-    await does(chosen());
-    end();
+    await does(self.items);
+    self.turn(false);
   });
-  const count = h("span.grow", { role: "status" });
   const [into, out] = [true, false].map((is) =>
     act("archive", t(is ? "chats.archive" : "chats.unarchive"), then((items) => archive(items, is))));
-  const buttons = [
+  const tools = [
     into,
     out,
-    act("tag", t("chats.tags"), () => tag(chosen())),
-    act("download", t("common.export"), (event) => save(chosen(), event)),
+    act("tag", t("chats.tags"), () => tag(self.items)),
+    act("download", t("common.export"), (event) => save(self.items, event)),
     act("delete", t("common.delete"), then(remove), "danger"),
   ];
-  const element = h("div.row.bulk", { role: "group", "aria-label": t("chats.selection"), hidden: true },
-    count, h("button", { type: "button", onclick: all }, t("chats.all")), buttons,
-    act("close", t("common.done"), end));
-  const draw = (isArchive) => {
-    const { length } = chosen();
-    fill(count, t("chats.picked", { count: length }));
-    for (const button of buttons) button.disabled = !length;
-    into.hidden = isArchive;
-    out.hidden = !isArchive;
-  };
-  return { element, draw };
+  const self = listSelection(list, {
+    label: t("chats.selection"),
+    counted: (count) => t("chats.picked", { count }),
+    named: (chat) => t("chats.pick", { title: titleOf(chat) }),
+    drawn([item = options.shown()[0]]) {
+      into.hidden = Boolean(item?.archived_at);
+      out.hidden = !into.hidden;
+    },
+    tools,
+    ...options,
+  });
+  return self;
 }

@@ -23,7 +23,7 @@ export const membersOf = (views, people) =>
 /** The picture of a member with a sign of its presence. */
 export const likeness = (member, options = { small: true }) =>
   h("span.likeness", { class: member.presence }, face(member, options),
-    SIGNS[member.presence] && h("span.sign", {}, icon(SIGNS[member.presence])));
+    SIGNS[member.presence] && h("span.sign", icon(SIGNS[member.presence])));
 
 /** Change the presence of a member, or let a character join. */
 export async function enter(room, id, body) {
@@ -78,12 +78,12 @@ export function acts(member, room) {
 export function cast(room) {
   const row = h("div.cast", { role: "group", "aria-label": m("title") });
   const toggle = ({ currentTarget: { ariaExpanded } }) => room.open(ariaExpanded !== "true" && "members");
-  const all = h("button.quiet.crowd", { type: "button", "data-panel": "members", "aria-expanded": "false", onclick: toggle });
+  const all = h("button.quiet.crowd", { "data-panel": "members", "aria-expanded": "false", onclick: toggle });
   const one = (member) => {
     const label = m(`states.${member.presence}`, member);
     const onclick = ({ currentTarget }) => menu(currentTarget, acts(member, room));
     const named = { "aria-label": label, title: label, "aria-haspopup": "menu" };
-    return h("button.quiet.member", { type: "button", ...named, onclick }, likeness(member));
+    return h("button.quiet.member", { ...named, onclick }, likeness(member));
   };
   let drawn = "";
   const draw = () => {
@@ -96,10 +96,10 @@ export function cast(room) {
     const label = m("all", { count: members.length });
     all.title = label;
     fill(all,
-      h("span.faces-of", {}, members.slice(0, FACES).map((each) => likeness(each))),
+      h("span.faces-of", members.slice(0, FACES).map((each) => likeness(each))),
       icon("people"),
       members.length > 1 && h("span.figure", { "aria-hidden": "true" }, members.length),
-      h("span.unseen", {}, label));
+      h("span.unseen", label));
     fill(row, members.slice(0, rest > 1 ? SHOWN : SHOWN + 1).map(one), all);
     row.children[focused]?.focus();
   };

@@ -12,13 +12,13 @@ export async function choose(campaign_id) {
     const find = finder(t("library.search"));
     find.items = people.map((item) => {
       const box = h("input", { type: "checkbox", value: item.id });
-      const label = h("label.row", {}, box, face(item, { small: true }), h("span.grow.clip", {}, item.name));
-      return [h("li", {}, label), item.name];
+      const label = h("label.row", box, face(item, { small: true }), h("span.grow.clip", item.name));
+      return [h("li", label), item.name];
     });
     const options = [[null, t("chats.persona_standard")], ...own.map((each) => [each.id, each.name])];
     const persona = control({ name: "persona", kind: "select", label: t("chats.persona"), options });
-    const start = h("button.primary", { disabled: !campaign_id }, t("chats.start"));
-    const list = h("ul.casting", {}, find.items.map(([element]) => element));
+    const start = h("button.primary", { type: "submit", disabled: !campaign_id }, t("chats.start"));
+    const list = h("ul.casting", find.items.map(([element]) => element));
     const chosen = () => [...list.querySelectorAll(":checked")].map((box) => box.value);
     list.onchange = () => (start.disabled = !campaign_id && !chosen().length);
     start.onclick = once(async () => {
@@ -26,7 +26,7 @@ export async function choose(campaign_id) {
       if (campaign_id) campaigns.changed();
     });
     const help = t(campaign_id ? "campaign.cast_help" : "chats.group_help");
-    const foot = h("footer", {}, h("small.soft.grow", {}, help), start);
+    const foot = h("footer", h("small.soft.grow", help), start);
     const stay = (event) => event.preventDefault();
     return h("form.stack", { onsubmit: stay }, people.length > 0 && [find.input, list], own.length > 0 && persona.element, foot);
   });

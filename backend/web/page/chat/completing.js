@@ -30,7 +30,7 @@ export function completing(area, find, write) {
       // The focus stays in the field.
       const onpointerdown = (event) => event.preventDefault();
       return h("li", { id: `${id}-${index}`, role: "option", onpointerdown, onclick: () => write(line) },
-        h("b", {}, label), help && h("small.soft", {}, help));
+        h("b", label), help && h("small.soft", help));
     }));
     mark(-1);
   };

@@ -94,13 +94,13 @@ export function composer(room) {
   });
   const [chips, row] = tools(room);
   row.append(tokens.element);
-  const desk = h("div.desk", {}, pictures.button, area, button);
-  const writing = h("div", {}, quick, offers.element, pictures.element, desk, group.element, chips, row);
+  const desk = h("div.desk", pictures.button, area, button);
+  const writing = h("div", quick, offers.element, pictures.element, desk, group.element, chips, row);
   const said = h("div.notice", { role: "status" });
 
   const notice = (content, { again, wait = 0, link } = {}) => {
-    const retry = again && h("button.quiet", { type: "button", onclick: again });
-    fill(said, content && h("div.grow", {}, content), link, retry);
+    const retry = again && h("button.quiet", { onclick: again });
+    fill(said, content && h("div.grow", content), link, retry);
     if (retry) patience(retry, Date.now() + wait * 1000);
   };
 

@@ -45,7 +45,7 @@ function estimate({ model, totals, composer }, last) {
 export function costing(room) {
   const past = h("span");
   const next = h("span", { title: t("chat.cost_next_help") });
-  const element = h("small.figure.cost", {}, past, next);
+  const element = h("small.figure.cost", past, next);
   const path = `/chats/${room.chat.id}/usage`;
   let last = null;
   const guess = () => {
@@ -62,7 +62,7 @@ export function costing(room) {
       told(chat) && t("chat.cost_chat", { cost: costs(chat, { brief: true }) }),
     ];
     // In narrow layouts only the inspector shows this.
-    const unknown = chat.turns + chat.runs > 0 && !chat.cost && h("span.roomy", {}, `, ${t("chat.cost_unknown")}`);
+    const unknown = chat.turns + chat.runs > 0 && !chat.cost && h("span.roomy", `, ${t("chat.cost_unknown")}`);
     fill(past, words.filter(Boolean).join(" · "), unknown);
     element.title = chat.by_model.map((each) => `${each.model}: ${costs(each)}`).join("\n");
     guess();

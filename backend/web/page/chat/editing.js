@@ -60,8 +60,8 @@ export function edit(message, room, place) {
   };
   const button = (label, onclick, look = "") => h("button", { class: look, onclick }, label);
   const form = h("div.editing", { onkeydown }, area, trouble,
-    h("small.help", {}, say(draft == null ? "editing" : "draft")),
-    h("div.row", {},
+    h("small.help", say(draft == null ? "editing" : "draft")),
+    h("div.row",
       button(t("common.save"), () => save(), "primary"),
       message.role === "user" && button(say("answer"), () => save(true)),
       button(t("common.cancel"), leave, "quiet"),

@@ -16,7 +16,7 @@ export function ensemble(room) {
   let whispering = false;
   const listeners = new Set();
 
-  const next = h("button.next", { type: "button", "aria-haspopup": "menu", onclick: choose });
+  const next = h("button.next", { "aria-haspopup": "menu", onclick: choose });
   const whisper = act("whisper", m("whisper"), () => {
     whispering = !whispering;
     draw();
@@ -25,7 +25,7 @@ export function ensemble(room) {
   const talk = act("chat", m("talk"), alone(room, ask));
   const whom = h("div.chips", { role: "group", "aria-label": m("whisper_to") });
   const row = h("div.row.composing.ensemble", { role: "group", "aria-label": m("group") }, next, whisper, talk);
-  const element = h("div", {}, whom, row);
+  const element = h("div", whom, row);
 
   function choose({ currentTarget }) {
     const pick = (id) => () => {
@@ -62,14 +62,14 @@ export function ensemble(room) {
     if (!ids.has(speaker) || room.members.find(({ id }) => id === speaker).presence === "absent") speaker = null;
     for (const id of listeners) if (!ids.has(id)) listeners.delete(id);
     const way = room.settings?.group?.next_speaker ?? "mention";
-    fill(next, h("span.clip", {}, speaker ? m("next", { name: nameOf(speaker) }) : m(`next_ways.${way}`)), icon("down"));
+    fill(next, h("span.clip", speaker ? m("next", { name: nameOf(speaker) }) : m(`next_ways.${way}`)), icon("down"));
     set(whisper, { "aria-pressed": String(whispering) });
     const chip = ({ id, name }) => {
       const onclick = ({ currentTarget }) => {
         if (!listeners.delete(id)) listeners.add(id);
         currentTarget.ariaPressed = listeners.has(id);
       };
-      return h("button.tag", { type: "button", "aria-pressed": String(listeners.has(id)), onclick }, name);
+      return h("button.tag", { "aria-pressed": String(listeners.has(id)), onclick }, name);
     };
     const end = () => {
       whispering = false;
@@ -77,7 +77,7 @@ export function ensemble(room) {
       draw();
       whisper.focus();
     };
-    refill(whom, whispering && [h("span.soft", {}, m("whisper_to")), room.members.map(chip), act("close", m("whisper_end"), end, "quiet")]);
+    refill(whom, whispering && [h("span.soft", m("whisper_to")), room.members.map(chip), act("close", m("whisper_end"), end, "quiet")]);
     const { at, of } = room.chain ?? {};
     talk.replaceChildren(icon("chat"), of ? m("reply_of", { at, of }) : m("talk"));
   }

@@ -72,26 +72,24 @@ export const textOf = (chat, cast) =>
   [titleOf(chat), namesOf(cast), plain(chat.preview), ...chat.tags.map(tagKey)].join("\n");
 
 /** A chat of the list. */
-export function entry(chat, cast, isPicked) {
+export function entry(chat, cast, box) {
   const title = titleOf(chat);
   const names = namesOf(cast);
   const shown = cast.length ? cast : [{ name: title }];
   const preview = plain(chat.preview);
   return h(
     "li",
-    {},
-    h("input.pick", { type: "checkbox", value: chat.id, checked: isPicked, "aria-label": t("chats.pick", { title }) }),
-    h("span.faces", {}, shown.slice(0, 2).map((each) => face(each))),
+    box,
+    h("span.faces", shown.slice(0, 2).map((each) => face(each))),
     h(
       "div.grow",
-      {},
-      h("div.head", {},
+      h("div.head",
         h("a.clip", { href: `#/chats/${chat.id}` }, title),
         chat.pinned_at && h("span.pinned", { role: "img", "aria-label": t("chats.pinned") }, icon("pin")),
         h("time.figure", { datetime: usedAt(chat), title: dateTime(usedAt(chat)) }, ago(usedAt(chat)))),
-      names !== title && h("small.soft.clip", {}, names),
-      preview && h("small.preview.clip", {}, preview),
-      chat.tags.length > 0 && h("span.row", {}, chat.tags.map((each) => h("span.tag", {}, each))),
+      names !== title && h("small.soft.clip", names),
+      preview && h("small.preview.clip", preview),
+      chat.tags.length > 0 && h("span.row", chat.tags.map((each) => h("span.tag", each))),
     ),
     act("more", t("chats.more", { title }), ({ currentTarget }) => menu(currentTarget, menuOf(chat)), "quiet"),
   );

@@ -37,8 +37,8 @@ export default async function (room, { signal, close }) {
     const count = t(items.length ? "find.count" : "find.nothing", { count: items.length });
     fill(state, [count, ...notes].join(" "));
     fill(results, items.map(({ title: author, text, position }) =>
-      h("li", {}, h("button", { onclick: () => go(position) },
-        h("small.soft", {}, t("find.at", { author, n: position + 1 })), passage(text, words, SHOWN)))));
+      h("li", h("button", { onclick: () => go(position) },
+        h("small.soft", t("find.at", { author, n: position + 1 })), passage(text, words, SHOWN)))));
   };
   const soon = settled(look, 400);
 
@@ -58,11 +58,11 @@ export default async function (room, { signal, close }) {
   setTimeout(() => input.select());
   const form = (what, does, ...children) =>
     h(what, { onsubmit: (event) => (event.preventDefault(), does()) }, children);
-  return h("div.stack", {},
+  return h("div.stack",
     form("form", () => (soon(), soon.now()), input),
-    h("h3", {}, t("find.jump")),
+    h("h3", t("find.jump")),
     slider,
-    form("form.row", () => go(number.value - 1), h("div.grow", {}, number), h("button", {}, t("find.go"))),
+    form("form.row", () => go(number.value - 1), h("div.grow", number), h("button", { type: "submit" }, t("find.go"))),
     state,
     results);
 }

@@ -25,7 +25,7 @@ export function greetings(room) {
     const words = (shown ?? text).replace(/[*_`#]/g, "").trim();
     const more = words.length > SHOWN ? "…" : "";
     const input = h("input.unseen", { type: "radio", name: "greeting", value: id, onchange: choose });
-    return h("label.card", {}, input, h("span", {}, words.slice(0, SHOWN) + more));
+    return h("label.card", input, h("span", words.slice(0, SHOWN) + more));
   };
   const mark = () => {
     for (const input of cards.querySelectorAll("input")) {

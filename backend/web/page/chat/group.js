@@ -13,10 +13,10 @@ const talkativeness = (members) => (own) => {
     control({ kind: "number", name: `talkativeness.${id}`, label: name, min: 0, max: 1, step: 0.05, placeholder: usual }),
   ]);
   return {
-    element: h("fieldset.field.wide", {},
-      h("legend.label", {}, own.label),
-      h("div.fields", {}, controls.map(([, { element }]) => element)),
-      h("small.help", {}, own.help)),
+    element: h("fieldset.field.wide",
+      h("legend.label", own.label),
+      h("div.fields", controls.map(([, { element }]) => element)),
+      h("small.help", own.help)),
     fault() {},
     read: () => Object.fromEntries(controls.flatMap(([id, each]) => {
       const { validity } = each.input;

@@ -33,7 +33,7 @@ export function hints(room) {
       close(name);
       room.open(panel);
     };
-    fill(box, icon("spark"), h("p.grow", {}, t(`hints.${name}`)),
+    fill(box, icon("spark"), h("p.grow", t(`hints.${name}`)),
       panel && h("button.quiet", { onclick: open }, t("hints.open")),
       act("check", t("hints.close"), () => close(name)));
   };

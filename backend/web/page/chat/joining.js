@@ -15,17 +15,17 @@ export function joining(room, { id, name }, isNew = false) {
     const draft = async () => {
       drafting = new AbortController();
       const signal = AbortSignal.any([quit.signal, drafting.signal]);
-      const stop = h("button.quiet", { type: "button", onclick: () => drafting.abort() }, m("draft_stop"));
+      const stop = h("button.quiet", { onclick: () => drafting.abort() }, m("draft_stop"));
       fill(state, h("progress", { "aria-label": m("drafting") }), m("drafting"), stop);
       const before = area.read();
-      const button = (label) => h("button", { type: "button", onclick: draft }, label);
+      const button = (label) => h("button", { onclick: draft }, label);
       try {
         const { text } = await api.post(`/chats/${room.chat.id}/members/${id}/briefing`, undefined, { signal });
         // What the user has typed in the meantime is kept.
         if (area.read() === before) area.write(text);
         fill(state, button(m("draft_again")));
       } catch (error) {
-        const failed = error.name !== "AbortError" && h("span.grow", { role: "alert" }, m("draft_failed"), h("small.help", {}, explain(error)));
+        const failed = error.name !== "AbortError" && h("span.grow", { role: "alert" }, m("draft_failed"), h("small.help", explain(error)));
         fill(state, failed, button(t("common.retry")));
       }
       drafting = null;
@@ -38,7 +38,7 @@ export function joining(room, { id, name }, isNew = false) {
       };
       const checked = kind === "nothing";
       const radio = h("input", { type: "radio", name: "knows", value: kind, checked, onchange, autofocus: checked });
-      return h("label.row", {}, radio, h("span.grow", {}, m(`${kind}_${isNew ? "new" : "back"}`, { name })));
+      return h("label.row", radio, h("span.grow", m(`${kind}_${isNew ? "new" : "back"}`, { name })));
     });
     const button = h("button.primary", { type: "submit" }, m(isNew ? "join" : "return_now"));
     const onsubmit = async (event) => {
@@ -56,9 +56,9 @@ export function joining(room, { id, name }, isNew = false) {
       button.disabled = false;
     };
     return h("form.stack", { onsubmit },
-      h("fieldset.stack", {}, h("legend.unseen", {}, m("knows", { name })), kinds),
+      h("fieldset.stack", h("legend.unseen", m("knows", { name })), kinds),
       told, trouble,
-      h("footer", {}, h("button", { type: "button", onclick: () => close() }, t("common.cancel")), button));
+      h("footer", h("button", { onclick: () => close() }, t("common.cancel")), button));
   });
   return asked.finally(() => quit.abort());
 }

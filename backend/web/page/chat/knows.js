@@ -15,7 +15,7 @@ const INPUT_PAUSE = 400; // milliseconds
 
 export default async function (room, { options: { character: id }, signal }) {
   const member = room.members.find((each) => each.id === id) ?? room.members[0];
-  if (!member) return h("p.empty", {}, k("nobody"));
+  if (!member) return h("p.empty", k("nobody"));
   const { name } = member;
   const chat = `/chats/${room.chat.id}`;
   const next = signals(signal);
@@ -34,11 +34,11 @@ export default async function (room, { options: { character: id }, signal }) {
     const { items } = await api.get("/search", { query, signal: ending });
     if (ending.aborted) return;
     const find = finding(q);
-    const line = ({ kind, text, title, position }) => h("li", {},
-      h("small.soft", {}, position == null ? [memory(`places.${kind}`), title && `: ${title}`]
+    const line = ({ kind, text, title, position }) => h("li",
+      h("small.soft", position == null ? [memory(`places.${kind}`), title && `: ${title}`]
         : h("a", { href: `#${chat}?at=${position}` }, t("find.at", { author: title, n: position + 1 }))),
-      h("p.prose", {}, passage(text, find, SHOWN)));
-    fill(found, items.length ? h("ol.deeds", {}, items.map(line)) : h("p.soft", {}, k("nothing", { name })));
+      h("p.prose", passage(text, find, SHOWN)));
+    fill(found, items.length ? h("ol.deeds", items.map(line)) : h("p.soft", k("nothing", { name })));
   }), INPUT_PAUSE);
   const label = k("search", { name });
   const input = h("input", { type: "search", "aria-label": label, placeholder: label, maxlength: 200, oninput: search });
@@ -47,7 +47,7 @@ export default async function (room, { options: { character: id }, signal }) {
   // What it remembers.
   const list = h("ul.deeds", { "aria-label": k("memories") });
   const empty = h("p.soft", { hidden: true }, k("none", { name }));
-  const rest = h("button", { type: "button", hidden: true, onclick: () => attempt(() => read(true)) }, t("common.more"));
+  const rest = h("button", { hidden: true, onclick: () => attempt(() => read(true)) }, t("common.more"));
   const away = new Set();
   let events = [];
   let after = null;
@@ -84,13 +84,13 @@ export default async function (room, { options: { character: id }, signal }) {
     const isHere = home === room.chat.id && position != null;
     const words = isHere ? k("here", { n: position + 1 }) : k("elsewhere", { title: title || t("chats.untitled") });
     const from = home && h("a", { href }, words);
-    return h("li", {},
-      h("header.row", {}, h("small.soft.grow", {}, from || k("by_hand")),
+    return h("li",
+      h("header.row", h("small.soft.grow", from || k("by_hand")),
         more(k("acts", { name: event.summary.slice(0, 80) }), [
           { label: t("common.edit"), icon: "edit", act: () => attempt(() => edit(event)) },
           deleting(() => remove(event)),
         ])),
-      h("p.prose", {}, event.summary));
+      h("p.prose", event.summary));
   };
   const draw = () => {
     const shown = events.filter(({ event }) => !away.has(event.id));
@@ -108,7 +108,7 @@ export default async function (room, { options: { character: id }, signal }) {
   const summary = h("div.stack");
   const tell = async () => {
     const count = await summaries(room, summary, { viewpoint: member.id, signal });
-    if (!count) fill(summary, h("p.soft", {}, k("no_summary")));
+    if (!count) fill(summary, h("p.soft", k("no_summary")));
   };
 
   // What it keeps.
@@ -126,13 +126,13 @@ export default async function (room, { options: { character: id }, signal }) {
 
   room.events.addEventListener("turn", () => read().catch(complain), { signal });
   await Promise.all([read(), tell(), card()]);
-  const part = (title, ...content) => h("section.stack", {}, h("h3", {}, k(title)), content);
-  return h("div.stack.knows", {},
-    h("div.row", {}, likeness(member, {}), h("div.grow", {}, who.element), h("a.button", { href: `#/characters/${member.id}` }, t("members.card"))),
-    member.narrates && h("p.soft", {}, k("narrates", { name })),
+  const part = (title, ...content) => h("section.stack", h("h3", k(title)), content);
+  return h("div.stack.knows",
+    h("div.row", likeness(member, {}), h("div.grow", who.element), h("a.button", { href: `#/characters/${member.id}` }, t("members.card"))),
+    member.narrates && h("p.soft", k("narrates", { name })),
     h("div.stack", { role: "search" }, input, found),
-    part("memories", list, empty, rest, h("div.row", {}, act("plus", k("add"), add))),
+    part("memories", list, empty, rest, h("div.row", act("plus", k("add"), add))),
     part("summary", summary),
     keeps.element,
-    h("p", {}, h("a", { href: `#${chat}?panel=context&viewpoint=${member.id}` }, k("preview", { name }))));
+    h("p", h("a", { href: `#${chat}?panel=context&viewpoint=${member.id}` }, k("preview", { name }))));
 }

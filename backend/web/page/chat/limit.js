@@ -15,5 +15,5 @@ export async function warnOfLimit(signal) {
   if (!step || kept.get("warned") === warning) return;
   kept.set("warned", warning);
   const words = t(step < 1 ? "chat.limit_near" : "chat.limit_over", { spent: money(spent), limit: money(limit) });
-  toast([h("span", {}, words), " ", h("a", { href: "#/account" }, t("chat.limit_open"))], { kind: "error" });
+  toast([h("span", words), " ", h("a", { href: "#/account" }, t("chat.limit_open"))], { kind: "error" });
 }

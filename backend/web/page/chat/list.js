@@ -46,37 +46,16 @@ export default async function ({ signal, title }) {
 
   const cast = new Map();
   const castOf = (chat) => chat.character_ids.map((id) => cast.get(id)).filter(Boolean);
-  const picked = new Set();
-  const rows = longList(list, (chat) => entry(chat, castOf(chat), picked.has(chat.id)), signal);
+  const rows = longList(list, (chat) => entry(chat, castOf(chat), several.box(chat)), signal);
 
-  const chosen = () => all.filter(({ id }) => picked.has(id));
-  const pick = (chats) => {
-    picked.clear();
-    for (const { id } of chats) picked.add(id);
-    for (const box of list.querySelectorAll(".pick")) box.checked = picked.has(box.value);
-    several.draw(isArchive);
-  };
-  const selecting = (is) => {
-    list.classList.toggle("picking", is);
-    tools.hidden = is;
-    several.element.hidden = !is;
-    pick([]);
-    (is ? several.element.querySelector("button") : select).focus();
-  };
-  const several = bulk({ chosen, all: () => pick(rows.items), end: () => selecting(false) });
-  list.addEventListener("change", ({ target }) => {
-    if (!picked.delete(target.value)) picked.add(target.value);
-    several.draw(isArchive);
-  });
-  body.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !several.element.hidden && !event.defaultPrevented) selecting(false);
-  });
-  // While chats are selected, a click on one does not open it.
-  list.addEventListener("click", (event) => {
-    const box = event.target.closest("a")?.closest(".picking > li")?.querySelector(".pick");
-    if (!box) return;
-    event.preventDefault();
-    box.click();
+  const select = act("check", t("chats.select"), () => several.turn(true));
+  const several = bulk(list, {
+    shown: () => rows.items,
+    button: select,
+    turned(is) {
+      tools.hidden = is;
+      if (is) several.element.querySelector("button").focus();
+    },
   });
 
   const order = h("select", {
@@ -87,14 +66,12 @@ export default async function ({ signal, title }) {
     },
   }, Object.keys(SORTS).map((name) => h("option", { value: name, selected: name === sort }, t(`chats.sorts.${name}`))));
   const archive = h("button", {
-    type: "button",
     onclick() {
       isArchive = !isArchive;
       show();
     },
   });
-  const select = act("check", t("chats.select"), () => selecting(true));
-  const tools = h("div.row.ordering", {}, find.input, order, archive, select);
+  const tools = h("div.row.ordering", find.input, order, archive, select);
   const filter = h("div.row.tags", { role: "group", "aria-label": t("chats.tags") });
 
   const tag = ([key, [name, count]]) => {
@@ -103,7 +80,7 @@ export default async function ({ signal, title }) {
       button.ariaPressed = tags.has(key);
       find.run();
     };
-    return h("button.tag", { type: "button", "aria-pressed": String(tags.has(key)), onclick }, name, h("small", {}, count));
+    return h("button.tag", { "aria-pressed": String(tags.has(key)), onclick }, name, h("small", count));
   };
 
   /** Show the chats, or those of the archive. */
@@ -127,7 +104,7 @@ export default async function ({ signal, title }) {
     find.items = items.map((chat) => [null, textOf(chat, castOf(chat)), chat]);
     find.run();
     if (!items.length) fill(found, t("chats.all_archived"));
-    several.draw(isArchive);
+    several.keep(all);
   }
 
   const draw = async () => {
@@ -141,10 +118,10 @@ export default async function ({ signal, title }) {
       if (!list.isConnected) fill(body, tools, several.element, filter, found, rows.element);
     } else if (people.length) {
       const grid = longList(h("ul.people"), (each) => card(each), signal);
-      fill(body, h("p.soft.lead", {}, t("chats.choose")), grid.element, h("div.row", {}, importButton(), movingButton()));
+      fill(body, h("p.soft.lead", t("chats.choose")), grid.element, h("div.row", importButton(), movingButton()));
       grid.show(people);
-    } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row.moving", {}, movingButton()));
-    else fill(body, h("p.soft.lead", {}, t("chats.about")), offer());
+    } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row.moving", movingButton()));
+    else fill(body, h("p.soft.lead", t("chats.about")), offer());
   };
   addEventListener("chats-changed", draw, { signal });
   const recast = () => {
@@ -154,5 +131,5 @@ export default async function ({ signal, title }) {
   };
   addEventListener("characters-changed", recast, { signal });
   await draw();
-  return h("div.page", {}, h("header", {}, heading, create), areas("chats"), body);
+  return h("div.page", h("header", heading, create), areas("chats"), body);
 }

@@ -19,7 +19,7 @@ const isBriefing = ({ role, character_id: who, audience }) =>
 export function drawn(first, room) {
   const element = h("article.message", { tabindex: -1 });
   const musing = h("div");
-  const thoughts = h("details.thoughts", {}, h("summary", {}, t("chat.thoughts")), musing);
+  const thoughts = h("details.thoughts", h("summary", t("chat.thoughts")), musing);
   let id = null;
   let opened = null;
   let text = null;
@@ -46,7 +46,7 @@ export function drawn(first, room) {
       element.className = `message notice-line ${role}`;
       element.ariaLabel = m("change");
       const words = message.presence ? message.text : m("passed", { name: author });
-      return fill(element, h("p", {}, icon(SIGNS[message.presence] ?? "minus"), words), toolbar(message, room));
+      return fill(element, h("p", icon(SIGNS[message.presence] ?? "minus"), words), toolbar(message, room));
     }
     element.className = `message ${role} ${isBriefing(message) ? "briefing" : ""} ${hidden ? "left-out" : ""}`;
     const isTold = isBriefing(message);
@@ -54,7 +54,7 @@ export function drawn(first, room) {
     element.ariaBusy = String(grows);
     const { activeElement } = document;
     const pressed = element.contains(activeElement) && activeElement.closest(".tools button");
-    const prose = h("div.prose", {}, !grows && markdown(message.shown ?? wording(message)));
+    const prose = h("div.prose", !grows && markdown(message.shown ?? wording(message)));
     text = grows ? growing(prose) : null;
     text?.write(message.text);
     fill(
@@ -63,11 +63,10 @@ export function drawn(first, room) {
       likeness(message, room),
       h(
         "header",
-        {},
-        h("b", {}, element.ariaLabel),
+        h("b", element.ariaLabel),
         !isTold && mark(message, room),
         hidden && h("span.tag", { title: t("chat.hidden_help") }, icon("hide"), t("chat.hidden")),
-        h("small", {}, !grows && t("common.tokens", { count: message.tokens })),
+        h("small", !grows && t("common.tokens", { count: message.tokens })),
         h("time", { datetime: when, title: dateTime(when) }, ago(when)),
       ),
       thoughts,
@@ -77,9 +76,9 @@ export function drawn(first, room) {
         ? h("p.writing", { role: "img", "aria-label": t("chat.writing", { name: author }) },
             h("i"), h("i"), h("i"))
         : [
-            status !== "complete" && h("p.state", {}, t(`chat.${waits ? "waiting" : status}`)),
+            status !== "complete" && h("p.state", t(`chat.${waits ? "waiting" : status}`)),
             notices(message),
-            silent && h("p.state", {}, t("chat.only_thoughts"), promotion(message, room)),
+            silent && h("p.state", t("chat.only_thoughts"), promotion(message, room)),
             isCut(message) && !waits && mending(room),
             decided(message, room),
             changed(message, room),

@@ -18,11 +18,11 @@ function row(member, room) {
   };
   const choice = h("select", { "aria-label": m("presence", { name }), onchange },
     STATES.map((each) => h("option", { value: each, selected: each === presence }, m(each))));
-  return h("li", {},
+  return h("li",
     likeness(member, {}),
-    h("div.grow", {},
-      h("strong.clip", {}, name),
-      (narrates || since != null) && h("small.soft", {}, narrates ? m("narrates") : m("since", { n: since + 1 }))),
+    h("div.grow",
+      h("strong.clip", name),
+      (narrates || since != null) && h("small.soft", narrates ? m("narrates") : m("since", { n: since + 1 }))),
     choice,
     more(m("acts", { name }), acts(member, room)));
 }
@@ -38,7 +38,7 @@ export default async function (room, { signal }) {
     const free = people.filter(({ id }) => !members.some((each) => each.id === id));
     find.items = free.map((each) => {
       const onclick = alone(room, () => joining(room, each, true));
-      return [h("li", {}, h("button.choosing.row", { type: "button", onclick }, face(each, { small: true }), h("span.grow.clip", {}, each.name))), each.name];
+      return [h("li", h("button.choosing.row", { onclick }, face(each, { small: true }), h("span.grow.clip", each.name))), each.name];
     });
     refill(others, find.items.map(([element]) => element));
     find.input.hidden = free.length < 8;
@@ -48,8 +48,8 @@ export default async function (room, { signal }) {
   };
   room.events.addEventListener("chat", draw, { signal });
   draw();
-  return h("div.stack", {},
+  return h("div.stack",
     list,
-    h("section.stack", { "aria-label": m("add") }, h("h3", {}, m("add")), h("small.help", {}, m("add_help")), find.input, others, none),
-    h("p", {}, h("a", { href: `#/chats/${room.chat.id}?panel=settings` }, m("settings"))));
+    h("section.stack", { "aria-label": m("add") }, h("h3", m("add")), h("small.help", m("add_help")), find.input, others, none),
+    h("p", h("a", { href: `#/chats/${room.chat.id}?panel=settings` }, m("settings"))));
 }

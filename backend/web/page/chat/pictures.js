@@ -22,11 +22,11 @@ export function gallery({ files = [], author }) {
     const alt = t("pictures.alt", { name: file.name, author });
     const { width, height } = file;
     const open = () => dialog(file.name, () => h("img.enlarged", { src: source(file), alt }), { wide: true });
-    return h("button.picture", { type: "button", title: t("pictures.open"), onclick: open },
+    return h("button.picture", { title: t("pictures.open"), onclick: open },
       h("img", { src: source(file), alt, width, height, loading: "lazy" }));
   };
   const link = (file) => h("a.button", { href: source(file), download: file.name }, icon("download"), file.name);
-  return files.length > 0 && h("div.pictures", {}, files.map((file) => (isPicture(file) ? picture(file) : link(file))));
+  return files.length > 0 && h("div.pictures", files.map((file) => (isPicture(file) ? picture(file) : link(file))));
 }
 
 /**
@@ -45,7 +45,7 @@ export function attaching(room, area) {
   const list = h("ul.attached", { "aria-label": t("pictures.attached") });
   const blind = h("p.soft", { role: "status" });
   const item = (file) =>
-    h("li", {},
+    h("li",
       h("img", { src: source(file), alt: file.name, title: `${file.name} · ${t("common.tokens", { count: file.tokens })}` }),
       act("close", t("pictures.remove", { name: file.name }), () => change(files.filter((each) => each !== file)), "quiet"));
   const draw = () => {
@@ -91,7 +91,7 @@ export function attaching(room, area) {
         complain(error);
       }
     };
-    uploads.set(file, h("li", {}, bar.element, act("close", t("files.cancel", { name: file.name }), cancel, "quiet")));
+    uploads.set(file, h("li", bar.element, act("close", t("files.cancel", { name: file.name }), cancel, "quiet")));
     tell();
     queue = queue.then(send);
   }
@@ -113,7 +113,7 @@ export function attaching(room, area) {
   });
   draw();
   return {
-    element: h("div", {}, list, blind),
+    element: h("div", list, blind),
     button: act("picture", t("pictures.attach"), () => pick(TYPES.join(), add, true), "quiet"),
     clear: () => change([]),
     over: (place) => dropping(place, place, add, room.signal),

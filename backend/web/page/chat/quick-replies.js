@@ -35,7 +35,7 @@ export function quickReplies(room, use) {
 
   const button = ({ label, text }) => {
     const words = label || (text.length > SHOWN ? `${text.slice(0, SHOWN)}…` : text);
-    return h("button.tag", { type: "button", title: text, onclick: () => use(text) }, words);
+    return h("button.tag", { title: text, onclick: () => use(text) }, words);
   };
   const draw = () => {
     const those = room.members.flatMap(({ id }) => cards.get(id) ?? []);
@@ -43,7 +43,7 @@ export function quickReplies(room, use) {
     // Replies of one set are next to each other.
     const sets = Map.groupBy(all, ({ set }) => set ?? "");
     row.hidden = !all.length;
-    refill(row, [...sets].map(([name, items]) => [name && h("small.soft", {}, name), items.map(button)]));
+    refill(row, [...sets].map(([name, items]) => [name && h("small.soft", name), items.map(button)]));
     if (all.length) begin();
   };
   // The chat works without quick replies, so errors are ignored.

@@ -36,8 +36,8 @@ export function replyEditor() {
       changed();
     };
     const up = set(act("down", r("up"), raise, "quiet"), { class: "up" });
-    const line = h("li.card", {}, h("div.fields", {}, fields.map(({ element }) => element)),
-      h("div.row", {}, up, act("delete", r("delete"), cut, "quiet")));
+    const line = h("li.card", h("div.fields", fields.map(({ element }) => element)),
+      h("div.row", up, act("delete", r("delete"), cut, "quiet")));
     lines.set(line, fields);
     list.append(line);
     return fields[0].input;
@@ -47,7 +47,7 @@ export function replyEditor() {
     changed();
   });
   return {
-    element: h("fieldset.field.wide.replies", {}, h("legend.unseen", {}, r("title")), h("small.help", {}, r("help")), list, another),
+    element: h("fieldset.field.wide.replies", h("legend.unseen", r("title")), h("small.help", r("help")), list, another),
     read: () =>
       shown()
         .map((line) => Object.fromEntries(lines.get(line).map((each, index) => [FIELDS[index].name, each.read()])))

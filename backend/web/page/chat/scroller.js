@@ -25,7 +25,7 @@ export function scroller(room) {
   let [seen, frame, loading] = [0, 0, null];
 
   const track = h("div.track", { role: "feed", "aria-label": t("chat.messages") });
-  const nothing = h("p.empty", {}, t("chat.empty"));
+  const nothing = h("p.empty", t("chat.empty"));
   const log = h("div.log", { tabindex: 0, role: "region", "aria-label": t("chat.log") }, nothing, track);
   const below = h("span");
   const jump = h("button.jump", { onclick: () => show() }, icon("down"), below);
@@ -194,5 +194,5 @@ export function scroller(room) {
     setTimeout(() => element.classList.remove("marked"), 2500);
   }
 
-  return { element: h("div.reading", {}, log, jump), show };
+  return { element: h("div.reading", log, jump), show };
 }

@@ -1,72 +1,43 @@
 /** Select several messages, and hide, show, copy or delete them together. */
 import { act, api, attempt, h, t } from "../core.js";
+import { selection } from "../core/selection.js";
 import { copy } from "./actions.js";
 import { erase, say } from "./branches.js";
 import { alone } from "./cast.js";
 
+const canSelect = ({ removed, presence, status }) => !removed && !presence && status !== "streaming";
+
 /**
- * @returns {{element, begin, box}} The bar with the actions, `begin(message)` begins a selection
- *   with a message, and `box(message)` returns its check box while messages are selected.
+ * @returns {object} A selection. `begin(message)` begins it with a message, and `box(message)`
+ *   returns the check box of a message while messages are selected.
  */
-export function selection(room) {
+export function messageSelection(room) {
   const { path, events, signal } = room;
-  const chosen = new Map(); // the selected messages by id
-  let isOn = false;
   let latest = null; // the message that was selected last
 
-  const count = h("span.grow", { role: "status" });
-  const all = () => [...chosen.values()].sort((one, other) => one.position - other.position);
-
-  function draw() {
-    const those = all();
-    const isWith = (hidden) => those.some((each) => each.text && each.hidden === hidden);
-    count.textContent = say("selected", { count: those.length });
-    element.hidden = !isOn;
-    hide.hidden = !isWith(false);
-    show.hidden = !isWith(true);
-    for (const each of [duplicate, remove]) each.disabled = !those.length;
-  }
-
-  function turn(is) {
-    const { activeElement } = document;
-    const message = activeElement.closest(".message") ?? document.querySelector(".message.last");
-    const leaves = !is && (element.contains(activeElement) || activeElement.matches(".pick"));
-    isOn = is;
-    chosen.clear();
-    latest = null;
-    draw();
-    events.dispatchEvent(new Event("selection"));
-    // The check box or the bar with the focus is gone.
-    if (leaves) message?.focus();
-  }
-
-  function choose(message, is) {
-    if (is) chosen.set(message.id, message);
-    else chosen.delete(message.id);
-  }
+  const all = () => self.items.sort((one, other) => one.position - other.position);
+  const changed = () => events.dispatchEvent(new Event("selection"));
 
   /** Select the messages from the last selected one to this one, as far as they are loaded. */
   function reach({ position }, is) {
     const from = latest ?? position;
     for (let at = Math.min(from, position); at <= Math.max(from, position); at++) {
       const message = path.at(at);
-      if (message && canSelect(message)) choose(message, is);
+      if (message && canSelect(message)) self.choose(message, is);
     }
   }
 
-  const canSelect = ({ removed, presence, status }) => !removed && !presence && status !== "streaming";
-
   function box(message) {
-    if (!isOn || !canSelect(message)) return null;
+    if (self.element.hidden || !canSelect(message)) return null;
     const onclick = ({ target, shiftKey }) => {
       if (shiftKey) reach(message, target.checked);
-      else choose(message, target.checked);
+      else self.choose(message, target.checked);
       latest = message.position;
-      draw();
-      if (shiftKey) events.dispatchEvent(new Event("selection"));
+      self.draw();
+      if (shiftKey) changed();
     };
     const label = say("select_named", { n: message.position + 1, name: message.author });
-    return h("input.pick", { type: "checkbox", "aria-label": label, checked: chosen.has(message.id), onclick });
+    return h("input.pick", { type: "checkbox", "aria-label": label, checked: self.has(message), onclick });
   }
 
   /** Hide the selected messages from the model, or show them. */
@@ -74,43 +45,52 @@ export function selection(room) {
     for (const { id, text, hidden: is } of all()) {
       if (!text || is === hidden) continue;
       const message = await api.patch(`/messages/${id}`, { hidden });
-      chosen.set(id, message);
+      self.choose(message, true);
       path.put(message);
     }
-    draw();
+    self.draw();
   }));
   const clear = alone(room, () => {
     erase(all(), room);
-    turn(false);
+    self.turn(false);
   });
-  const close = () => turn(false);
 
   const hide = act("hide", say("hide"), veil(true));
   const show = act("show", say("show"), veil(false));
   const duplicate = act("copy", t("common.copy"), () =>
     copy(all().map(({ author, text }) => `${author}: ${text}`).join("\n\n")));
-  const remove = act("delete", t("common.delete"), clear);
-  const element = h("div.row.selection", { role: "toolbar", "aria-label": say("selection"), hidden: true },
-    count, hide, show, duplicate, remove, act("close", t("common.close"), close, "quiet"));
-
+  const self = selection({
+    label: say("selection"),
+    counted: (count) => say("selected", { count }),
+    tools: [hide, show, duplicate, act("delete", t("common.delete"), clear)],
+    turned(is, leaves) {
+      const message = document.activeElement.closest(".message") ?? document.querySelector(".message.last");
+      latest = null;
+      changed();
+      if (leaves) message?.focus();
+    },
+    drawn(items) {
+      const isWith = (hidden) => items.some((each) => each.text && each.hidden === hidden);
+      hide.hidden = !isWith(false);
+      show.hidden = !isWith(true);
+    },
+  });
   const onkey = (event) => {
-    if (event.key !== "Escape" || !isOn || event.defaultPrevented || event.target.closest("dialog, .panel")) return;
+    if (event.key !== "Escape" || self.element.hidden || event.defaultPrevented || event.target.closest("dialog, .panel")) return;
     event.preventDefault();
-    close();
+    self.turn(false);
   };
   addEventListener("keydown", onkey, { signal, capture: true });
-  draw();
 
-  return {
-    element,
+  return Object.assign(self, {
     box,
     begin(message) {
-      turn(true);
-      choose(message, true);
+      self.turn(true);
+      self.choose(message, true);
       latest = message.position;
-      draw();
-      events.dispatchEvent(new Event("selection"));
+      self.draw();
+      changed();
       document.querySelector(".pick:checked")?.focus();
     },
-  };
+  });
 }

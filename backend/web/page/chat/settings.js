@@ -134,7 +134,7 @@ export default async function (room, { signal }) {
 
   /** A list with a select below it that adds the chosen item. */
   const listed = (where, rows, label, items, add) =>
-    refill(where, rows.length > 0 && h("ul.list", {}, rows), items.length > 0 &&
+    refill(where, rows.length > 0 && h("ul.list", rows), items.length > 0 &&
       h("select", { "aria-label": label, onchange: ({ target }) => add(target.value) },
         h("option", { value: "" }, label), items.map((each) => h("option", { value: each.id }, each.name))));
   const away = (name, leave) => act("close", word("leave", { name }), leave, "quiet");
@@ -152,10 +152,10 @@ export default async function (room, { signal }) {
       const named = { "aria-label": word("use", { name }) };
       // Lorebooks that are linked to this chat can be removed. Others can be switched off for it.
       const here = source === "chat";
-      return h("li", {},
+      return h("li",
         !here && h("input", { type: "checkbox", role: "switch", checked: !off, onchange, ...named }),
         h("a.grow", { href: `#/lorebooks/${book}` }, name),
-        h("small.soft", {}, word(`from_${source}`)),
+        h("small.soft", word(`from_${source}`)),
         here && away(name, () => say(book)));
     };
     const others = books.filter((each) => !items.some(({ lorebook }) => lorebook.id === each.id));
@@ -170,7 +170,7 @@ export default async function (room, { signal }) {
       drawCast();
       await drawLore();
     };
-    const row = (each) => h("li", {}, h("a.grow", { href: `#/characters/${each.id}` }, each.name),
+    const row = (each) => h("li", h("a.grow", { href: `#/characters/${each.id}` }, each.name),
       away(each.name, () => put(ids.filter((other) => other !== each.id))));
     const others = room.people.filter((each) => !ids.includes(each.id));
     const add = async (other) => {
@@ -219,13 +219,13 @@ export default async function (room, { signal }) {
     location.hash = "#/";
   };
   const saving = act("download", t("common.export"), ({ currentTarget }) => menu(currentTarget, exports(room.chat)));
-  return h("div.settings.stack", {},
-    h("h3", {}, word("characters")), cast,
-    h("h3", {}, word("lorebooks")), lore,
+  return h("div.settings.stack",
+    h("h3", word("characters")), cast,
+    h("h3", word("lorebooks")), lore,
     form.element, summary, await backgroundOf("chat", id, signal),
     h("nav.stack", { "aria-label": word("for_all") },
-      h("h3", {}, word("for_all")),
-      h("p.row", {}, ["settings", "providers", "presets", "scripts"].map((name) =>
+      h("h3", word("for_all")),
+      h("p.row", ["settings", "providers", "presets", "scripts"].map((name) =>
         h("a", { href: `#/${name}` }, word(`areas.${name}`))))),
-    h("div.row", {}, saving, act("delete", word("delete"), remove, "danger")));
+    h("div.row", saving, act("delete", word("delete"), remove, "danger")));
 }

@@ -14,7 +14,7 @@ export async function summaries(room, box, { viewpoint, signal }) {
   const limit = isGroup(room) ? 100 : 1;
   const { items } = await api.get(`${path}/summaries`, { query: { viewpoint, limit }, signal });
   const names = ({ audience }) => Array.isArray(audience) &&
-    h("small.soft", {}, m("known", { names: list(room.members.filter(({ id }) => audience.includes(id)).map(({ name }) => name)) }));
+    h("small.soft", m("known", { names: list(room.members.filter(({ id }) => audience.includes(id)).map(({ name }) => name)) }));
   const piece = (it) => {
     const own = `${path}/summaries/${it.id}`;
     const label = word("summary_part", { from: it.from_position + 1, n: it.through_position + 1 });
@@ -30,9 +30,9 @@ export async function summaries(room, box, { viewpoint, signal }) {
       },
       show: () => (element.hidden = false),
     });
-    const element = h("div.stack.piece-of", {},
+    const element = h("div.stack.piece-of",
       autoform({ signal, value: it, groups, save }).element, names(it),
-      h("div", {}, act("delete", word("drop"), drop)));
+      h("div", act("delete", word("drop"), drop)));
     return element;
   };
   fill(box, items.toReversed().map(piece));

@@ -13,7 +13,7 @@ import { asked } from "./model.js";
 import { hints } from "./hints.js";
 import { Path } from "./path.js";
 import { scroller } from "./scroller.js";
-import { selection } from "./selection.js";
+import { messageSelection } from "./selection.js";
 import { turns } from "./turn.js";
 import { watch } from "./watch.js";
 
@@ -53,17 +53,17 @@ export default async function view({ params: { id }, query, signal, title }) {
   let [turn] = await Promise.all([latest(), room.refresh(), path.reload()]);
   room.totals = turn?.totals;
 
-  room.selection = selection(room);
+  room.selection = messageSelection(room);
   const { element: reading, ...scrolling } = scroller(room);
   const { takeUp, ...taking } = turns(room);
   Object.assign(room, scrolling, taking);
   backdrop(room, reading);
   room.composer = composer(room);
   follow(room);
-  const parts = [heading, header(room), reading, h("div", {}, room.selection.element, greetings(room), stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];
-  const talk = h("section.talk", {}, parts);
+  const parts = [heading, header(room), reading, h("div", room.selection.element, greetings(room), stage(room), chronicleWatch(room), hints(room)), room.composer.element, voice];
+  const talk = h("section.talk", parts);
   const aside = h("aside.panel", { hidden: true });
-  const element = h("div.chat", {}, talk, aside);
+  const element = h("div.chat", talk, aside);
 
   let open = "";
   let leaving = new AbortController();
@@ -85,8 +85,8 @@ export default async function view({ params: { id }, query, signal, title }) {
     if (!open) return fill(aside);
     const close = () => room.open(null);
     const head = h("h2", { tabindex: -1 }, (aside.ariaLabel = t(`${open}.title`)));
-    const body = h("div.body", {}, t("common.loading"));
-    fill(aside, h("header", {}, head, act("close", t("common.close"), close, "quiet")), body);
+    const body = h("div.body", t("common.loading"));
+    fill(aside, h("header", head, act("close", t("common.close"), close, "quiet")), body);
     if (before !== open) head.focus({ preventScroll: true });
     const [, sheet, load] = PANELS[open];
     try {
@@ -172,5 +172,5 @@ function header(room) {
   room.events.addEventListener("chat", draw);
   draw();
   const back = h("a.quiet.button.back", { href: "#/", "aria-label": t("common.back") }, icon("left"));
-  return h("header", {}, back, cast(room), h("div.grow", {}, name, h("div.facts", {}, asked(room), use), costing(room)), buttons);
+  return h("header", back, cast(room), h("div.grow", name, h("div.facts", asked(room), use), costing(room)), buttons);
 }

@@ -18,7 +18,7 @@ export const audience = (people) => ({
     choice.input.addEventListener("change", suit);
     return {
       ...choice,
-      element: h("div.stack.wide", {}, choice.element, who.element),
+      element: h("div.stack.wide", choice.element, who.element),
       read: () => (choice.read() === "some" ? who.read() : choice.read()),
       write(value) {
         choice.write(Array.isArray(value) ? "some" : value);

@@ -42,7 +42,7 @@ export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 :
   // A toast stays open while the pointer or the focus is on it.
   const patience = { onpointerenter: wait, onfocusin: wait, onpointerleave: start, onfocusout: start };
   const item = h("div.toast", { class: kind, role: kind ? "alert" : null, ...patience },
-    h("div", {}, text),
+    h("div", text),
     action && h("button.quiet", { onclick: () => close(onaction) }, action),
     act("close", t("common.dismiss"), pass, "quiet"));
   shelve();
@@ -68,13 +68,13 @@ const sentences = ({ title = t("errors.strange"), detail }) =>
 
 /** A quotation of the provider's own message, if there is one. */
 const quotation = ({ provider_message: words } = {}) =>
-  words && h("blockquote.words", {}, h("small", {}, t("errors.provider_says")), " ", h("q", {}, words));
+  words && h("blockquote.words", h("small", t("errors.provider_says")), " ", h("q", words));
 
 /** Elements for an error: its text, and the provider's own message if there is one. */
-export const explained = (problem) => [h("span", {}, explain(problem)), quotation(problem.body)];
+export const explained = (problem) => [h("span", explain(problem)), quotation(problem.body)];
 
 /** The same for a problem that is part of another response. */
-export const told = (problem) => [h("span", {}, sentences(problem)), quotation(problem)];
+export const told = (problem) => [h("span", sentences(problem)), quotation(problem)];
 
 /** Errors that the user can fix in the settings of a provider. */
 const AT_PROVIDER = new Set([
@@ -163,7 +163,7 @@ export function dialog(title, build, { wide = false } = {}) {
     const onkeydown = (event) => event.stopPropagation();
     const box = h("dialog", { "aria-label": title, class: wide ? "wide" : "", onclose, onkeydown });
     addEventListener("hashchange", dismiss);
-    fill(box, h("header", {}, h("h2", {}, title), act("close", t("common.close"), dismiss, "quiet")), build(close));
+    fill(box, h("header", h("h2", title), act("close", t("common.close"), dismiss, "quiet")), build(close));
     // A click beside a form must not discard the input.
     set(box, { closedby: box.querySelector("form") ? "closerequest" : "any" });
     document.body.append(box);

@@ -11,11 +11,14 @@
  *   sets custom properties of its style.
  * @param {...(Node|string|number|null|false|Array)} children
  */
-export function h(what, attributes = {}, ...children) {
+export function h(what, ...parts) {
   const [tag, ...classes] = what.split(".");
   const element = document.createElement(tag);
   if (classes.length) element.classList.add(...classes);
-  return fill(set(element, attributes), ...children);
+  // Other buttons would submit the form around them.
+  if (tag === "button") element.type = "button";
+  if (parts[0]?.constructor === Object) set(element, parts.shift());
+  return fill(element, ...parts);
 }
 
 const PROPERTIES = new Set(["value", "checked", "selected", "indeterminate", "disabled", "hidden"]);
@@ -77,7 +80,7 @@ export function icon(name) {
 
 /** A button with an icon. A "quiet" button shows only the icon. */
 export function act(sign, label, onclick, look = "") {
-  const attributes = { type: "button", class: look, onclick };
+  const attributes = { class: look, onclick };
   if (!look.includes("quiet")) return h("button", attributes, icon(sign), label);
   return h("button", { ...attributes, "aria-label": label, title: label }, icon(sign));
 }

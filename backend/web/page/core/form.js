@@ -64,7 +64,7 @@ export function control(field) {
     fill(offers, rest.map((word) => h("option", { value: before + word })));
   };
   if (offers) set(input, { list: offers.id, oninput: offer, onfocus: offer });
-  const head = h("span.label", {}, h("label", { for: id }, field.label), tokens);
+  const head = h("span.label", h("label", { for: id }, field.label), tokens);
   const element = h(
     "div.field",
     { class: `${kind} ${field.wide ? "wide" : ""}` },
@@ -96,10 +96,9 @@ export function boxes({ label, help, options }) {
   return {
     element: h(
       "fieldset.field.wide",
-      {},
-      h("legend.label", {}, label),
-      h("div.row", {}, inputs.map((input) => h("label.row", {}, input, input.ariaLabel))),
-      h("small.help", {}, help),
+      h("legend.label", label),
+      h("div.row", inputs.map((input) => h("label.row", input, input.ariaLabel))),
+      h("small.help", help),
     ),
     fault() {},
     read: () => inputs.filter((input) => input.checked).map((input) => input.value),
@@ -172,7 +171,7 @@ export function autoform({ groups, value, save, signal }) {
       if (error.name === "AbortError") return;
       // The form is no longer visible, so the error is shown as a toast.
       if (!element.isConnected) return complain(error);
-      const again = h("button.quiet", { type: "button", onclick: () => soon() }, t("common.retry"));
+      const again = h("button.quiet", { onclick: () => soon() }, t("common.retry"));
       if (error.isOffline) addEventListener("reconnected", soon, { once: true, signal });
       fill(state, icon("alert"), explain(error), again);
       blame(controls, error);
@@ -191,8 +190,8 @@ export function autoform({ groups, value, save, signal }) {
         controls.set(field.name, each);
         return each.element;
       });
-      const body = h("div.fields", {}, made);
-      return title ? h("details.group", { open }, h("summary", {}, title), body) : body;
+      const body = h("div.fields", made);
+      return title ? h("details.group", { open }, h("summary", title), body) : body;
     }),
     state,
   );
@@ -255,7 +254,7 @@ export function sendform({ fields, submit, send, extra }) {
     [...controls.values()].map((each) => each.element),
     extra,
     trouble,
-    h("footer", {}, button),
+    h("footer", button),
   );
   return { element, controls };
 }
@@ -265,7 +264,7 @@ export function progress(label) {
   const bar = h("progress", { max: 1, "aria-label": label });
   const figure = h("span.figure");
   return {
-    element: h("div.progress", {}, bar, figure),
+    element: h("div.progress", bar, figure),
     show(share, text) {
       if (share == null) bar.removeAttribute("value");
       else bar.value = share;

@@ -16,7 +16,7 @@ const clear = act("check", t("files.clear"), () => tidy("li:not(.busy)"));
 
 /** All imports of this page. The frame shows them above every view. */
 export const imports = h("section.card.imports", { "aria-label": t("files.imports"), hidden: true },
-  h("div.row", {}, state, clear), rows);
+  h("div.row", state, clear), rows);
 
 function tidy(which) {
   rows.querySelectorAll(which).forEach((row) => row.remove());
@@ -51,16 +51,16 @@ function count() {
  * @param {boolean} isSent True if the server works on the import already, so that it runs at once.
  */
 export function track(name, run, isSent = false) {
-  const label = h("p.clip", {}, name);
+  const label = h("p.clip", name);
   const row = h("li");
   const show = (as, sign, text, button) => {
     row.className = as;
-    refill(row, sign, h("div.grow", {}, text), button);
+    refill(row, sign, h("div.grow", text), button);
     count();
   };
   let next = run;
   const fail = (as, text) =>
-    show(as, icon("alert"), [label, h("small", {}, text)],
+    show(as, icon("alert"), [label, h("small", text)],
       act("again", t("files.retry", { name }), () => resume(next), "quiet"));
   const resume = (run) => {
     const leaving = new AbortController();

@@ -88,7 +88,7 @@ export function longList(list, make, signal) {
   addEventListener("scroll", soon, { capture: true, passive: true, signal });
 
   return {
-    element: h("div", {}, above, list, below),
+    element: h("div", above, list, below),
     get items() {
       return items;
     },

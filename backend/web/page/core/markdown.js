@@ -56,7 +56,7 @@ function blocks(lines, depth, open) {
   };
   const nest = (tag, inner) => put(h(tag), blocks(inner, depth + 1, open && at >= lines.length));
   const say = (tag, text) => put(h(tag), inline(text.trim(), open && at >= lines.length));
-  const row = (tag, line) => h("tr", {}, cells(line).map((cell) => say(tag, cell)));
+  const row = (tag, line) => h("tr", cells(line).map((cell) => say(tag, cell)));
   const isTable = () =>
     /^[ |:]*-[ |:-]*$/.test(lines[at + 1]) &&
     lines[at].includes("|") && cells(lines[at]).length === cells(lines[at + 1]).length;
@@ -79,7 +79,7 @@ function blocks(lines, depth, open) {
     let mark = depth < DEEPEST && ITEM.exec(line);
     if (fence) {
       const code = take((each) => each.trim() !== fence).slice(1).join("\n");
-      return at++, h("pre", {}, h("code", {}, code));
+      return at++, h("pre", h("code", code));
     }
     // Headings of a text come below the headings of the view.
     const level = Math.min(6, hashes?.trim().length + 2);
@@ -96,7 +96,7 @@ function blocks(lines, depth, open) {
     }
     if (isTable()) {
       const [head, , ...body] = take((each) => /[|-]/.test(each));
-      return h("table", {}, row("th", head), body.map((each) => row("td", each)));
+      return h("table", row("th", head), body.map((each) => row("td", each)));
     }
     return say("p", take((each) => each && !BREAK.test(each) && !isTable()).join("\n").replace(/^ +/gm, ""));
   };
@@ -136,7 +136,7 @@ function inline(text, open) {
   const token = () => {
     if (is(/\\([!-/:-@[-`{-~])/y)) return m[1];
     if (is(/(?<!`)(`+)(?!`)([^]{0,2000}?[^`])\1(?!`)/y)) {
-      return h("code", {}, m[2].replaceAll("\n", " ").replace(/^ (?=.*\S)(.*) $/, "$1"));
+      return h("code", m[2].replaceAll("\n", " ").replace(/^ (?=.*\S)(.*) $/, "$1"));
     }
     if (is(/\n|<br ?\/?>/iy)) return h("br");
     if (is(/!?\[/y)) return wait("[", m[0]);
@@ -184,6 +184,6 @@ function link(href, content) {
   const element = put(h("a", { href, target: "_blank", rel: "noopener noreferrer nofollow" }), content);
   for (const inner of element.querySelectorAll("a")) inner.replaceWith(inner.textContent);
   const { host } = new URL(href);
-  if (!element.textContent.includes(host)) element.append(h("small", {}, ` (${host})`));
+  if (!element.textContent.includes(host)) element.append(h("small", ` (${host})`));
   return element;
 }

@@ -23,7 +23,7 @@ export function passage(text, find, most) {
   const parts = whole.slice(start, start + most).split(find);
   return [
     start > 0 && "…",
-    parts.map((part, at) => (at % 2 ? h("mark", {}, part) : part)),
+    parts.map((part, at) => (at % 2 ? h("mark", part) : part)),
     start + most < whole.length && "…",
   ];
 }

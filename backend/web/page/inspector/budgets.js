@@ -103,10 +103,10 @@ export function budgets(room, onchange) {
   const element = h(
     "details.group",
     { open: true },
-    h("summary", {}, t("context.budgets")),
-    h("p.help", {}, t("context.budgets_help")),
+    h("summary", t("context.budgets")),
+    h("p.help", t("context.budgets_help")),
     rows.map((row) => row.element),
-    h("div.row", {}, keep, everywhere, back),
+    h("div.row", keep, everywhere, back),
   );
   const draw = () => {
     for (const row of rows) row.draw();

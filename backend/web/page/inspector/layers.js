@@ -14,11 +14,11 @@ export function layers(message, signal) {
     const { injected_context: injected } = await api.get(`/messages/${message}`, { signal });
     text.textContent = injected ?? t("context.not_injected");
   });
-  const injected = message && h("details.injected", { ontoggle: open }, h("summary", {}, t("context.injected")), text);
+  const injected = message && h("details.injected", { ontoggle: open }, h("summary", t("context.injected")), text);
   const element = h("details.group", { open: true, hidden: true },
-    h("summary", {}, t("context.layers_title")), list, injected);
+    h("summary", t("context.layers_title")), list, injected);
   const row = ([name, tokens], all) => [
-    h("dt", {}, t(`context.layers.${name}`), h("small.soft", {}, t(`context.layers_help.${name}`))),
+    h("dt", t(`context.layers.${name}`), h("small.soft", t(`context.layers_help.${name}`))),
     h("dd.figure", { "aria-label": t("common.tokens", { count: tokens }) }, number(tokens)),
     h("dd", { "aria-hidden": "true", vars: { n: all ? tokens / all : 0 } }),
   ];
@@ -28,7 +28,7 @@ export function layers(message, signal) {
       element.hidden = !found;
       if (!found) return;
       const all = Math.max(...Object.values(found));
-      fill(list, Object.entries(found).map((each) => h("div", {}, row(each, all))));
+      fill(list, Object.entries(found).map((each) => h("div", row(each, all))));
     },
   };
 }

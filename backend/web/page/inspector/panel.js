@@ -25,7 +25,7 @@ function size({ window: recorded, model }) {
   if (!recorded) return null; // an older reply
   const { tokens: context_window, source: figures_from } = recorded;
   const window = windowOf({ context_window, figures_from }, { always: true });
-  return h("li", {}, t("context.model_window", { window }), figures_from === "default" && [" ", windowLink(model)]);
+  return h("li", t("context.model_window", { window }), figures_from === "default" && [" ", windowLink(model)]);
 }
 
 /** A select of the member for whom the next prompt is shown: who speaks next, or the narrator. */
@@ -43,7 +43,7 @@ export default async function panel(room, { options: { message, viewpoint }, sig
   const next = () => h("a", { href: `#${chat}?panel=context` }, t("context.see_next"));
   const campaign = room.chat.campaign_id && `#/campaigns/${room.chat.campaign_id}`;
   const known = { chat: `#${chat}`, campaign, containers: {}, opened: new Set() };
-  const which = h("small.soft", {}, !message && t("context.next"));
+  const which = h("small.soft", !message && t("context.next"));
   const seen = !message && isGroup(room) ? viewer(room, viewpoint, () => soon()) : null;
   const speaks = h("p.soft.speaks", { hidden: true });
   const sum = h("p.sum");
@@ -62,7 +62,7 @@ export default async function panel(room, { options: { message, viewpoint }, sig
   const element = h(
     "div.inspector",
     { "aria-busy": "true" },
-    h("div.top", {}, which, seen?.element, speaks, sum, bar, reuse, " ", price),
+    h("div.top", which, seen?.element, speaks, sum, bar, reuse, " ", price),
     trouble,
     groups.map((each) => each.element),
     world.element,
@@ -82,7 +82,7 @@ export default async function panel(room, { options: { message, viewpoint }, sig
     speaks.textContent = said.filter(Boolean).join(" ");
     speaks.hidden = !speaks.textContent;
     if (message) fill(which, t("context.sent", { model: view.model }), " ", next());
-    fill(sum, h("strong", {}, number(totals.prompt)), ` ${t("context.of", { total: totals.total })}`);
+    fill(sum, h("strong", number(totals.prompt)), ` ${t("context.of", { total: totals.total })}`);
     const found = grouped(view);
     let same = usage?.cached_tokens || shared;
     for (const each of groups) {
@@ -101,7 +101,7 @@ export default async function panel(room, { options: { message, viewpoint }, sig
     change.element.hidden = !difference;
     if (difference) showChanges(difference);
     if (exact.element.open && view.prompt) showPrompt(view.prompt);
-    fill(notes, size(view), [...view.notes, ...form(view)].map((note) => h("li", {}, upper(note))));
+    fill(notes, size(view), [...view.notes, ...form(view)].map((note) => h("li", upper(note))));
     fill(trouble);
     element.classList.remove("over");
     sliders?.show(view);
@@ -134,9 +134,9 @@ export default async function panel(room, { options: { message, viewpoint }, sig
     );
     const grown = { from: (before ?? -1) + 2, to: now + 1 };
     change.show(lines, [
-      !lines.length && h("p", {}, t("context.same")),
-      is !== was && is != null && was != null && h("p", {}, t("context.moved", { was: was + 1, is: is + 1 })),
-      now != null && grown.to >= grown.from && h("p", {}, t("context.grown", grown)),
+      !lines.length && h("p", t("context.same")),
+      is !== was && is != null && was != null && h("p", t("context.moved", { was: was + 1, is: is + 1 })),
+      now != null && grown.to >= grown.from && h("p", t("context.grown", grown)),
       h("a", { href: `#${chat}?panel=context&message=${id}` }, t("context.previous")),
     ]);
   }
@@ -144,8 +144,8 @@ export default async function panel(room, { options: { message, viewpoint }, sig
   function showPrompt(prompt) {
     const json = JSON.stringify(prompt.map(({ role, text }) => ({ role, content: text })), null, 2);
     const lines = prompt.map(({ role, text }, at) => {
-      const head = h("summary.clip", {}, h("b", {}, `${number(at + 1)} ${role}`), ` ${text.slice(0, 120)}`);
-      return h("li", {}, unfolding(at, known.opened, head, text));
+      const head = h("summary.clip", h("b", `${number(at + 1)} ${role}`), ` ${text.slice(0, 120)}`);
+      return h("li", unfolding(at, known.opened, head, text));
     });
     exact.show(lines, act("copy", t("context.copy"), () => copy(json)));
   }
@@ -162,16 +162,16 @@ export default async function panel(room, { options: { message, viewpoint }, sig
     if (slug === "context-overflow") {
       reuse.textContent = t("context.overflow", body);
       const worst = body.sections.sort((a, b) => b.tokens - a.tokens).slice(0, HEAVIEST);
-      fill(trouble, h("ul", {}, worst.map((each) => piece(each, known))));
+      fill(trouble, h("ul", worst.map((each) => piece(each, known))));
     } else if (body?.detail?.startsWith("budgets")) {
       reuse.textContent = t("context.no_room");
       sliders.refuse(reuse.textContent);
     } else if (slug?.startsWith("context-not-")) {
       const text = t(`context.${slug.replaceAll("-", "_")}`);
-      fill(element, h("div.empty", {}, h("p", { role: "alert" }, text), next()));
+      fill(element, h("div.empty", h("p", { role: "alert" }, text), next()));
     } else {
       const retry = h("button", { onclick: refresh }, t("common.retry"));
-      fill(trouble, h("div.empty", {}, h("p", {}, explain(error)), retry));
+      fill(trouble, h("div.empty", h("p", explain(error)), retry));
     }
   }
 
@@ -215,8 +215,8 @@ function group(name, bar, known) {
   const isPlain = name === "free" || name === "reserve";
   const [tokens, share] = [h("span.figure"), h("span.figure.share")];
   const list = h("ul");
-  const parts = [h("i.swatch"), h("span.grow", {}, label), tokens, share];
-  const head = h(isPlain ? "div.head" : "summary.head", {}, parts);
+  const parts = [h("i.swatch"), h("span.grow", label), tokens, share];
+  const head = h(isPlain ? "div.head" : "summary.head", parts);
   const element = h(isPlain ? "div.part" : "details.part", { "data-group": name }, head, !isPlain && list);
   const onclick = () => {
     element.open = true;
@@ -250,7 +250,7 @@ function fold(name) {
   const count = h("span.figure");
   const list = h(`ul.${name}`);
   const more = h("div.more");
-  const element = h("details.group", {}, h("summary", {}, t(`context.${name}`), " ", count), more, list);
+  const element = h("details.group", h("summary", t(`context.${name}`), " ", count), more, list);
   return {
     element,
     show(lines, also) {

@@ -77,17 +77,16 @@ export function piece(item, known) {
   const title = upper(item.title);
   const key = `${item.kind} ${item.source_id ?? title}`;
   const href = source(item, known, containers[item.source_id]);
-  const tokens = item.tokens > 0 && h("span.figure", {}, number(item.tokens));
+  const tokens = item.tokens > 0 && h("span.figure", number(item.tokens));
   const about = [
-    h("span.row", {}, h("strong.grow", {}, title), tokens),
-    h("small.soft", {}, item.hidden ? stretch(item) : why(item.reasons ?? []),
+    h("span.row", h("strong.grow", title), tokens),
+    h("small.soft", item.hidden ? stretch(item) : why(item.reasons ?? []),
       item.block && ` · ${t("context.block", { name: item.block })}`,
       item.images > 0 && ` · ${t("context.images", { count: item.images })}`),
   ];
-  const body = item.text ? unfolding(key, opened, h("summary", {}, about), item.text) : h("div", {}, about);
+  const body = item.text ? unfolding(key, opened, h("summary", about), item.text) : h("div", about);
   return h(
     "li.piece",
-    {},
     set(body, { class: "fold" }),
     href && h("a.button.quiet", { href, "aria-label": t("context.source", { title }) }, icon("link")),
   );

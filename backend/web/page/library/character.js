@@ -87,14 +87,14 @@ function texts({ label }) {
       undoable(say("greeting_deleted"), { hide: hide(true), act() {}, show: hide(false) });
       another.focus();
     };
-    const line = h("li", {}, element, act("delete", say("cut"), cut, "quiet"));
+    const line = h("li", element, act("delete", say("cut"), cut, "quiet"));
     write(value);
     list.append(line);
     return input;
   };
   const another = act("plus", say("greeting_add"), () => add("").focus());
   return {
-    element: h("fieldset.field.area.texts", {}, h("legend", {}, label), list, another),
+    element: h("fieldset.field.area.texts", h("legend", label), list, another),
     read() {
       const inputs = [...list.querySelectorAll("li:not([hidden]) textarea")];
       return inputs.map((each) => each.value).filter((each) => each.trim());
@@ -107,8 +107,8 @@ function texts({ label }) {
 /** A list of links next to the form. */
 function links(title, items, place, note, extra) {
   const link = ({ id, name, title }) => h("a.grow.clip", { href: `#/${place}/${id}` }, name ?? title);
-  const list = h("ul.list", {}, items.map((item) => h("li", {}, link(item), note(item))));
-  return h("section", {}, h("h2", {}, title), list, extra);
+  const list = h("ul.list", items.map((item) => h("li", link(item), note(item))));
+  return h("section", h("h2", title), list, extra);
 }
 
 async function books(id, box) {
@@ -191,25 +191,22 @@ export default async function ({ params: { id }, signal, title }) {
   const prompts = presets.length > 0 && presetOf(item, presets);
   books(id, side);
   const bring = act("upload", say("import_chat"), () => files.choose(item));
-  const when = (chat) => h("small.figure", {}, ago(chat.updated_at));
+  const when = (chat) => h("small.figure", ago(chat.updated_at));
   return h(
     "div.page",
-    {},
     h("a.row.back", { href: "#/characters" }, icon("left"), say("characters")),
     h(
       "header.editor-head",
-      {},
-      h("div.grow", {}, heading, sum),
+      h("div.grow", heading, sum),
       star(item),
       chatButton(item),
       more(say("more"), acts),
     ),
     h(
       "div.editor",
-      {},
       portrait(characters, item, signal),
       form.element,
-      h("div", {}, side, prompts, await backgroundOf("character", id, signal), cardScripts(item, saved, signal), links(say("chats"), chats.items, "chats", when, bring)),
+      h("div", side, prompts, await backgroundOf("character", id, signal), cardScripts(item, saved, signal), links(say("chats"), chats.items, "chats", when, bring)),
     ),
   );
 }

@@ -4,7 +4,7 @@ import { longList } from "../core/long-list.js";
 import { menuOf, star } from "./acts.js";
 import { face } from "./faces.js";
 import { overview, say } from "./parts.js";
-import { selection } from "./selection.js";
+import { characterSelection } from "./selection.js";
 import { card, chatButton, importButton, makeButton, offer } from "./start.js";
 
 const TAGS = 18;
@@ -31,10 +31,10 @@ function lastUses(talks) {
 
 /** A character in a list. */
 const line = (item, ...more) =>
-  h("li", {}, face(item, { small: true }),
-    h("div.grow", {},
+  h("li", face(item, { small: true }),
+    h("div.grow",
       h("a.clip", { href: `#/characters/${item.id}` }, item.name),
-      h("small.soft.clip", {}, item.tags.slice(0, 8).join(" · "))),
+      h("small.soft.clip", item.tags.slice(0, 8).join(" · "))),
     chatButton(item), more);
 
 /** Route: #/characters */
@@ -50,7 +50,10 @@ export default async function ({ signal, title }) {
   const tags = h("div.row.tags", { role: "group", "aria-label": say("tags") });
   const list = h("ul");
   const body = h("div.stack");
-  const chosen = selection(list, () => rows.items);
+  const select = act("check", say("select"), () => chosen.turn(chosen.element.hidden));
+  const turned = (is) => set(select, { "aria-pressed": String(is) });
+  const chosen = characterSelection(list, { shown: () => rows.items, button: select, turned });
+  set(select, { "aria-pressed": "false" });
   const element = (item) => (look === "list" ? line : card)(item, star(item), menuOf(item), chosen.box(item));
   const rows = longList(list, element, signal);
 
@@ -81,15 +84,15 @@ export default async function ({ signal, title }) {
       find.run();
     };
     const attributes = { "aria-pressed": String(wanted.has(key)), onclick: press };
-    return h("button.tag", attributes, key.slice(2, -1), h("small", {}, times));
+    return h("button.tag", attributes, key.slice(2, -1), h("small", times));
   };
 
   const draw = async () => {
     const [items, talks] = await Promise.all([characters.all(), chats.all().catch(() => [])]);
     list.className = look === "list" ? "list cast-list" : "people";
     looks.forEach((button, at) => set(button, { "aria-pressed": String(at === Number(look === "list")) }));
-    chosen.prune(items);
-    chosen.bar.hidden || list.classList.add("selecting");
+    chosen.keep(items);
+    chosen.element.hidden || list.classList.add("selecting");
     const by = ORDERS[order](lastUses(talks));
     const times = new Map();
     const sorted = items.toSorted((a, b) => b.is_favourite - a.is_favourite || by(a, b));
@@ -106,11 +109,11 @@ export default async function ({ signal, title }) {
     if (!items.length) fill(body, offer());
     else if (!list.isConnected) {
       const view = h("div.row", { role: "group", "aria-label": say("looks") }, looks);
-      fill(body, h("div.row", {}, find.input, orders, favourites, view, chosen.toggle, count), tags, chosen.bar, rows.element);
+      fill(body, h("div.row", find.input, orders, favourites, view, select, count), tags, chosen.element, rows.element);
     }
   };
   addEventListener("characters-changed", draw, { signal });
   await draw();
-  const acts = h("div.row", {}, importButton(), makeButton("primary"));
+  const acts = h("div.row", importButton(), makeButton("primary"));
   return overview("characters", acts, body);
 }

@@ -11,7 +11,7 @@ export const say = (name, values) => t(`library.${name}`, values);
 /** A view of all items of a store, with actions and tabs. */
 export const overview = (name, acts, ...parts) => {
   const places = ["characters", "personas"].map((each) => [each, say(each), `#/${each}`]);
-  return h("div.page", {}, h("header", {}, h("h1", {}, say(name)), acts), tabs(say("tabs"), name, places), parts);
+  return h("div.page", h("header", h("h1", say(name)), acts), tabs(say("tabs"), name, places), parts);
 };
 
 /** Ask for one value. The dialog closes after `send(values)`. */
@@ -64,7 +64,7 @@ export function portrait(store, item, signal) {
     const picture = face(item, { kind: store.path.slice(1), size: "full" });
     refill(
       box,
-      h("button.poster", { type: "button", onclick: choose }, picture, h("small", {}, label)),
+      h("button.poster", { onclick: choose }, picture, h("small", label)),
       bar ?? (is && act("delete", say("picture_remove"), drop, "quiet")),
     );
   };

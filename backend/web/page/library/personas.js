@@ -41,21 +41,20 @@ export default async function ({ signal, title }) {
         face(item, { kind: "personas" }),
         h(
           "div.grow",
-          {},
-          h("h2.clip", {}, name),
-          h("p.soft.clip", {}, item.description),
+          h("h2.clip", name),
+          h("p.soft.clip", item.description),
         ),
-        is && h("span.tag", {}, say("standard")),
+        is && h("span.tag", say("standard")),
       );
       refill(foot, prefers, erase);
     };
     const open = ({ target }) => {
       if (!target.open || body.firstChild) return;
       const form = editing(personas, item, [{ fields: FIELDS }], signal, show);
-      fill(body, portrait(personas, item, signal), h("div.stack", {}, form.element, foot));
+      fill(body, portrait(personas, item, signal), h("div.stack", form.element, foot));
     };
     const body = h("div.editor");
-    return { show, element: h("li.card", {}, h("details", { ontoggle: open }, summary, body)) };
+    return { show, element: h("li.card", h("details", { ontoggle: open }, summary, body)) };
   };
 
   const draw = async () => {
@@ -65,7 +64,7 @@ export default async function ({ signal, title }) {
       row.show();
       return row.element;
     });
-    refill(list, all.length ? all : h("li.empty", {}, say("personas_none")));
+    refill(list, all.length ? all : h("li.empty", say("personas_none")));
   };
   const opened = async ({ id }) => {
     await draw();
@@ -75,5 +74,5 @@ export default async function ({ signal, title }) {
   addEventListener("personas-changed", draw, { signal });
   await draw();
   const create = act("plus", say("new_persona"), add, "primary");
-  return overview("personas", create, h("p.soft.lead", {}, say("personas_help")), list);
+  return overview("personas", create, h("p.soft.lead", say("personas_help")), list);
 }

@@ -102,7 +102,7 @@ export function scripts({ list, store, character = "", signal }) {
       },
     });
     trial.run(list[at]);
-    await dialog(name(at), () => h("div.stack", {}, form.element, trial.element), { wide: true });
+    await dialog(name(at), () => h("div.stack", form.element, trial.element), { wide: true });
     leaving.abort();
   };
   const name = (at) => list[at].scriptName || say("unnamed", { n: at + 1 });
@@ -134,16 +134,16 @@ export function scripts({ list, store, character = "", signal }) {
       const left = list.toSpliced(at, 1);
       undoable(say("deleted", { name: name(at) }), { hide: back(left), act: () => put(left), show: back(before) });
     };
-    return h("li", {},
+    return h("li",
       h("input", { type: "checkbox", role: "switch", checked: !script.disabled, onchange, "aria-label": say("use", { name: name(at) }) }),
-      h("div.grow", {},
-        h("button.quiet", { type: "button", onclick: () => attempt(() => open(at)) }, name(at)),
-        h("small.help.clip", {}, script.findRegex)),
+      h("div.grow",
+        h("button.quiet", { onclick: () => attempt(() => open(at)) }, name(at)),
+        h("small.help.clip", script.findRegex)),
       act("delete", say("delete", { name: name(at) }), remove, "quiet"));
   };
   const draw = () => refill(rows, list.map(row));
   draw();
-  return h("div.stack", {}, rows, h("div.row", {},
+  return h("div.stack", rows, h("div.row",
     act("plus", say("add"), () => attempt(add)),
     act("upload", say("import"), () => pick(".json,application/json", bring, true))));
 }
@@ -188,7 +188,7 @@ export function cardScripts(item, save, signal) {
     },
   });
   ask();
-  fill(box, h("h2", {}, say("title")), h("small.help", {}, say("card_help")), consent, list);
+  fill(box, h("h2", say("title")), h("small.help", say("card_help")), consent, list);
   return box;
 }
 
@@ -196,7 +196,7 @@ function asked(allowed, allow) {
   const onchange = async ({ target: box }) => {
     if (!(await attempt(async () => (await allow(box.checked), true)))) box.checked = !box.checked;
   };
-  return h("label.row", {}, h("input", { type: "checkbox", role: "switch", checked: Boolean(allowed), onchange }), say("allow"));
+  return h("label.row", h("input", { type: "checkbox", role: "switch", checked: Boolean(allowed), onchange }), say("allow"));
 }
 
 /** A notice that an imported card contains scripts, which run only after the user allows them. */
@@ -204,5 +204,5 @@ export function broughtScripts({ id, extensions }) {
   const count = extensions.regex_scripts?.length;
   if (!count) return null;
   const allow = (allowed) => api.put(`/characters/${id}/regex-scripts`, { allowed });
-  return h("div.stack", {}, h("small", {}, say("brought", { count })), asked(false, allow));
+  return h("div.stack", h("small", say("brought", { count })), asked(false, allow));
 }

@@ -31,15 +31,14 @@ export function chatButton({ id, name }) {
 export const card = (item, ...more) =>
   h(
     "li",
-    {},
     h(
       "a.poster",
       { href: `#/characters/${item.id}` },
       face(item),
-      h("strong.clip", {}, item.name),
+      h("strong.clip", item.name),
     ),
-    h("small.soft.clip", {}, item.tags.slice(0, 4).join(" · ")),
-    h("div.row.does", {}, chatButton(item), more),
+    h("small.soft.clip", item.tags.slice(0, 4).join(" · ")),
+    h("div.row.does", chatButton(item), more),
   );
 
 const brought = async (character) =>
@@ -48,7 +47,7 @@ const brought = async (character) =>
 /** The row of an imported character. */
 export async function arrival(character, warnings, ...more) {
   const link = h("a", { href: `#/characters/${character.id}` }, character.name);
-  const notes = warnings.map((each) => h("small", {}, each));
+  const notes = warnings.map((each) => h("small", each));
   return { text: [link, notes, more, await brought(character)], sign: face(character), button: chatButton(character) };
 }
 
@@ -83,17 +82,15 @@ async function example() {
 export const offer = () =>
   h(
     "div.empty.offer",
-    {},
     icon("people"),
-    h("h2", {}, say("offer")),
-    h("p", {}, say("drop_help")),
+    h("h2", say("offer")),
+    h("p", say("drop_help")),
     h(
       "div.row",
-      {},
       act("spark", say("example"), once(example), "primary"),
       importButton(),
       makeButton(),
     ),
-    h("small", {}, say("example_help")),
-    h("div.row", {}, movingButton()),
+    h("small", say("example_help")),
+    h("div.row", movingButton()),
   );

@@ -34,7 +34,7 @@ export default async function ({ params: { id }, query, signal, title }) {
     const label = shown ? called(shown.entry) : t(isSettings ? "lore.settings" : "lore.try");
     const name = h("h2.grow.clip", { tabindex: "-1" }, label);
     const back = act("left", t("lore.back"), () => show(), "quiet lore-back");
-    const head = h("header.row", {}, back, name, shown && trying());
+    const head = h("header.row", back, name, shown && trying());
     fill(pane, head, form?.element ?? trial.element, isSettings && links(book));
     if (getComputedStyle(pane).position === "static") pane.scrollIntoView();
     if (what) name.focus({ preventScroll: true });
@@ -74,10 +74,8 @@ export default async function ({ params: { id }, query, signal, title }) {
   const pane = h("section.card.lore-pane", { "aria-label": t("lore.pane") });
   const view = h(
     "div.page.lore-book",
-    {},
     h(
       "header",
-      {},
       h("a.button.quiet", { href: "#/lorebooks", "aria-label": t("shell.lorebooks") }, icon("left")),
       heading,
       trying(),

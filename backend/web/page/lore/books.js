@@ -22,7 +22,7 @@ export function actions(book, then) {
 
 const address = ({ id }) => `#/lorebooks/${id}`;
 const open = (book) => h("a", { href: address(book) }, book.name);
-const entries = (book) => h("span.figure", {}, t("lore.entries", { count: book.entry_count }));
+const entries = (book) => h("span.figure", t("lore.entries", { count: book.entry_count }));
 
 const create = () => naming(lorebooks, t("lore.new"), (book) => (location.hash = address(book)));
 
@@ -33,7 +33,7 @@ const files = importing({
     const { lorebook, found_by, warnings, skipped } = await api.upload("/lorebooks/import", file, { name, ...row });
     lorebooks.changed();
     if (skipped) warnings.push(t("lore.skipped", { count: skipped }));
-    return { text: [open(lorebook), " ", entries(lorebook), warnings.map((each) => h("small", {}, each)), foundBy(lorebook, found_by)] };
+    return { text: [open(lorebook), " ", entries(lorebook), warnings.map((each) => h("small", each)), foundBy(lorebook, found_by)] };
   },
 });
 
@@ -49,10 +49,10 @@ export default async function ({ signal, title }) {
       const ids = [book.character_id, book.chronicle_id, ...Object.values(book.links).flat()];
       const names = [book.is_global && t("lore.fields.is_global"), ...ids.map((id) => all.get(id)?.name)];
       const where = names.filter(Boolean).join(" · ");
-      const about = h("div.grow", {}, open(book), h("small.soft.clip", {}, where || t("lore.unused")));
-      return [h("li", {}, about, entries(book), actions(book)), `${book.name}\n${where}`];
+      const about = h("div.grow", open(book), h("small.soft.clip", where || t("lore.unused")));
+      return [h("li", about, entries(book), actions(book)), `${book.name}\n${where}`];
     });
-    const none = h("li", {}, h("div.empty.grow", {}, h("p", {}, t("lore.what")), exampleBook()));
+    const none = h("li", h("div.empty.grow", h("p", t("lore.what")), exampleBook()));
     fill(list, books.length ? find.items.map(([row]) => row) : none);
     find.input.hidden = !books.length;
     find.run();
@@ -61,6 +61,6 @@ export default async function ({ signal, title }) {
   await Promise.all([draw(), style("library")]);
   const load = act("upload", t("common.import"), () => files.choose());
   const make = act("plus", t("lore.new"), create, "primary");
-  const head = h("header", {}, h("h1", {}, t("shell.lorebooks")), h("div.row", {}, load, make));
-  return h("div.page", {}, head, h("div.stack", {}, find.input, list));
+  const head = h("header", h("h1", t("shell.lorebooks")), h("div.row", load, make));
+  return h("div.page", head, h("div.stack", find.input, list));
 }

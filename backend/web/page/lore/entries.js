@@ -70,7 +70,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     const { entry } = row;
     const [name, about] = [h("strong.clip"), h("small.soft.clip")];
     const on = h("input", { type: "checkbox", role: "switch", onchange: () => toggle(row, on.checked) });
-    const button = h("button.lore-open", { type: "button", onclick: () => open(row.id) }, name, about);
+    const button = h("button.lore-open", { onclick: () => open(row.id) }, name, about);
     const moving = (way) => ({ label: t(`lore.${way}`), act: () => move(row, way) });
     const ways = ["up", "down", "top", "bottom"].map(moving);
     const others = more("", [...ways, null, deleting(() => drop(row))]);
@@ -87,7 +87,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
       others.ariaLabel = t("lore.more", { name: label });
     };
     row.paint();
-    return h("li", {}, on, button, others);
+    return h("li", on, button, others);
   };
 
   const put = (entry) => {
@@ -126,9 +126,8 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   return {
     element: h(
       "section.stack",
-      {},
-      h("div.row", {}, h("span.grow", {}, find.input), filter),
-      h("div.row", {}, state, act("plus", t("lore.add"), () => attempt(add), "primary")),
+      h("div.row", h("span.grow", find.input), filter),
+      h("div.row", state, act("plus", t("lore.add"), () => attempt(add), "primary")),
       list.element,
     ),
     rows,

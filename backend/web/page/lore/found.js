@@ -10,5 +10,5 @@ export function foundBy({ id }, mode) {
       says.textContent = t("lore.found.keys");
       change.remove();
     }), "quiet");
-  return h("div.row", {}, says, change);
+  return h("div.row", says, change);
 }

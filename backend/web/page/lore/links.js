@@ -35,7 +35,7 @@ export function links(book) {
     for (const [id, { kind, name }] of all) {
       if (has.has(id)) {
         const drop = act("close", t("lore.unlink", { name }), () => put(id, false), "quiet");
-        tags.push(h("li.tag", {}, name, drop));
+        tags.push(h("li.tag", name, drop));
       } else if (kind !== "chronicles") {
         const label = kind === "personas" ? t("library.personas") : t(`shell.${kind}`);
         free.push(h("option", { value: id }, `${label}: ${name}`));
@@ -45,9 +45,9 @@ export function links(book) {
     const add = act("link", t("lore.link"), () => put(choice.value, true));
     refill(
       box,
-      h("h3", {}, t("lore.links")),
-      tags.length > 0 && h("ul.row", {}, tags),
-      free.length > 0 && h("div.row", {}, h("span.grow", {}, choice), add),
+      h("h3", t("lore.links")),
+      tags.length > 0 && h("ul.row", tags),
+      free.length > 0 && h("div.row", h("span.grow", choice), add),
     );
   };
   attempt(draw);

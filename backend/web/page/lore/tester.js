@@ -27,26 +27,25 @@ export async function tester(id, open, signal) {
       entry.roll != null && t("lore.roll", entry),
       entry.position && place(entry),
     ];
-    const name = h("button.lore-link", { type: "button", onclick: () => open(entry.id) }, entry.title);
+    const name = h("button.lore-link", { onclick: () => open(entry.id) }, entry.title);
     return h(
       "li",
-      {},
-      h("div.grow", {}, name, h("small.soft", {}, about.filter(Boolean).join(" · "))),
-      entry.tokens > 0 && h("span.figure", {}, t("common.tokens", { count: entry.tokens })),
+      h("div.grow", name, h("small.soft", about.filter(Boolean).join(" · "))),
+      entry.tokens > 0 && h("span.figure", t("common.tokens", { count: entry.tokens })),
     );
   };
   const show = ({ entries, left_out: missed, tokens, budget, more, notes }, texts) => {
     bar.show(budget && tokens / budget, t("lore.of_budget", { tokens, budget }));
     head.textContent = t("lore.fires", { count: entries.length });
     again.hidden = ![...entries, ...missed].some((entry) => entry.roll != null);
-    const nearly = h("summary", {}, t("lore.nearly", { count: missed.length }));
+    const nearly = h("summary", t("lore.nearly", { count: missed.length }));
     fill(
       result,
       entries.length > 0 && marked(texts, entries),
-      h("ol.list", {}, entries.map(item)),
-      missed.length > 0 && h("details.group", { open: true }, nearly, h("ul.list", {}, missed.map(item))),
-      more > 0 && h("p.soft", {}, t("lore.and_more", { count: more })),
-      notes.map((note) => h("p.soft", {}, note)),
+      h("ol.list", entries.map(item)),
+      missed.length > 0 && h("details.group", { open: true }, nearly, h("ul.list", missed.map(item))),
+      more > 0 && h("p.soft", t("lore.and_more", { count: more })),
+      notes.map((note) => h("p.soft", note)),
     );
   };
   const run = () => attempt(async () => {
@@ -85,7 +84,7 @@ function marked(texts, entries) {
       parts.push(cut(at, start), h("mark", { title }, cut(start, end)));
       at = end;
     }
-    return h("p", {}, parts, cut(at));
+    return h("p", parts, cut(at));
   };
   const attributes = { "aria-label": t("lore.marked"), role: "group", tabindex: "0" };
   return h("div.card.prose.lore-marked", attributes, texts.map(paragraph));

@@ -39,12 +39,12 @@ export default async function chronicle({ params, query, signal, title }) {
     document.addEventListener("visibilitychange", look, { signal });
   }
 
-  const view = h("div.page", {},
+  const view = h("div.page",
     h("a.row.back", { href: "#/chronicles" }, icon("left"), m("chronicles")),
-    h("header", {},
-      h("h1", {}, it.name),
-      h("div.row", {}, line && act("plus", m("add"), line.add, "primary"), menu)),
-    it.description && h("p.about.soft", {}, it.description),
+    h("header",
+      h("h1", it.name),
+      h("div.row", line && act("plus", m("add"), line.add, "primary"), menu)),
+    it.description && h("p.about.soft", it.description),
     rebuilt.element,
     tabs(here, ["timeline", `#${path}`], ["runs", `#${path}?tab=runs`]),
     live,

@@ -32,15 +32,15 @@ export function models(signal, changed) {
     const told = { ...model, size: size(model.size), count: languages.length };
     const names = languages.map((each) => tongue.of(each)).join(", ");
     return [
-      h("li", {},
-        h("div.grow", {}, h("div", {}, name),
-          h("small.help", {}, w("about", told)), h("small.help", {}, w("languages", told), " ", names)),
-        state === "in_use" ? h("span.soft", {}, w("in_use")) : act()),
+      h("li",
+        h("div.grow", h("div", name),
+          h("small.help", w("about", told)), h("small.help", w("languages", told), " ", names)),
+        state === "in_use" ? h("span.soft", w("in_use")) : act()),
       (isUnderWay(model) || (job?.error && state === "on_offer")) && row(job, read),
     ];
   };
   const shown = ({ models: all, embedder, is_used: isUsed }) => [
-    !isUsed && h("p.help", {}, w("unused", { embedder })),
+    !isUsed && h("p.help", w("unused", { embedder })),
     h("ul.list", { "aria-label": w("title") }, all.map(line)),
   ];
   const watch = async () => {
@@ -53,5 +53,5 @@ export function models(signal, changed) {
     watching = false;
   };
   attempt(read).then(watch);
-  return h("section.stack", {}, h("h2", {}, w("title")), h("p.help", {}, w("help")), out);
+  return h("section.stack", h("h2", w("title")), h("p.help", w("help")), out);
 }

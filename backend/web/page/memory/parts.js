@@ -129,7 +129,7 @@ export const files = importing({
     chronicles.changed();
     then?.();
     const link = h("a", { href: `#/chronicles/${made.chronicle_id}` }, name ?? file.name);
-    return { text: [link, h("small", {}, m("imported", { ...made, count: made.created }))] };
+    return { text: [link, h("small", m("imported", { ...made, count: made.created }))] };
   },
 });
 

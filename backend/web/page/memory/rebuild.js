@@ -8,7 +8,7 @@ export async function rebuild({ id, chat_ids: chats }) {
   const names = await titles();
   const path = `/chronicles/${id}/rebuild`;
   return dialog(m("rebuild"), (close) => {
-    if (!chats.length) return h("p", {}, m("no_chats"));
+    if (!chats.length) return h("p", m("no_chats"));
     const costs = h("div", { role: "status" });
     const estimate = async ({ chat_id, from, to }) => {
       const body = { chat_id, from_position: from && from - 1, to_position: to && to - 1 };
@@ -17,7 +17,7 @@ export async function rebuild({ id, chat_ids: chats }) {
       const least = read.least + written.least;
       const most = read.most + written.most;
       const figures = { ...found, least, most, calls: calls.least, calls_most: calls.most };
-      const said = h("p", {}, m("costs", figures));
+      const said = h("p", m("costs", figures));
       const send = async () => close(await api.post(path, body));
       fill(costs, messages ? sendform({ fields: [], submit: m("begin"), send, extra: said }).element : said);
     };
@@ -31,7 +31,7 @@ export async function rebuild({ id, chat_ids: chats }) {
     ];
     const { element } = sendform({ fields, submit: m("estimate"), send: estimate });
     element.addEventListener("input", () => fill(costs));
-    return h("div.stack", {}, h("p.soft", {}, m("rebuild_text")), element, costs);
+    return h("div.stack", h("p.soft", m("rebuild_text")), element, costs);
   });
 }
 

@@ -6,8 +6,8 @@ import { follow, isBusy, standing, undo, written } from "./watch.js";
 /** One section per chat with its runs, newest first. */
 export async function runs({ chat_ids: ids }, signal) {
   const names = await titles();
-  if (!ids.length) return h("p.empty", {}, m("no_chats"));
-  return h("div", {}, await Promise.all(ids.map((id) => section(id, names.get(id), signal))));
+  if (!ids.length) return h("p.empty", m("no_chats"));
+  return h("div", await Promise.all(ids.map((id) => section(id, names.get(id), signal))));
 }
 
 async function section(id, title, signal) {
@@ -15,19 +15,19 @@ async function section(id, title, signal) {
   const list = h("ol.deeds", { "aria-label": title });
   const more = h("button", { onclick: () => attempt(() => load(more.value)) }, t("common.more"));
   const say = (view) =>
-    fill(state, standing(view, load), h("span.soft", {}, " ", m("today", view)));
+    fill(state, standing(view, load), h("span.soft", " ", m("today", view)));
   const load = async (after) => {
     const view = await api.get(`/chats/${id}/enrichment`, { query: { after }, signal });
     say(view);
     if (!after) fill(list);
     list.append(...view.items.map((run) => card(run, id, load)));
-    if (!list.firstChild) list.append(h("li.empty", {}, m("no_runs")));
+    if (!list.firstChild) list.append(h("li.empty", m("no_runs")));
     more.value = view.next ?? "";
     more.hidden = !view.next;
     return view;
   };
   if (isBusy(await load())) follow(id, signal, (view) => (isBusy(view) ? say(view) : attempt(load)));
-  return h("section", {}, h("h2", {}, h("a.plain", { href: `#/chats/${id}` }, title)), state, list, more);
+  return h("section", h("h2", h("a.plain", { href: `#/chats/${id}` }, title)), state, list, more);
 }
 
 function card(run, chat, changed) {
@@ -42,22 +42,22 @@ function card(run, chat, changed) {
     seconds: Math.round(run.duration_ms / 100) / 10,
   };
   return h("li", { class: state },
-    h("header.row", {},
-      h("h3", {}, m(`run.${run.kind}`)),
-      h("span.tag", {}, m(`run_state.${state}`)),
-      h("span.soft.grow", {},
+    h("header.row",
+      h("h3", m(`run.${run.kind}`)),
+      h("span.tag", m(`run_state.${state}`)),
+      h("span.soft.grow",
         h("a", { href: `#/chats/${chat}?at=${from}` }, m("lines", { from: from + 1, to: to + 1 })), ", ",
         h("time", { title: dateTime(run.created_at) }, ago(run.created_at))),
       run.can_undo && act("undo", t("common.undo"), back)),
-    run.error && h("div.trouble", {}, run.problem ? told(run.problem) : run.error.replaceAll("-", " ")),
-    h("ul", {}, wrote.map((it) => h("li", {},
-      h("span.tag", {}, m(`effect.${it.what}`)), " ",
+    run.error && h("div.trouble", run.problem ? told(run.problem) : run.error.replaceAll("-", " ")),
+    h("ul", wrote.map((it) => h("li",
+      h("span.tag", m(`effect.${it.what}`)), " ",
       state === "undone" ? it.title : written(it),
-      it.because !== run.why && h("span.soft", {}, " ", it.because)))),
-    run.kind === "glossary" && h("p", {}, run.kinds.map((tag) => h("span.tag", {}, m(`tag.${tag}`)))),
-    h("details.soft", {},
-      h("summary", {}, m("details")),
-      h("p", {}, run.why),
-      run.refused.map(({ reason }) => h("p", {}, m("refused", { reason }))),
-      h("p", {}, m("took", took), " ", run.note)));
+      it.because !== run.why && h("span.soft", " ", it.because)))),
+    run.kind === "glossary" && h("p", run.kinds.map((tag) => h("span.tag", m(`tag.${tag}`)))),
+    h("details.soft",
+      h("summary", m("details")),
+      h("p", run.why),
+      run.refused.map(({ reason }) => h("p", m("refused", { reason }))),
+      h("p", m("took", took), " ", run.note)));
 }

@@ -23,7 +23,7 @@ export default async function search({ query, signal, title }) {
   const ask = (limit = PAGE) => attempt(async () => {
     const ending = next();
     const wanted = form.wanted();
-    if (!wanted.q) return fill(out, h("p.empty", {}, m("start")));
+    if (!wanted.q) return fill(out, h("p.empty", m("start")));
     const [{ items, notes, near_misses: close }, chats, ...lists] = await Promise.all([
       api.get("/search", { query: { ...wanted, limit, near_misses: true }, signal: ending }),
       titles(),
@@ -34,12 +34,12 @@ export default async function search({ query, signal, title }) {
     const names = new Map([...chats, ...lists.flat().map((each) => [each.id, each.name])]);
     const find = finding(wanted.q);
     fill(out,
-      notes.map((note) => h("p.soft.row", {}, icon("alert"), note)),
+      notes.map((note) => h("p.soft.row", icon("alert"), note)),
       items.length
         ? h("ol.results", { "aria-label": m("matches") }, items.map((it) => result(it, find, names)))
-        : h("p.empty", {}, m("nothing")),
-      close.length > 0 && h("details.group", {}, h("summary", {}, m("close")),
-        h("ul.results", {}, close.map((it) => result(it, find, names)))),
+        : h("p.empty", m("nothing")),
+      close.length > 0 && h("details.group", h("summary", m("close")),
+        h("ul.results", close.map((it) => result(it, find, names)))),
       items.length === limit && limit < MOST &&
         h("button", { onclick: () => ask(limit + PAGE) }, t("common.more")));
   });
@@ -50,7 +50,7 @@ export default async function search({ query, signal, title }) {
   }, ask);
   form.element.classList.add("big");
   ask();
-  return h("div.page", {}, h("header", {}, h("h1", {}, m("memory"))), areas("search"), form.element, out);
+  return h("div.page", h("header", h("h1", m("memory"))), areas("search"), form.element, out);
 }
 
 function result(it, find, names) {
@@ -60,10 +60,10 @@ function result(it, find, names) {
   // Title and text may begin with the same name.
   const text = it.title && it.text.startsWith(`${it.title}:`) ? it.text.slice(it.title.length + 1).trim() : it.text;
   const reasons = it.signals?.map(signal) ?? [why([it.why])];
-  return h("li", {},
-    h("article", {},
-      h("h2.row", {}, icon(sign), h("a.plain", { href }, it.title || home)),
-      h("p.soft", {}, m(`found.${it.kind}`, { home }), it.story_time ? `, ${it.story_time}` : it.said_at && `, ${date(it.said_at)}`),
-      h("p.prose", {}, passage(text, find, SHOWN))),
-    h("ul.signals", { "aria-label": m("why") }, reasons.map((each) => h("li", {}, upper(each)))));
+  return h("li",
+    h("article",
+      h("h2.row", icon(sign), h("a.plain", { href }, it.title || home)),
+      h("p.soft", m(`found.${it.kind}`, { home }), it.story_time ? `, ${it.story_time}` : it.said_at && `, ${date(it.said_at)}`),
+      h("p.prose", passage(text, find, SHOWN))),
+    h("ul.signals", { "aria-label": m("why") }, reasons.map((each) => h("li", upper(each)))));
 }

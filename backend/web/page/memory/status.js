@@ -5,34 +5,34 @@ import { models } from "./models.js";
 import { areas, m } from "./parts.js";
 
 const s = (path, values) => m(`status.${path}`, values);
-const section = (name, ...content) => h("section.stack", {}, h("h2", {}, s(name)), content);
+const section = (name, ...content) => h("section.stack", h("h2", s(name)), content);
 
 const isRebuild = ({ kind, state }) => kind.endsWith("reindex") && !/done|dead/.test(state);
 
 const counted = ({ kind, total, waiting: count }) =>
-  h("li", {},
-    h("div.grow", {}, m(`places.${kind}`), count > 0 && h("small.help", {}, s("waiting", { count }))),
-    h("span.figure", {}, number(total)));
+  h("li",
+    h("div.grow", m(`places.${kind}`), count > 0 && h("small.help", s("waiting", { count }))),
+    h("span.figure", number(total)));
 
 /** A problem with advice. The server's text is used if the page has none. */
 const problem = ({ kind, advice, count }) =>
   h("li", { class: kind === "no_model" ? "" : "fault" }, icon("alert"),
-    h("div.grow", {}, has(`memory.status.problems.${kind}`) ? s(`problems.${kind}`, { count }) : advice));
+    h("div.grow", has(`memory.status.problems.${kind}`) ? s(`problems.${kind}`, { count }) : advice));
 
 function shown({ model, indexed, points, move, compared_at: at, jobs, problems }, read) {
   const from = move?.source ? "moving" : "building";
   return [
     section("search",
-      h("p", {}, model ? s("model", model) : s("words")),
+      h("p", model ? s("model", model) : s("words")),
       move && h("p", { role: "status" }, s(from, move)),
       problems.length > 0 && h("ul.list", { "aria-label": s("wrong") }, problems.map(problem))),
     section("indexed",
-      h("ul.list", {}, indexed.map(counted)),
-      h("p.help", {}, [
+      h("ul.list", indexed.map(counted)),
+      h("p.help", [
         points != null && s("points", { count: points }),
         at ? s("compared", { when: ago(at) }) : s("never"),
       ].filter(Boolean).join(" "))),
-    jobs.length > 0 && section("jobs", h("ul.list", {}, jobs.map((job) => row(job, read)))),
+    jobs.length > 0 && section("jobs", h("ul.list", jobs.map((job) => row(job, read)))),
   ];
 }
 
@@ -65,9 +65,9 @@ export default async function status({ signal, title }) {
     }
   };
   follow();
-  return h("div.page.narrow", {},
-    h("header", {}, h("h1", {}, m("memory"))), areas("state"),
+  return h("div.page.narrow",
+    h("header", h("h1", m("memory"))), areas("state"),
     out,
     session.user.is_administrator && models(signal, read),
-    section("again", h("p.help", {}, s("rebuild_help")), h("div", {}, begin)));
+    section("again", h("p.help", s("rebuild_help")), h("div", begin)));
 }

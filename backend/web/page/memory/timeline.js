@@ -74,7 +74,7 @@ export async function timeline(it, query, signal) {
     empty.textContent = m(Object.keys(filters.wanted()).length ? "unmatched" : "empty");
   };
   const feature = (event) =>
-    fill(spot, h("section.card", {}, h("h2", {}, m("this")), h("ol.timeline", {}, draw(event))));
+    fill(spot, h("section.card", h("h2", m("this")), h("ol.timeline", draw(event))));
 
   /** Show the new state of an event, even if the list leaves it out. */
   const put = async (event) => {
@@ -126,28 +126,28 @@ export async function timeline(it, query, signal) {
       deleting(() => remove(event)),
     ]);
     const node = h("li", { class: event.is_current ? "" : "aside", vars: { weight } },
-      h("div.when", {},
-        h("b", {}, event.day == null ? !event.time && date(event.happened_at) : m("story_day", event)),
-        h("span", {}, event.time)),
-      h("article", {},
-        h("header.row.soft", {},
+      h("div.when",
+        h("b", event.day == null ? !event.time && date(event.happened_at) : m("story_day", event)),
+        h("span", event.time)),
+      h("article",
+        h("header.row.soft",
           pick,
-          h("b", {}, m(`kinds.${event.kind}`)),
-          h("span.grow", {},
+          h("b", m(`kinds.${event.kind}`)),
+          h("span.grow",
             m(`source.${event.source}`), event.edited && m("edited"),
-            h("span.unseen", {}, m("weighs", { weight }), pinned && m("is_pinned"))),
+            h("span.unseen", m("weighs", { weight }), pinned && m("is_pinned"))),
           pinned && icon("pin"),
           menu),
-        h(event.superseded_by && !event.is_current ? "s.prose" : "p.prose", {}, summary),
+        h(event.superseded_by && !event.is_current ? "s.prose" : "p.prose", summary),
         !event.is_current && reason(event),
-        h("div.row", {},
+        h("div.row",
           event.where && by("q")(event.where), event.who.map(by("who")), event.keywords.map(by("q"))),
         from.length > 0 && sources(from)));
     return Object.assign(node, { event });
   };
 
   /** The reason why an event is inactive. */
-  const reason = (event) => h("p.soft", {}, event.superseded_by
+  const reason = (event) => h("p.soft", event.superseded_by
     ? [
         h("a", { href: `#/chronicles/${it.id}?event=${event.superseded_by}` }, m("replaced")), " ",
         h("button.tag", { onclick: () => alter(event, { superseded_by: null }) }, m("again")),
@@ -157,21 +157,21 @@ export async function timeline(it, query, signal) {
   /** The source messages of an event, loaded on demand. */
   const sources = (ids) => {
     const said = ({ text, author, is_active, chat_id: chat, position }) => [
-      h("p.prose", {}, text),
-      h("p.soft", {}, `${author}, `, is_active
+      h("p.prose", text),
+      h("p.soft", `${author}, `, is_active
         ? h("a", { href: `#/chats/${chat}?at=${position}` }, names.get(chat))
         : m("off_path")),
     ];
     const read = (id) => api.get(`/messages/${id}`, { signal }).then(said, () => m("lost"));
     const open = async ({ target }) => fill(target, target.firstChild,
-      target.open && (await Promise.all(ids.map(read))).map((each) => h("blockquote", {}, each)));
-    return h("details", { ontoggle: open }, h("summary.soft", {}, m("origin", { count: ids.length })));
+      target.open && (await Promise.all(ids.map(read))).map((each) => h("blockquote", each)));
+    return h("details", { ontoggle: open }, h("summary.soft", m("origin", { count: ids.length })));
   };
 
   // Selected events can be merged.
   const choose = (id, is) => {
     chosen[is ? "add" : "delete"](id);
-    fill(bar, h("span.grow", {}, m("chosen", { count: chosen.size })),
+    fill(bar, h("span.grow", m("chosen", { count: chosen.size })),
       chosen.size > 1 && h("button.primary", { onclick: merge }, m("merge")),
       h("button", { onclick: leave }, t("common.cancel")));
     element.classList.add("choosing");
@@ -195,7 +195,7 @@ export async function timeline(it, query, signal) {
     });
   };
 
-  const element = h("div", {}, spot, filters.element, bar, list, empty, rest);
+  const element = h("div", spot, filters.element, bar, list, empty, rest);
   const id = query.get("event");
   if (id) await attempt(async () => feature(await api.get(`${path}/${id}`, { signal })));
   await read();

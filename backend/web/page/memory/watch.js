@@ -57,15 +57,15 @@ export function chronicleWatch({ chat, events, signal }) {
   const show = (view) => {
     newest ??= view.items[0]?.id ?? "";
     const made = view.items.filter((run) => run.id > newest && run.can_undo && run.kind === "turn");
-    const line = h("div", {}, !view.job && made.length ? made.map(wrote) : standing(view, look));
+    const line = h("div", !view.job && made.length ? made.map(wrote) : standing(view, look));
     element.hidden = !view.enabled;
     // Screen readers must not read the same text twice.
     if (line.textContent !== element.textContent) fill(element, line);
     if (!view.job) newest = view.items[0]?.id ?? "";
   };
   const wrote = ({ id, written: all }) => {
-    const element = h("p", {}, icon("spark"),
-      h("span.grow", {}, t("chat.wrote"), all.map((it) => [" ", written(it)])),
+    const element = h("p", icon("spark"),
+      h("span.grow", t("chat.wrote"), all.map((it) => [" ", written(it)])),
       h("button.quiet", { onclick: () => undo(id, element, look) }, t("common.undo")));
     return element;
   };

@@ -29,16 +29,16 @@ export function remedies(address, { url, use, again }) {
     toast(m("addresses.is_allowed", { address: shown(address) }));
     await again();
   });
-  return h("div.row", {},
-    better && h("button", { type: "button", onclick: () => use(better) }, m("addresses.use", { address: better })),
+  return h("div.row",
+    better && h("button", { onclick: () => use(better) }, m("addresses.use", { address: better })),
     open && session.user.is_administrator &&
-      h("button", { type: "button", onclick: allow }, m("addresses.allow", { address: shown(address) })));
+      h("button", { onclick: allow }, m("addresses.allow", { address: shown(address) })));
 }
 
 /** The allowed addresses, for administrators. */
 export async function allowed(signal) {
   const list = h("ul.list", { "aria-label": m("addresses.title") });
-  const none = h("p.soft", {}, m("addresses.none"));
+  const none = h("p.soft", m("addresses.none"));
   const read = async () => {
     const { items, networks_are_set: isSet } = await api.get(ALLOWED, { signal });
     none.hidden = items.length > 0;
@@ -55,7 +55,7 @@ export async function allowed(signal) {
       },
       show: () => (element.hidden = false),
     });
-    const element = h("li", {}, h("div.grow", {}, name), act("delete", m("addresses.refuse", { address: name }), remove, "quiet"));
+    const element = h("li", h("div.grow", name), act("delete", m("addresses.refuse", { address: name }), remove, "quiet"));
     return element;
   };
   const send = async (values) => {
@@ -72,8 +72,8 @@ export async function allowed(signal) {
     send,
   });
   const isSet = await read();
-  return h("section.stack", {},
-    h("h2", {}, m("addresses.title")),
-    h("p.soft", {}, m(isSet ? "addresses.set" : "addresses.help")),
+  return h("section.stack",
+    h("h2", m("addresses.title")),
+    h("p.soft", m(isSet ? "addresses.set" : "addresses.help")),
     !isSet && [none, list, element]);
 }

@@ -39,7 +39,7 @@ function figures(model, own) {
   return {
     element: h("div.fields", { role: "group", "aria-label": m("figures_of", { name: model.name }) },
       [...sizes, ...prices].map(([, { element }]) => element),
-      h("small.help.field.wide", {}, m("figures_help")),
+      h("small.help.field.wide", m("figures_help")),
       switches.map(([, { element }]) => element)),
     read() {
       const price = read(prices);
@@ -77,10 +77,10 @@ export function chosen(provider, model) {
       };
       const edit = act("edit", m("figures_of", { name: title }), row.open, "quiet");
       rows.set(model.name, row);
-      const label = h("label.row.grow", {}, box,
-        h("span.grow.clip", {}, title, " ", h("small.help", {}, about({ ...model, provider_name: null }, { always: true }))));
-      const element = h("li", {},
-        h("div.row", {}, label, edit), place);
+      const label = h("label.row.grow", box,
+        h("span.grow.clip", title, " ", h("small.help", about({ ...model, provider_name: null }, { always: true }))));
+      const element = h("li",
+        h("div.row", label, edit), place);
       return [element, `${title} ${model.name}`];
     };
     const read = async (refresh) => {
@@ -92,10 +92,10 @@ export function chosen(provider, model) {
       find.run();
       fill(report,
         problem && h("div.trouble", { role: "alert" }, told(problem)),
-        at && h("small.soft", {}, m("listed", { when: ago(at) })));
+        at && h("small.soft", m("listed", { when: ago(at) })));
     };
     const all = control({ kind: "check", name: "all", label: m("all_listed"), help: m("all_help") });
-    const choice = h("div.stack", {}, find.input, said, list);
+    const choice = h("div.stack", find.input, said, list);
     const suit = () => (choice.hidden = all.read());
     all.input.addEventListener("change", suit);
     const send = async () => {
@@ -112,7 +112,7 @@ export function chosen(provider, model) {
       fields: [{ name: "all", control: () => all, value: !kept.size }],
       submit: t("common.save"),
       send,
-      extra: h("div.stack", {}, choice, report, h("div", {}, h("button", { type: "button", onclick: refresh }, m("refresh")))),
+      extra: h("div.stack", choice, report, h("div", h("button", { onclick: refresh }, m("refresh")))),
     });
     suit();
     attempt(async () => {

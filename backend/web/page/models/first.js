@@ -14,13 +14,13 @@ export async function first(done, signal) {
     kept.set("demo", true);
     done();
   };
-  return h("div.card.offer.stack", {},
+  return h("div.card.offer.stack",
     icon("key"),
-    h("h2", {}, m("first")),
-    h("p.soft", {}, m("first_help")),
+    h("h2", m("first")),
+    h("p.soft", m("first_help")),
     offers(done, signal),
     await adding(done, signal),
     h("hr"),
-    h("div.row", {}, act("spark", m("demo"), demo)),
-    h("small.soft", {}, m("demo_help")));
+    h("div.row", act("spark", m("demo"), demo)),
+    h("small.soft", m("demo_help")));
 }

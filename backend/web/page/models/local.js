@@ -25,10 +25,10 @@ function row({ preset, title, base_url: url, models, is_used: isUsed }, done) {
     }
   });
   const names = models.length ? models.slice(0, 5).join(", ") : m("local_empty");
-  return h("li", {},
+  return h("li",
     icon("spark"),
-    h("div.grow", {}, h("div", {}, m("local_runs", { title })), h("small.help", {}, names), report),
-    isUsed ? h("span.soft", {}, m("local_used")) : act("check", m("local_use", { title }), use, "primary"));
+    h("div.grow", h("div", m("local_runs", { title })), h("small.help", names), report),
+    isUsed ? h("span.soft", m("local_used")) : act("check", m("local_use", { title }), use, "primary"));
 }
 
 /** Rows for servers that are not used yet. They appear once they are found. */
@@ -51,14 +51,14 @@ export function offers(done, signal) {
 /** The section of all servers. */
 export async function local(signal) {
   const list = h("ul.list", { "aria-label": m("local_found") });
-  const none = h("p.soft", {}, m("local_none"));
+  const none = h("p.soft", m("local_none"));
   const read = async () => {
     const items = await found(signal);
     none.hidden = items.length > 0;
     fill(list, items.map((each) => row(each, () => attempt(read))));
   };
   await read();
-  return h("section.stack", {},
-    h("div", {}, h("h2", {}, m("local_title")), h("small.help", {}, m("local_help"))),
-    none, list, h("div", {}, act("again", m("local_again"), () => attempt(read))));
+  return h("section.stack",
+    h("div", h("h2", m("local_title")), h("small.help", m("local_help"))),
+    none, list, h("div", act("again", m("local_again"), () => attempt(read))));
 }

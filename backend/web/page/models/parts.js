@@ -34,14 +34,14 @@ export async function test(ask, box, remedy) {
     const tested = await ask();
     const { ok, steps, models: count, model, answered, problem } = tested;
     const line = ({ step, ok: went, milliseconds, detail }) =>
-      h("li", {}, icon(went ? "check" : "alert"),
-        h("div.grow", {},
+      h("li", icon(went ? "check" : "alert"),
+        h("div.grow",
           m(`steps.${step}.${went ? "ok" : "failed"}`, { count, model: model ?? "" }),
-          !went && ok && h("small.help", {}, detail)),
-        h("small.soft", {}, m("milliseconds", { count: number(milliseconds) })));
+          !went && ok && h("small.help", detail)),
+        h("small.soft", m("milliseconds", { count: number(milliseconds) })));
     fill(box,
       h("ul.list", { "aria-label": m("test") }, steps.map(line)),
-      answered && h("small.soft", {}, m("answered", { window: windowOf(answered), shape: m(`message_shapes.${answered.shape}`) })),
+      answered && h("small.soft", m("answered", { window: windowOf(answered), shape: m(`message_shapes.${answered.shape}`) })),
       h("div", { role: ok ? "status" : "alert", class: ok ? "" : "trouble" }, ok ? m("works") : problem ? told(problem) : m("fails")),
       remedies(problem?.address, remedy));
     return tested;
@@ -90,13 +90,13 @@ export async function adding(done, signal) {
       button.disabled = true;
       attempt(() => add(provider, tested)).finally(() => (button.disabled = false));
     };
-    report.append(h("div.row", {}, h("button", { type: "button", onclick: anyway }, m("save_anyway")),
-      h("small.soft.grow", {}, m("save_anyway_help"))));
+    report.append(h("div.row", h("button", { onclick: anyway }, m("save_anyway")),
+      h("small.soft.grow", m("save_anyway_help"))));
     report.scrollIntoView({ block: "nearest" });
   };
   const fields = [{ name: "preset", kind: "select", label: m("service"), options }, KEY, ADDRESS, NAMED, MODELS];
   if (session.user.is_administrator) fields.push({ name: "shared", kind: "check", label: m("shared"), help: m("shared_help") });
-  const { element, controls } = sendform({ fields, submit: m("add"), send, extra: h("div.stack", {}, link, report) });
+  const { element, controls } = sendform({ fields, submit: m("add"), send, extra: h("div.stack", link, report) });
   const [service, key, address, name] = ["preset", "api_key", "base_url", "name"].map((each) => controls.get(each));
   const suit = () => {
     const preset = presets.find(({ name }) => name === service.read());
@@ -109,7 +109,7 @@ export async function adding(done, signal) {
     address.input.required = somewhere;
     address.write(somewhere ? preset.base_url : "");
     name.element.hidden = preset.name !== OTHER;
-    fill(link, port ? h("p.soft", {}, m("taken_port", { port: String(port), next: String(port + 1) })) : keyLink(preset));
+    fill(link, port ? h("p.soft", m("taken_port", { port: String(port), next: String(port + 1) })) : keyLink(preset));
     fill(report);
   };
   service.input.addEventListener("change", suit);

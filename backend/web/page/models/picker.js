@@ -44,11 +44,11 @@ export const choose = (label, options, models, chosen) =>
     find.items = options.map(([id, title]) => {
       const model = models.find((each) => each.id === id);
       const facts = model && about(model);
-      const button = h("button.choosing", { type: "button", "aria-pressed": String(id === chosen), onclick: () => close(id) },
-        h("span", {}, title), facts && h("small", {}, facts));
-      return [h("li", {}, button), `${title} ${id} ${facts ?? ""}`];
+      const button = h("button.choosing", { "aria-pressed": String(id === chosen), onclick: () => close(id) },
+        h("span", title), facts && h("small", facts));
+      return [h("li", button), `${title} ${id} ${facts ?? ""}`];
     });
-    const list = h("ul.models", {}, find.items.map(([element]) => element));
+    const list = h("ul.models", find.items.map(([element]) => element));
     // The arrow keys move between the field and the list.
     const onkeydown = (event) => {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -71,7 +71,7 @@ export function picker(field) {
   const made = control({ ...field, kind: "text" });
   let value = null;
   const shown = h("span.grow.clip");
-  const button = h("button.picked", { type: "button", name: field.name, "aria-haspopup": "dialog", id: made.input.id }, shown, icon("down"));
+  const button = h("button.picked", { name: field.name, "aria-haspopup": "dialog", id: made.input.id }, shown, icon("down"));
   const facts = h("small.help");
   const draw = () => {
     const [, title] = options.find(([id]) => id === value) ?? [value, value];

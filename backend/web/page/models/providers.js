@@ -103,7 +103,7 @@ const away = new Set();
 export default async function ({ signal, title, query }) {
   title(m("providers"));
   const list = h("ul.list", { "aria-label": m("providers") });
-  const empty = h("div.empty", {}, h("p", {}, m("none")));
+  const empty = h("div.empty", h("p", m("none")));
   let items;
   const read = async () => {
     items = (await api.all(PATH, { signal })).filter(({ id }) => !away.has(id));
@@ -127,11 +127,11 @@ export default async function ({ signal, title, query }) {
     });
     const facts = [m(`scopes.${scope}`), url, hint && m("key_hint", { hint })].filter(Boolean).join(" · ");
     const names = models.map((each) => each.name).join(", ") || m("all");
-    return h("li", {},
-      h("div.grow", {},
-        h("div.clip", {}, name, name !== slug && h("span.soft", {}, ` (${slug})`),
-          item.failed_test && [" ", h("span.tag", {}, m("not_tested"))]),
-        h("small.help", {}, facts),
+    return h("li",
+      h("div.grow",
+        h("div.clip", name, name !== slug && h("span.soft", ` (${slug})`),
+          item.failed_test && [" ", h("span.tag", m("not_tested"))]),
+        h("small.help", facts),
         h("small.help.clip", { title: names }, names)),
       mine && more(m("more", { name }), [
         { label: m("test"), icon: "check", act: () => attempt(async () => (await tested(item), read())) },
@@ -159,8 +159,8 @@ export default async function ({ signal, title, query }) {
   await read();
   const addresses = session.user.is_administrator && (await allowed(signal));
   if (query.has("model")) setTimeout(() => show(query.get("model")));
-  return h("div.page.narrow", {},
-    h("header", {}, h("h1", {}, m("providers")), act("plus", m("add"), add, "primary")),
+  return h("div.page.narrow",
+    h("header", h("h1", m("providers")), act("plus", m("add"), add, "primary")),
     areas("providers"),
-    h("p.soft.lead", {}, m("help")), offers(() => attempt(read), signal), empty, list, addresses);
+    h("p.soft.lead", m("help")), offers(() => attempt(read), signal), empty, list, addresses);
 }

@@ -12,8 +12,8 @@ function filters({ label, help }) {
   const options = FILTERS.map((each) => [each, m(`filters.${each}`)]);
   const made = HARMS.map((name) => [name, control({ kind: "select", name, label: m(`harms.${name}`), options })]);
   return {
-    element: h("fieldset.field.wide", {},
-      h("legend.label", {}, label), h("div.fields", {}, made.map(([, { element }]) => element)), h("small.help", {}, help)),
+    element: h("fieldset.field.wide",
+      h("legend.label", label), h("div.fields", made.map(([, { element }]) => element)), h("small.help", help)),
     fault() {},
     read() {
       const chosen = made.map(([name, each]) => [name, each.read()]).filter(([, value]) => value);

@@ -47,8 +47,8 @@ export function decided(message, room) {
   const { tier, die, outcome } = all.map(({ set }) => set["attributes.play"]).findLast((play) => play?.tier) ?? {};
   if (!tier) return false;
   const said = die ? t("play.decided", { die, tier: named(tier) }) : named(tier);
-  return h("p.row.die", {}, die && h("span.pips", { "aria-hidden": "true" }, FACES[die - 1]),
-    h("span", {}, [said, outcome].filter(Boolean).join(" · ")));
+  return h("p.row.die", die && h("span.pips", { "aria-hidden": "true" }, FACES[die - 1]),
+    h("span", [said, outcome].filter(Boolean).join(" · ")));
 }
 
 /** The line below a reply with changes. It unfolds to the list of changes. */
@@ -65,5 +65,5 @@ export function changed(message, room) {
   };
   const ontoggle = ({ target }) => target.open && !list.children.length && attempt(unfold);
   return h("details.changes", { ontoggle },
-    h("summary", {}, t("play.changed", { count: changes.length })), list);
+    h("summary", t("play.changed", { count: changes.length })), list);
 }

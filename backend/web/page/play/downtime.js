@@ -25,7 +25,7 @@ export async function pause(campaign, play, changed, signal) {
     await api.delete(path);
     changed();
   });
-  if (play.mood === "downtime") return h("button.quiet", { type: "button", onclick: end }, p("resume"));
+  if (play.mood === "downtime") return h("button.quiet", { onclick: end }, p("resume"));
   const [first] = Object.keys(moods);
   if (play.mood && play.mood !== first) return false;
   const begin = async () => {
@@ -42,5 +42,5 @@ export async function pause(campaign, play, changed, signal) {
     toast(p("rested"));
     changed();
   };
-  return h("button.quiet", { type: "button", onclick: () => begin().catch(complain) }, p("rest"));
+  return h("button.quiet", { onclick: () => begin().catch(complain) }, p("rest"));
 }

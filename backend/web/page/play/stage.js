@@ -26,7 +26,7 @@ export function stage(room) {
   const doing = h("p.soft.doing", { role: "status" });
   const untold = h("p.untold", { role: "status" });
   const question = h("section.question", { hidden: true });
-  const element = h("div.stage", {}, h("div.row", {}, mood, rest), untold, doing, question);
+  const element = h("div.stage", h("div.row", mood, rest), untold, doing, question);
   let isPlayed = false;
 
   /** Warn that the model cannot call tools, so that nothing is rolled or changed. */
@@ -81,10 +81,10 @@ export function stage(room) {
       for (const each of buttons) each.disabled = false;
     }
   };
-  const offer = (option) => h("li", {},
-    h("button.option", { type: "button", onclick: () => take(option) },
+  const offer = (option) => h("li",
+    h("button.option", { onclick: () => take(option) },
       option.die && h("span.pips", { "aria-hidden": "true" }, FACES[option.die - 1]),
-      h("span.grow", {}, h("b", {}, option.label), option.detail && h("small", {}, option.detail))));
+      h("span.grow", h("b", option.label), option.detail && h("small", option.detail))));
   /** An answer in the player's own words. */
   const answer = (id) => {
     const said = h("input.grow", { maxlength: 2000, required: true, "aria-label": p("own") });
@@ -105,7 +105,7 @@ export function stage(room) {
       h("p.asks", { tabindex: -1 }, prompt),
       h("ol.options", { class: kind }, options.map(offer)),
       own && answer(own),
-      h("button.quiet", { type: "button", onclick: () => take(null) }, p("abandon")));
+      h("button.quiet", { onclick: () => take(null) }, p("abandon")));
     room.announce(`${prompt} ${options.map(({ label }) => label).join(", ")}`);
     question.querySelector("p").focus({ preventScroll: true });
   };

@@ -55,10 +55,10 @@ function preview(chats, draft, told, signal) {
       told(tokens);
       fill(state, say("total", { count: view.totals.prompt }));
       const skipped = Math.max(0, view.prompt.length - 2 * SHOWN);
-      const message = ({ role, text }) => h("li.card", {}, h("small.soft", {}, say(`role_${role}`)), h("div.text", { tabindex: 0 }, text));
+      const message = ({ role, text }) => h("li.card", h("small.soft", say(`role_${role}`)), h("div.text", { tabindex: 0 }, text));
       fill(list,
         view.prompt.slice(0, SHOWN).map(message),
-        skipped > 0 && h("li.soft", {}, say("skipped", { count: skipped })),
+        skipped > 0 && h("li.soft", say("skipped", { count: skipped })),
         view.prompt.slice(SHOWN + skipped).map(message));
     } catch (error) {
       if (error.name === "AbortError" || mine !== last) return;
@@ -69,7 +69,7 @@ function preview(chats, draft, told, signal) {
   const soon = settled(show, 500);
   signal.addEventListener("abort", soon.drop);
   chat.input.addEventListener("change", show);
-  const element = h("section", { "aria-label": say("prompt") }, h("h2", {}, say("prompt")), chats.length > 0 && chat.element, state, list);
+  const element = h("section", { "aria-label": say("prompt") }, h("h2", say("prompt")), chats.length > 0 && chat.element, state, list);
   return { element, soon, show };
 }
 
@@ -148,8 +148,8 @@ export default async function ({ params: { id }, signal, title }) {
         await running;
       },
     });
-    const help = block.marker && h("p.soft", {}, say(`about_${block.marker}`));
-    await dialog(name(block), () => h("div.stack", {}, help, form.element), { wide: true });
+    const help = block.marker && h("p.soft", say(`about_${block.marker}`));
+    await dialog(name(block), () => h("div.stack", help, form.element), { wide: true });
     leaving.abort();
     // The button that opened the dialog may have been drawn again.
     [...controls(block.id)].find((each) => each.matches("button"))?.focus();
@@ -196,12 +196,12 @@ export default async function ({ params: { id }, signal, title }) {
         type: "checkbox", role: "switch", checked: !off, onchange, disabled: block.marker === "history",
         "aria-label": say("use", { name: name(block) }),
       }),
-      h("button.quiet.grow.clip", { type: "button", onclick: () => attempt(() => edit(block)) }, name(block)),
-      h("small.soft", {}, [
+      h("button.quiet.grow.clip", { onclick: () => attempt(() => edit(block)) }, name(block)),
+      h("small.soft", [
         block.role && block.role !== "system" && say(`role_${block.role}`),
         block.depth != null && say("at_depth", { depth: block.depth }),
       ].filter(Boolean).join(", ")),
-      h("span.figure", {}, !off && tokens[block.id] ? number(tokens[block.id]) : ""),
+      h("span.figure", !off && tokens[block.id] ? number(tokens[block.id]) : ""),
       !block.marker && act("delete", say("delete", { name: name(block) }), () => remove(block), "quiet"));
     item.addEventListener("dragstart", (event) => {
       dragged = place;
@@ -251,13 +251,13 @@ export default async function ({ params: { id }, signal, title }) {
   sampling.suit();
   draw();
   trial.show();
-  return h("div.page", {},
+  return h("div.page",
     h("a.row.back", { href: "#/presets" }, icon("left"), say("title")),
-    h("header", {}, heading, act("download", say("export"), () => api.download(`/presets/${id}/export`))),
+    h("header", heading, act("download", say("export"), () => api.download(`/presets/${id}/export`))),
     trouble,
-    h("div.preset", {},
-      h("div.stack", {},
-        h("section", {}, h("h2", {}, say("blocks")), h("p.help", {}, say("blocks_help")), rows, live, act("plus", say("add_block"), add)),
-        h("section", {}, h("h2", {}, say("settings")), form.element)),
+    h("div.preset",
+      h("div.stack",
+        h("section", h("h2", say("blocks")), h("p.help", say("blocks_help")), rows, live, act("plus", say("add_block"), add)),
+        h("section", h("h2", say("settings")), form.element)),
       trial.element));
 }

@@ -9,7 +9,7 @@ const say = (name, values) => t(`presets.${name}`, values);
 export default async function ({ signal, title }) {
   title(say("title"));
   const rows = h("ul.list");
-  const empty = h("p.soft", {}, say("empty"));
+  const empty = h("p.soft", say("empty"));
   const open = (id) => (location.hash = `#/presets/${id}`);
   let items = [];
   const draw = () => {
@@ -48,7 +48,7 @@ export default async function ({ signal, title }) {
     });
   };
   const row = (item) =>
-    h("li", {},
+    h("li",
       h("a.grow.clip", { href: `#/presets/${item.id}` }, item.name),
       more(say("more", { name: item.name }), [
         { label: say("copy"), icon: "copy", act: () => copy(item) },
@@ -56,11 +56,11 @@ export default async function ({ signal, title }) {
         deleting(() => remove(item)),
       ]));
   await read();
-  return h("div.page", {},
-    h("header", {}, h("h1", {}, say("title")), h("div.row", {},
+  return h("div.page",
+    h("header", h("h1", say("title")), h("div.row",
       act("plus", say("add"), make),
       act("upload", say("import"), () => pick(".json,application/json", bring, true)))),
     areas("presets"),
-    h("p.soft.lead", {}, say("about")),
+    h("p.soft.lead", say("about")),
     rows, empty);
 }

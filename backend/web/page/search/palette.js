@@ -61,7 +61,7 @@ let ids = 0;
 /** A result: a link that is chosen with the arrow keys while the focus stays in the field. */
 const hit = ({ href, sign, title, note }) =>
   h("a.hit", { role: "option", id: `hit${++ids}`, href, tabindex: -1, "aria-selected": "false" },
-    sign, h("span.grow", {}, h("span.clip", {}, title), note && h("small.clip", {}, note)));
+    sign, h("span.grow", h("span.clip", title), note && h("small.clip", note)));
 
 const group = (label, options) =>
   options.length > 0 && h("div", { role: "group", "aria-label": label }, h("small", { "aria-hidden": "true" }, label), options);
@@ -184,7 +184,7 @@ function content(close, signal) {
     lists = found;
     draw();
   });
-  return h("div.stack.search", {}, input, list, state);
+  return h("div.stack.search", input, list, state);
 }
 
 /** Open the search field. The promise resolves when it is closed. */

@@ -58,9 +58,9 @@ export async function archiveBox(signal) {
   };
 
   show(await read());
-  return h("div.stack", {}, said, bar.element, acts);
+  return h("div.stack", said, bar.element, acts);
 }
 
 export async function archive(signal) {
-  return h("section.stack.archive", {}, h("h2", {}, a("title")), h("p", {}, a("help")), await archiveBox(signal));
+  return h("section.stack.archive", h("h2", a("title")), h("p", a("help")), await archiveBox(signal));
 }

@@ -64,7 +64,7 @@ async function end(item, resume) {
   const again = () => resume(async (row) => work(await goOn(item))(row));
   const isWhole = state === "finished" && !counts.failed;
   return {
-    text: [h("a", { href: `#/imports/${id}` }, name), h("small", {}, [i(`states.${state}`), summary(item)].filter(Boolean).join(": "))],
+    text: [h("a", { href: `#/imports/${id}` }, name), h("small", [i(`states.${state}`), summary(item)].filter(Boolean).join(": "))],
     sign: icon(isWhole ? "check" : "alert"),
     button: item.can_continue && act("continue", i("continue_named", { name }), again, "quiet"),
     state: isWhole ? "done" : { finished: "partial", stopped: "stopped" }[state] ?? "refused",
@@ -82,8 +82,8 @@ async function single(result, name) {
   const words = [i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)].filter(Boolean).join(" · ");
   return {
     text: [
-      href ? h("a", { href }, name) : h("p.clip", {}, name),
-      [isThere && words, detail, ...warnings].filter(Boolean).map((each) => h("small", {}, each)),
+      href ? h("a", { href }, name) : h("p.clip", name),
+      [isThere && words, detail, ...warnings].filter(Boolean).map((each) => h("small", each)),
     ],
     sign: icon(isThere ? "check" : "alert"),
     state: isThere ? "done" : "refused",

@@ -5,24 +5,24 @@ import { archive } from "./archive.js";
 import { away, files, i, summary } from "./files.js";
 import { steps } from "./moving.js";
 
-const section = (name, ...content) => h("section.stack", {}, h("h2", {}, i(name)), content);
+const section = (name, ...content) => h("section.stack", h("h2", i(name)), content);
 
 /** An earlier import, with a link to its results. */
 const line = (item) =>
-  h("li", {},
+  h("li",
     icon(item.state === "finished" && !item.counts.failed ? "check" : item.state === "running" ? "upload" : "alert"),
-    h("div.grow", {},
+    h("div.grow",
       h("a.clip", { href: `#/imports/${item.id}` }, item.name),
-      h("small.soft", {}, [i(`states.${item.state}`), summary(item), item.size > 0 && size(item.size)].filter(Boolean).join(" · "))),
+      h("small.soft", [i(`states.${item.state}`), summary(item), item.size > 0 && size(item.size)].filter(Boolean).join(" · "))),
     h("time.help", { title: dateTime(item.created_at) }, ago(item.created_at)));
 
 const backups = () =>
   section("backups",
-    h("p", {}, i("backups_help")),
+    h("p", i("backups_help")),
     h("pre.commands", { tabindex: 0, role: "region", "aria-label": i("backups") },
-      h("code", {}, "talekeeper backup FILE\ntalekeeper restore FILE\ntalekeeper doctor")),
-    h("p", {}, i("backups_schedule")),
-    h("p.help", {}, i("backups_key")));
+      h("code", "talekeeper backup FILE\ntalekeeper restore FILE\ntalekeeper doctor")),
+    h("p", i("backups_schedule")),
+    h("p.help", i("backups_key")));
 
 /** Route: #/imports */
 export default async function ({ signal, title }) {
@@ -36,15 +36,15 @@ export default async function ({ signal, title }) {
   };
   addEventListener("imports-changed", () => attempt(draw), { signal });
   await draw();
-  return h("div.page.narrow", {},
-    h("header", {}, h("h1", {}, i("title"))),
+  return h("div.page.narrow",
+    h("header", h("h1", i("title"))),
     areas("imports"),
     section("files",
-      h("p", {}, i("files_help")),
-      h("div", {}, act("upload", i("choose"), () => files.choose(), "primary"))),
+      h("p", i("files_help")),
+      h("div", act("upload", i("choose"), () => files.choose(), "primary"))),
     section("moving.title", steps()),
     earlier,
-    section("chats", h("p", {}, i("chats_help"))),
+    section("chats", h("p", i("chats_help"))),
     await archive(signal),
     session.user.is_administrator && backups());
 }

@@ -8,12 +8,12 @@ export function steps(then) {
     then?.();
     files.choose();
   };
-  return h("div.stack", {},
-    h("ol.steps", {}, i("moving.steps").split("\n").map((step) => h("li", {}, step))),
-    h("p", {}, i("moving.what")),
-    h("p", {}, i("moving.keys")),
-    h("p.help", {}, i("moving.again")),
-    h("div", {}, act("upload", i("moving.choose"), choose, "primary")));
+  return h("div.stack",
+    h("ol.steps", i("moving.steps").split("\n").map((step) => h("li", step))),
+    h("p", i("moving.what")),
+    h("p", i("moving.keys")),
+    h("p.help", i("moving.again")),
+    h("div", act("upload", i("moving.choose"), choose, "primary")));
 }
 
 /** The button that explains the steps in a dialog. */

@@ -26,11 +26,11 @@ function line(result) {
   const facts = [i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)].filter(Boolean).join(" · ");
   return h("li", { class: outcome },
     icon(SIGNS[outcome]),
-    h("div.grow", {},
-      h("p.path", {}, isThere && href ? h("a", { href }, path) : path),
-      h("small.soft", {}, facts),
-      [detail, ...warnings].filter(Boolean).map((each) => h("small", {}, each)),
-      h("small.help", {}, advice(result))));
+    h("div.grow",
+      h("p.path", isThere && href ? h("a", { href }, path) : path),
+      h("small.soft", facts),
+      [detail, ...warnings].filter(Boolean).map((each) => h("small", each)),
+      h("small.help", advice(result))));
 }
 
 /** Route: #/imports/ID */
@@ -126,13 +126,13 @@ export default async function ({ params: { id }, signal, title }) {
   draw();
   await load();
   if (item.state === "running") attempt(follow);
-  return h("div.page.narrow", {},
+  return h("div.page.narrow",
     h("a.row.back", { href: "#/imports" }, icon("left"), i("title")),
-    h("header", {},
-      h("div.grow", {}, h("h1.clip", {}, item.name),
-        h("small.soft", {}, item.size > 0 && `${size(item.size)} · `, h("time", { title: dateTime(item.created_at) }, ago(item.created_at)))),
+    h("header",
+      h("div.grow", h("h1.clip", item.name),
+        h("small.soft", item.size > 0 && `${size(item.size)} · `, h("time", { title: dateTime(item.created_at) }, ago(item.created_at)))),
       acts),
-    h("div.row", {}, state), bar.element,
+    h("div.row", state), bar.element,
     h("div.row.tags", { role: "group", "aria-label": i("filter") }, filters.map(({ button }) => button)),
     list, none, older);
 }
