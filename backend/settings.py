@@ -283,7 +283,8 @@ class Settings(BaseSettings):
     qdrant_collection_prefix: str = Field("talekeeper-", pattern=r"^[A-Za-z0-9_-]{0,64}$")
     """Prefix of the collection names on the Qdrant server, if several installations share it."""
     qdrant_shard_number: int = Field(1, ge=1, le=1024)
-    """Shards of a new collection on the Qdrant server."""
+    """Shards of a new collection on the Qdrant server. It cannot be changed later. For a cluster,
+    use once or twice the number of nodes."""
     qdrant_replication_factor: int | None = Field(None, ge=1, le=64)
     """Copies of each shard of a new collection. Empty: 2 in a cluster of Qdrant servers, else 1."""
     qdrant_hnsw_m: int = Field(16, ge=0, le=128)

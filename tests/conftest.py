@@ -33,7 +33,7 @@ environment variable `TEST_REQUIRE` (comma-separated names) makes skips of a gro
 """
 
 # No deadline, because the time of an example depends on the load of the machine.
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=40)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("thorough" if THOROUGH else "ci")
 

@@ -27,7 +27,7 @@ from uuid_utils.compat import uuid7
 
 from backend.core.logs import get_logger
 from backend.database import sqlite_connection
-from backend.database.pooler import PoolerDetector, skip_json_types
+from backend.database.pooler import PoolerDetector, send_alone, skip_json_types
 from backend.database.sqlite_connection import SqliteConnection, WriteAheadLog
 from backend.errors import AppError, ConflictError, UnavailableError
 
@@ -185,7 +185,10 @@ class Database:
 
         They go through the pooler if `direct_url` is not set.
         """
-        return _postgres_engine(self._direct_url, self.process_id, self._direct_pooler, pool_size=1)
+        pooler = self._direct_pooler
+        engine = _postgres_engine(self._direct_url, self.process_id, pooler, pool_size=1)
+        send_alone(engine, pooler)
+        return engine
 
     @property
     def can_listen(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only
 
@@ -55,6 +56,22 @@ async def _is_pooled(driver: Any) -> bool:
     async with driver.transaction():
         server_pid = await driver.fetchval("SELECT pg_backend_pid()")
     return bool(server_pid != driver.get_server_pid())
+
+
+def send_alone(engine: AsyncEngine, pooler: PoolerDetector) -> None:
+    """Let statements outside a transaction be one message if there is a pooler.
+
+    They have no parameters and no result, such as `CREATE INDEX CONCURRENTLY`. Otherwise a pooler
+    could have them prepared by one server, and executed by another.
+    """
+
+    @event.listens_for(engine.sync_engine, "do_execute")
+    def _execute(_cursor: Any, statement: str, parameters: Any, context: Any) -> bool:
+        connection = context.root_connection.connection
+        if parameters or not (pooler.is_found and connection.dbapi_connection.autocommit):
+            return False
+        await_only(connection.driver_connection.execute(statement))
+        return True
 
 
 def skip_json_types(engine: AsyncEngine) -> None:

@@ -155,7 +155,7 @@ class Processes:
             ]
 
     def announce(self) -> None:
-        """Tell the other processes soon that there are jobs."""
+        """Notify the other processes soon that there are jobs."""
         self._has_announcement.set()
 
     async def aclose(self) -> None:
@@ -199,7 +199,8 @@ class Processes:
         if self._lost or self._others - others:
             self._news.set()
         self._others = others
-        servers = max(1, is_server + sum(row.is_server and not row.is_lost for row in rows))
+        live = sum(row.is_server for row in rows if row.id not in self._lost)
+        servers = max(1, live + is_server)
         if servers != self._servers:
             self._servers = servers
             self._on_count(servers)

@@ -113,7 +113,7 @@ ATTEMPTS = prometheus_client.Counter(
 HEARTBEAT_INTERVAL = timedelta(seconds=15)
 STOP_POLL_SECONDS = 1.0
 POLL_SECONDS = 3.0
-"""Interval of polls. They find jobs whose time has come, expired leases, and jobs that another
+"""Interval of polls. They find delayed jobs, expired leases, and jobs that another
 process could not announce."""
 PAUSE_SECONDS = 1.0
 CLOSE_TIMEOUT_SECONDS = 10.0

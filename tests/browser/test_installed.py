@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Generator
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urljoin
 
 import pytest
@@ -73,7 +73,7 @@ def test_a_browser_offers_to_install_the_page(
     session = with_worker.new_cdp_session(page)
 
     assert session.send("Page.getInstallabilityErrors")["installabilityErrors"] == []
-    found: dict[str, Any] = session.send("Page.getAppManifest")
+    found = cast("dict[str, Any]", session.send("Page.getAppManifest"))
     assert found["errors"] == []
     manifest = json.loads(found["data"])
     assert (manifest["name"], manifest["display"]) == ("Talekeeper", "standalone")

@@ -34,7 +34,7 @@ CHEAP: list[tuple[int, Scheme]] = [(1440, "light"), (390, "dark")]
 """The widths and colours that axe-core looks at, unless the run is thorough."""
 
 CONTRAST = "color-contrast"
-"""The only rule whose result depends on the colours."""
+"""The only rule that depends on the colours."""
 
 LOOKS: list[tuple[int, Scheme] | tuple[int, Scheme, str]] = (
     [(1440, "light"), (1440, "dark", CONTRAST), (390, "light"), (390, "dark", CONTRAST)]
@@ -53,7 +53,7 @@ NARROWEST = 320
 """The width at which text may not be cut off: a window of 1,280 pixels at a zoom of 400%."""
 
 DEBOUNCE = 500
-"""Milliseconds after which the page has sent what was typed."""
+"""Milliseconds after which the page has sent a typed text."""
 
 CURRENT = """document.querySelector(".tabs > [aria-current], .tabs > [aria-selected=true]")
   ?.scrollIntoView({ block: "nearest", inline: "center" })"""
@@ -167,7 +167,7 @@ def visit_all(
 
 
 def check(browser: Browser, stage: Stage, views: dict[str, View], axe: str) -> list[str]:
-    """What is inaccessible or wider than the screen in these views."""
+    """Return the elements of these views that are inaccessible or wider than the screen."""
     found: list[str] = []
     for name, visit in visit_all(browser, stage, views):
         if name not in FAILED:

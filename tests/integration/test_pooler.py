@@ -18,7 +18,7 @@ from backend.database.base import now, stream_rows
 from backend.database.engine import Database
 from backend.operations.doctor import Finding, examine
 from backend.settings import Settings
-from scripts.bench.pooler import find_pooler, run_pooler
+from scripts.bench.pooler import SERVER_CONNECTIONS, find_pooler, run_pooler
 from tests.e2e.test_chronicle import STORY, events_of, opted_in
 from tests.e2e.test_crash import browser
 from tests.integration.test_processes import run_job_of_other
@@ -84,6 +84,12 @@ async def test_transactions_that_share_server_connections_do_not_disturb_each_ot
         assert left == 0
 
 
+async def occupy(database: Database) -> None:
+    """Use a server connection for some time, so that the pooler opens more of them."""
+    async with database.read() as session:
+        await session.execute(text("SELECT pg_sleep(0.5)"))
+
+
 @pytest.mark.parametrize("is_direct", [False, True])
 async def test_tables_are_migrated(postgres_url: str, pooled_url: str, *, is_direct: bool) -> None:
     async with opened(postgres_url) as database:
@@ -91,6 +97,7 @@ async def test_tables_are_migrated(postgres_url: str, pooled_url: str, *, is_dir
         await migrate.downgrade(database, "base")
     async with opened(pooled_url, direct_url=postgres_url if is_direct else "") as database:
         assert await database.find_pooler()
+        await asyncio.gather(*(occupy(database) for _ in range(SERVER_CONNECTIONS)))
         assert await migrate.upgrade(database)
         assert await migrate.current_revision(database) == migrate.HEAD
 

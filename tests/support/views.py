@@ -1,4 +1,4 @@
-"""Every view of the page by a name, with data in it: its address, and what is opened there."""
+"""Every view of the page by a name, with data in it: its address, and the act that opens it."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def unfold_all(page: Page) -> None:
 
 
 def find_empty(newcomer: Account) -> dict[str, View]:
-    """What a visitor and a new account see."""
+    """Views of a visitor and of a new account."""
     places = (
         "",
         "characters",

@@ -340,7 +340,7 @@ class SessionOpener:
         `kind` is the entry's kind in the account's recent activity.
         """
         label = request.headers.get("user-agent", "")
-        token = await self._sessions.open_session(unlocked, label=label)
+        token = await self._sessions.open_session(unlocked, label=label, is_new=kind == "signed_up")
         await self._activity.note_sign_in(request, unlocked, kind)
         return Response(body, status_code=201, cookies=self._cookies(request, token))
 

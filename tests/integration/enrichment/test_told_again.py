@@ -305,8 +305,9 @@ async def test_what_a_secret_replaces_stays_for_others(ensemble: Ensemble) -> No
 
 
 async def test_a_rebuild_finds_both_tellings(ensemble: Ensemble) -> None:
-    await ensemble.tell_secret()
-    await ensemble.tell_bor()
+    told = await ensemble.tell_secret()
+    again = await ensemble.tell_bor()
+    (before,) = await ensemble.events()
     model, study = ensemble.study.model, ensemble.study
     model.script(
         model.decides(significant=False),  # the greeting
@@ -321,3 +322,6 @@ async def test_a_rebuild_finds_both_tellings(ensemble: Ensemble) -> None:
         )
         assert (await wait_for_end(study))["state"] == "done"
     assert await ensemble.knowledge() == {SECRET: ({"Alda", "Bor"}, {"Alda", "Bor"})}
+    (rebuilt,) = await ensemble.events()
+    assert rebuilt["id"] != before["id"]
+    assert rebuilt["source_message_ids"] == [told, again]

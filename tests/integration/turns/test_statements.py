@@ -1,0 +1,96 @@
+"""The statements and transactions of a turn on PostgreSQL, where each is a round trip or more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, func, select
+
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.jobs.models import Job
+from tests.support.server import running
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.postgres, pytest.mark.anyio]
+
+TURNS = 4
+"""The turn with the fewest statements counts. The others may contain periodic work."""
+MAX_STATEMENTS = 46
+MAX_COMMITS = 7
+MAX_TRANSACTIONS = 12
+
+
+@dataclass
+class Traffic:
+    """The statements and transactions of an engine."""
+
+    statements: int = 0
+    transactions: int = 0
+    commits: int = 0
+
+
+@contextmanager
+def count_traffic(engine: Engine) -> Generator[Traffic]:
+    traffic = Traffic()
+
+    def note_statement(*_: Any) -> None:
+        traffic.statements += 1
+
+    def note_begin(*_: Any) -> None:
+        traffic.transactions += 1
+
+    def note_commit(*_: Any) -> None:
+        traffic.commits += 1
+
+    listeners = {
+        "before_cursor_execute": note_statement,
+        "begin": note_begin,
+        "commit": note_commit,
+    }
+    for name, listener in listeners.items():
+        event.listen(engine, name, listener)
+    try:
+        yield traffic
+    finally:
+        for name, listener in listeners.items():
+            event.remove(engine, name, listener)
+
+
+@pytest.fixture
+async def observer(postgres_url: str) -> AsyncGenerator[Database]:
+    """Connections that are not counted."""
+    observer = Database(postgres_url)
+    yield observer
+    await observer.dispose()
+
+
+async def test_a_plain_turn_with_its_jobs_takes_few_statements(
+    postgres_url: str, observer: Database, tmp_path: Path
+) -> None:
+    async def are_jobs_over() -> bool:
+        async with observer.read() as session:
+            is_due = Job.state.in_(("queued", "running")), Job.run_after <= now()
+            return not await session.scalar(select(func.count()).where(*is_due))
+
+    taken: list[Traffic] = []
+    async with running(postgres_url, tmp_path, embedder="none") as server:
+        engine = server.parts.database.engine.sync_engine
+        async with server.account("ada") as ada:
+            chat = (await ada.new_chat(title="The Drowned Coast"))["id"]
+            await ada.turn(chat, text="I wait for Marlena.")
+            await until(are_jobs_over)
+            for number in range(TURNS):
+                with count_traffic(engine) as traffic:
+                    await ada.turn(chat, text=f"I wait for Marlena, day {number}.")
+                    await until(are_jobs_over)
+                taken.append(traffic)
+    best = min(taken, key=lambda each: each.statements)
+    assert best.statements <= MAX_STATEMENTS
+    assert best.commits <= MAX_COMMITS
+    assert best.transactions <= MAX_TRANSACTIONS
