@@ -228,9 +228,6 @@ def read_function(node: Node, scope: NameScope) -> None:
         elif child.type == "formal_parameters":
             for each in child.named_children:
                 read_pattern(each, body, body)
-        elif child.type == "statement_block":
-            # A name that it declares cannot be that of a parameter, even of an unused one.
-            read_children(child, body)
         else:
             read_body(child, body)
 

@@ -46,10 +46,6 @@ CASES = {
         export function f(list){for(const it of list){const list=it;g(list)}try{}catch({at}){g(at)}}
         export function f(e){for(const t of e){const e=t;g(e)}try{}catch({at}){g(at)}}
     """,
-    "parameters": """
-        export const f={turned(all,unused){let first=g(all);return first}};
-        export let f={turned(e,n){let t=g(e);return t}};
-    """,
     "exports": """
         let total=0;export{total as sum};export const add=amount=>{total+=amount};
         let total=0;export{total as sum};export let add=e=>{total+=e};
