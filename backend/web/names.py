@@ -190,7 +190,7 @@ def read_catch(node: Node, scope: NameScope) -> None:
 
 
 def read_body(node: Node, scope: NameScope) -> None:
-    """Record a block whose names must differ from the parameters, which are in the same scope."""
+    """Record a body. A name that it declares cannot be that of a parameter, even an unused one."""
     if node.type == "statement_block":
         read_children(node, scope)
     else:
@@ -228,9 +228,6 @@ def read_function(node: Node, scope: NameScope) -> None:
         elif child.type == "formal_parameters":
             for each in child.named_children:
                 read_pattern(each, body, body)
-        elif child.type == "statement_block":
-            # A name that it declares cannot be that of a parameter, even of an unused one.
-            read_children(child, body)
         else:
             read_body(child, body)
 
