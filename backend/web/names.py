@@ -186,7 +186,15 @@ def read_catch(node: Node, scope: NameScope) -> None:
         if child == parameter:
             read_pattern(child, inner, inner)
         else:
-            read_node(child, inner)
+            read_body(child, inner)
+
+
+def read_body(node: Node, scope: NameScope) -> None:
+    """Record a block whose names must differ from the parameters, which are in the same scope."""
+    if node.type == "statement_block":
+        read_children(node, scope)
+    else:
+        read_node(node, scope)
 
 
 def read_export(node: Node, scope: NameScope) -> None:
@@ -220,11 +228,8 @@ def read_function(node: Node, scope: NameScope) -> None:
         elif child.type == "formal_parameters":
             for each in child.named_children:
                 read_pattern(each, body, body)
-        elif child.type == "statement_block":
-            # A name that it declares cannot be that of a parameter, even of an unused one.
-            read_children(child, body)
         else:
-            read_node(child, body)
+            read_body(child, body)
 
 
 def read_loop(node: Node, scope: NameScope) -> None:

@@ -38,13 +38,13 @@ CASES = {
         export function f(){for(var count=0;;){var inside=count}return inside+count}
         export function f(){for(var e=0;;){var t=e}return t+e}
     """,
+    "parameters": """
+        export function f(unused,used){let value=used;try{}catch(error){let other=value;g(other)}}
+        export function f(n,e){let t=e;try{}catch(n){let e=t;g(e)}}
+    """,
     "blocks": """
         export function f(list){for(const it of list){const list=it;g(list)}try{}catch({at}){g(at)}}
         export function f(e){for(const t of e){const e=t;g(e)}try{}catch({at}){g(at)}}
-    """,
-    "parameters": """
-        export const f={turned(all,unused){let first=g(all);return first}};
-        export let f={turned(e,n){let t=g(e);return t}};
     """,
     "exports": """
         let total=0;export{total as sum};export const add=amount=>{total+=amount};
