@@ -147,7 +147,7 @@ def make_table(users: Sequence[int]) -> str:
     """Return a Markdown table with a column for each number of users."""
     plans = [plan(each) for each in users]
     rows: list[tuple[str, Callable[[Plan], str]]] = [
-        ("Turns a second in the busiest hour", lambda each: f"{each.turns_a_second:.2f}"),
+        ("Turns a second in the busiest hour", lambda each: format_rate(each.turns_a_second)),
         ("`talekeeper serve`", lambda each: f"{each.servers}"),
         ("`talekeeper work`", lambda each: f"{each.workers}"),
         ("Database", lambda each: f"{each.postgres_cores} cores" if each.nodes else "SQLite"),
@@ -173,10 +173,14 @@ def format_bytes(size: float) -> str:
     return f"{size / factor:.3g} {unit}"
 
 
+def format_rate(rate: float) -> str:
+    return f"{rate:.2g}" if rate >= 0.01 else "less than 0.01"
+
+
 def format_count(number: float) -> str:
     units = (("billion", 1e9), ("million", 1e6))
-    unit, factor = next((each for each in units if number >= each[1]), ("", 1))
-    return f"{number / factor:.3g} {unit}".strip()
+    found = next((each for each in units if number >= each[1]), None)
+    return f"{number / found[1]:.3g} {found[0]}" if found else f"{number:,.0f}"
 
 
 USERS = (1, 1_000, 100_000, 1_000_000)
