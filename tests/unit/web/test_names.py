@@ -39,8 +39,12 @@ CASES = {
         export function f(){for(var e=0;;){var t=e}return t+e}
     """,
     "parameters": """
-        export function f(unused,used){let value=used;try{}catch(error){let other=value;g(other)}}
-        export function f(t,e){let n=e;try{}catch(e){let t=n;g(t)}}
+        export const f={turned(all,unused){let first=g(all);return first}};
+        export let f={turned(e,t){let n=g(e);return n}};
+    """,
+    "catch": """
+        export function f(text){try{g(text)}catch(error){let other=text;g(other)}}
+        export function f(e){try{g(e)}catch(t){let n=e;g(n)}}
     """,
     "blocks": """
         export function f(list){for(const it of list){const list=it;g(list)}try{}catch({at}){g(at)}}
