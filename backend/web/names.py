@@ -101,6 +101,13 @@ class NameScope:
         binding.places.append(place)
         return binding
 
+    def reserve(self, binding: Binding, target: NameScope) -> None:
+        """Avoid the name of a `var` of `target` in this scope and in those around it."""
+        scope: NameScope | None = self
+        while scope is not None and scope is not target:
+            scope.outer.add(binding)
+            scope = scope.parent
+
 
 def read_text(node: Node) -> str:
     """Return the source of a node."""
@@ -268,11 +275,7 @@ def read_pattern(node: Node, target: NameScope, scope: NameScope, *, is_kept: bo
     """Record the names that a pattern declares. Its defaults and keys are expressions."""
     match node.type:
         case "identifier" | "shorthand_property_identifier_pattern":
-            binding = target.declare(node, is_kept=is_kept)
-            # A `var` must differ from the names of the blocks around it.
-            while scope is not target and scope.parent is not None:
-                scope.outer.add(binding)
-                scope = scope.parent
+            scope.reserve(target.declare(node, is_kept=is_kept), target)
         case "assignment_pattern" | "object_assignment_pattern":
             left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
             if left is not None:

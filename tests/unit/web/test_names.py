@@ -90,7 +90,7 @@ def test_an_export_has_the_same_short_name_in_all_modules() -> None:
         "two.js": 'import { alpha, beta as own } from "./x/one.js";\nexport class Gamma {}\n',
         "lazy.js": "\nexport const delta = 2;\n",
         "deep.js": "\nexport const epsilon = 3;\n",
-        "barrel.js": "export * from \"./deep.js\";\n",
+        "barrel.js": 'export * from "./deep.js";\n',
         "main.js": 'import { alpha } from "./x/one.js";\nimport("./lazy.js");\n'
         'import * as all from "./barrel.js";\n',
     }
