@@ -38,6 +38,7 @@ from backend.app import (
 )
 from backend.errors import AppError
 from backend.settings import Settings
+from scripts import plan
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -155,6 +156,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings_tables,
     "errors": errors_table,
     "routes": partial(routes_tables, of_campaigns=False),
+    "plan": partial(plan.make_table, plan.USERS),
     "campaign_routes": partial(routes_tables, of_campaigns=True),
 }
 

@@ -1,11 +1,11 @@
-"""The phases of migrations, and which versions of Talekeeper can use the tables of a database.
+"""The phases of migrations, and the versions of Talekeeper that can use the tables.
 
 During an update, processes of the previous version run on tables that were already migrated. So
 each migration has a phase, in its constant `PHASE`:
 
 - `expand` adds tables, columns and indexes. The code of earlier revisions can use the tables.
-- `contract` removes or renames something. Its constant `REPLACED_IN` is the revision since which
-  the code does without it, at least one release earlier. Older code cannot use the tables.
+- `contract` removes or renames something. Its constant `REPLACED_IN` is the first revision with
+  code that does not use it, at least one release earlier. Older code cannot use the tables.
 
 Migrations without a phase count as `contract`, replaced by themselves.
 """
@@ -28,7 +28,7 @@ Phase = Literal["expand", "contract"]
 
 
 class CompatibleRevision(Base):
-    """A revision whose code can use the tables as they are."""
+    """A revision with code that can use the tables as they are."""
 
     __tablename__ = "compatible_revisions"
 
@@ -40,7 +40,7 @@ _TABLE = get_table(CompatibleRevision)
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A migration. `replaced_in` is the oldest revision whose code can use the tables after it."""
+    """A migration. Code before `replaced_in` cannot use the tables after it."""
 
     revision: str
     title: str
@@ -55,7 +55,7 @@ class Migration:
 
 
 def find_compatible(migrations: Sequence[Migration]) -> list[str]:
-    """Return the revisions whose code can use the tables after these migrations, oldest first."""
+    """Return the revisions with code that can use the tables after these migrations."""
     positions = {each.revision: index for index, each in enumerate(migrations)}
     oldest = max(
         (positions[each.replaced_in] for each in migrations if each.replaced_in), default=0

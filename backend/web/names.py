@@ -190,7 +190,7 @@ def read_catch(node: Node, scope: NameScope) -> None:
 
 
 def read_body(node: Node, scope: NameScope) -> None:
-    """Record a block whose names must differ from the parameters, which are in the same scope."""
+    """Record a body. A name that it declares cannot be that of a parameter, even an unused one."""
     if node.type == "statement_block":
         read_children(node, scope)
     else:

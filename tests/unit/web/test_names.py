@@ -38,9 +38,9 @@ CASES = {
         export function f(){for(var count=0;;){var inside=count}return inside+count}
         export function f(){for(var e=0;;){var t=e}return t+e}
     """,
-    "parameters": """
-        export function f(unused,used){let value=used;try{}catch(error){let other=value;g(other)}}
-        export function f(n,e){let t=e;try{}catch(n){let e=t;g(e)}}
+    "catch": """
+        export function f(text){try{g(text)}catch(error){let other=text;g(other)}}
+        export function f(e){try{g(e)}catch(n){let t=e;g(t)}}
     """,
     "blocks": """
         export function f(list){for(const it of list){const list=it;g(list)}try{}catch({at}){g(at)}}

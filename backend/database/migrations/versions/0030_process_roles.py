@@ -1,4 +1,4 @@
-"""Whether a process serves requests, or only runs jobs."""
+"""The role of a process: it serves requests, or only runs jobs."""
 
 from __future__ import annotations
 
