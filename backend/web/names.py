@@ -45,10 +45,12 @@ NAMED_EXPRESSIONS = frozenset({"function_expression", "generator_function", "cla
 SHORTHANDS = frozenset({"shorthand_property_identifier", "shorthand_property_identifier_pattern"})
 
 
-EXPORT = re.compile(r"\nexport (?:async )?(?:const|let|class|function\*?) ?(\w+)")
-OTHER_EXPORT = re.compile(r"\nexport (?:const |let )?[\[{]([^\[\]{}]*)")
-IMPORT = re.compile(r"\nimport \{([^{}]*)\}")
-LAZY_IMPORT = re.compile(r"import\(\s*[\"`]([^\"`$]+)")
+EXPORT = re.compile(r"^export (?:async )?(?:const|let|class|function\*?) ?(\w+)", re.MULTILINE)
+OTHER_EXPORT = re.compile(r"^export (?:const |let )?[\[{]([^\]}]*)", re.MULTILINE)
+STAR_EXPORT = re.compile(r"^export \* from \"([^\"]+)", re.MULTILINE)
+IMPORT = re.compile(r"^import \{([^{}]*)\}", re.MULTILINE)
+OBJECT_IMPORT = re.compile(r"(?:import\(\s*[\"`]|\* as \w+ from \")([^\"`$]+)")
+"""Imports of a module as an object with its exports, by the address of the module."""
 NAME = re.compile(r"\w+")
 
 
@@ -60,8 +62,8 @@ class Binding:
     is_kept: bool = False
     places: list[Node] = field(default_factory=list["Node"])
     short: str = ""
-    exported: str = ""
-    """The name of an import or export between modules."""
+    imported: str = ""
+    """The name of an import in the other module."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,10 +77,12 @@ class NameScope:
     outer: set[Binding] = field(default_factory=set[Binding])
     """Names of enclosing scopes, and global names, that are used here or in a scope inside."""
     is_function: bool = False
+    is_body: bool = False
+    """True if names cannot be those of the scope around it, which has the parameters."""
 
-    def open(self, *, is_function: bool = False) -> NameScope:
+    def open(self, *, is_function: bool = False, is_body: bool = False) -> NameScope:
         """Add a scope inside this one."""
-        inner = NameScope(self, is_function=is_function)
+        inner = NameScope(self, is_function=is_function, is_body=is_body)
         self.children.append(inner)
         return inner
 
@@ -89,12 +93,13 @@ class NameScope:
             scope = scope.parent
         return scope
 
-    def declare(self, node: Node, *, is_kept: bool = False) -> None:
-        """Declare the name of a node. Its place counts as a use."""
-        binding = self.bindings.setdefault(read_text(node), Binding(read_text(node)))
+    def declare(self, place: Node, name: str = "", *, is_kept: bool = False) -> Binding:
+        """Declare a name, by default that of its place. The place counts as a use."""
+        name = name or read_text(place)
+        binding = self.bindings.setdefault(name, Binding(name))
         binding.is_kept = binding.is_kept or is_kept
-        binding.exported = binding.name if binding.is_kept else ""
-        binding.places.append(node)
+        binding.places.append(place)
+        return binding
 
 
 def read_text(node: Node) -> str:
@@ -105,15 +110,15 @@ def read_text(node: Node) -> str:
 def choose_exports(scripts: Mapping[str, str]) -> dict[str, str]:
     """Choose short names for the exports of all modules, by path, the most used names first.
 
-    A name keeps its form if a module is loaded with `import()`, because the names of its exports
-    are properties there, and if it is exported in any other way than by its declaration.
+    A name keeps its form if a module is imported as an object, because the names of its exports are
+    properties there, and if it is exported in any other way than by its declaration. A module whose
+    address is computed can only be imported for its default export.
     """
     kept: set[str] = set()
     uses = Counter[str]()
     for path, text in scripts.items():
-        for target in LAZY_IMPORT.findall(text):
-            lazy = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-            kept.update(EXPORT.findall(scripts.get(lazy, "")))
+        for target in OBJECT_IMPORT.findall(text):
+            kept.update(iterate_exports(scripts, resolve(path, target)))
         for names in OTHER_EXPORT.findall(text):
             kept.update(NAME.findall(names))
         uses.update(EXPORT.findall(text))
@@ -122,6 +127,19 @@ def choose_exports(scripts: Mapping[str, str]) -> dict[str, str]:
     exports = {name for text in scripts.values() for name in EXPORT.findall(text)}
     free = (name for name in iterate_names() if name not in kept)
     return {name: next(free) for name, _ in uses.most_common() if name in exports - kept}
+
+
+def iterate_exports(scripts: Mapping[str, str], path: str) -> Iterator[str]:
+    """Yield the exports of a module, including those of other modules that it exports."""
+    text = scripts.get(path, "")
+    yield from EXPORT.findall(text)
+    for target in STAR_EXPORT.findall(text):
+        yield from iterate_exports(scripts, resolve(path, target))
+
+
+def resolve(path: str, target: str) -> str:
+    """Resolve an address in a module."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
 
 
 def shorten_names(text: str, exports: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -137,7 +155,9 @@ def shorten_names(text: str, exports: Mapping[str, str] = MappingProxyType({})) 
     unknown: dict[str, Binding] = {}
     resolve_uses(module, unknown)
     for binding in module.bindings.values():
-        binding.exported = exports.get(binding.exported, binding.exported)
+        binding.imported = exports.get(binding.imported, binding.imported)
+        if binding.is_kept:
+            binding.short = exports.get(binding.name, binding.name)
     choose_names(module)
     return replace_names(text.encode(), iterate_bindings(module), find_constants(tree.root_node))
 
@@ -190,9 +210,9 @@ def read_catch(node: Node, scope: NameScope) -> None:
 
 
 def read_body(node: Node, scope: NameScope) -> None:
-    """Record a body. A name that it declares cannot be that of a parameter, even an unused one."""
+    """Record the body of a function or of a `catch`. `scope` has the parameters."""
     if node.type == "statement_block":
-        read_children(node, scope)
+        read_children(node, scope.open(is_body=True))
     else:
         read_node(node, scope)
 
@@ -215,7 +235,7 @@ def read_function(node: Node, scope: NameScope) -> None:
     """Record a function or class: its name outside or inside, and its parameters inside."""
     name, parameter = node.child_by_field_name("name"), node.child_by_field_name("parameter")
     inner = scope.open()
-    body = inner.open(is_function=True)
+    own = inner.open(is_function=True)
     for child in node.named_children:
         if child == name and node.type in DECLARATIONS:
             scope.declare(child, is_kept=is_exported(node))
@@ -224,12 +244,12 @@ def read_function(node: Node, scope: NameScope) -> None:
         elif child == name:
             read_node(child, scope)
         elif child == parameter:
-            read_pattern(child, body, body)
+            read_pattern(child, own, own)
         elif child.type == "formal_parameters":
             for each in child.named_children:
-                read_pattern(each, body, body)
+                read_pattern(each, own, own)
         else:
-            read_body(child, body)
+            read_body(child, own)
 
 
 def read_loop(node: Node, scope: NameScope) -> None:
@@ -248,7 +268,11 @@ def read_pattern(node: Node, target: NameScope, scope: NameScope, *, is_kept: bo
     """Record the names that a pattern declares. Its defaults and keys are expressions."""
     match node.type:
         case "identifier" | "shorthand_property_identifier_pattern":
-            target.declare(node, is_kept=is_kept)
+            binding = target.declare(node, is_kept=is_kept)
+            # A `var` must differ from the names of the blocks around it.
+            while scope is not target and scope.parent is not None:
+                scope.outer.add(binding)
+                scope = scope.parent
         case "assignment_pattern" | "object_assignment_pattern":
             left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
             if left is not None:
@@ -282,9 +306,7 @@ def read_import(node: Node, scope: NameScope) -> None:
                     imported = each.child_by_field_name("name")
                     name = each.child_by_field_name("alias") or imported
                     if name is not None and imported is not None:
-                        binding = Binding(read_text(name), exported=read_text(imported))
-                        binding.places.append(each)
-                        scope.bindings[binding.name] = binding
+                        scope.declare(each, read_text(name)).imported = read_text(imported)
 
 
 READERS: dict[str, Callable[[Node, NameScope], None]] = {
@@ -325,16 +347,17 @@ def resolve_uses(scope: NameScope, unknown: dict[str, Binding]) -> None:
 
 def choose_names(scope: NameScope) -> None:
     """Choose names from the outermost scope inwards, the most used names first."""
-    taken = {each.short or each.name for each in scope.outer}
+    taken = {"default", *(each.short or each.name for each in scope.outer)}
+    if scope.is_body and scope.parent is not None:
+        taken.update(each.short for each in scope.parent.bindings.values())
     for binding in scope.bindings.values():
         if binding.is_kept:
-            binding.short = binding.exported
             taken.add(binding.short)
     for binding in sorted(scope.bindings.values(), key=lambda each: -len(each.places)):
         if binding.is_kept:
             continue
         shortest = next(name for name in iterate_names() if name not in taken)
-        names = [binding.exported, binding.name, shortest]
+        names = [binding.imported, binding.name, shortest]
         free = [name for name in names if name and name not in taken]
         binding.short = min(free, key=lambda short: count_bytes(binding, short))
         taken.add(binding.short)
@@ -348,8 +371,8 @@ def count_bytes(binding: Binding, short: str) -> int:
 
 
 def get_replacement(binding: Binding, node: Node, short: str) -> str:
-    if node.type == "import_specifier" and short != binding.exported:
-        return f"{binding.exported} as {short}"
+    if node.type == "import_specifier" and short != binding.imported:
+        return f"{binding.imported} as {short}"
     if node.type in SHORTHANDS and short != binding.name:
         return f"{binding.name}:{short}"
     return short

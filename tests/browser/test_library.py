@@ -210,6 +210,13 @@ def test_regex_scripts_of_a_card_and_of_the_user_change_what_is_shown(
     page.goto("/#/scripts")
     with page.expect_response(is_put):
         section.get_by_role("switch", name="Use Softer").uncheck()
+    with page.expect_response(is_put):
+        section.get_by_role("button", name="Delete Softer").click()
+    expect(section.get_by_role("switch", name="Use Softer")).to_have_count(0)
+    assert account.get("/me/regex-scripts")["scripts"] == []
+    with page.expect_response(is_put):
+        page.get_by_role("button", name="Undo").click()
+    expect(section.get_by_role("switch", name="Use Softer")).not_to_be_checked()
     page.goto(f"/#/chats/{chat['id']}")
     expect(page.get_by_role("article", name="Vey")).to_contain_text("A (soft) hello.")
 
@@ -323,6 +330,20 @@ def test_a_long_lorebook_is_searched_moved_in_and_scrolled(page: Page, account: 
     expect(rows).to_have_count(16)
     expect(rows.first).to_contain_text("rumour 59")
     search.fill("")
+    expect(rows.first).to_contain_text("rumour 0")
+
+    # In a higher window there are more.
+    page.set_viewport_size({"width": 1280, "height": 300})
+    expect(rows.filter(has_text="rumour 14")).to_have_count(0)
+    page.set_viewport_size({"width": 1280, "height": 1200})
+    expect(rows.filter(has_text="rumour 14")).to_be_in_viewport()
+    page.set_viewport_size({"width": 1280, "height": 720})
+
+    # After a deletion the focus is on the next entry.
+    page.get_by_role("button", name="More actions for rumour 0", exact=True).press("Enter")
+    page.get_by_role("menuitem", name="Delete").press("Enter")
+    expect(rows.first.get_by_role("button", name="rumour 1 rumour 1")).to_be_focused()
+    page.get_by_role("button", name="Undo").click()
     expect(rows.first).to_contain_text("rumour 0")
 
     # A moved entry keeps the focus, and is scrolled to.

@@ -39,6 +39,12 @@ def test_a_message_is_edited_regenerated_and_found(
     line(page).press("ArrowUp")
     expect(text).to_have_value("I run up the stairs.")
     assert_accessible(page)
+    text.fill("I fly up the stairs.")
+    page.get_by_role("button", name="Discard changes").click()
+    expect(text).to_be_hidden()
+    page.get_by_role("button", name="Undo").click()
+    expect(text).to_have_value("I fly up the stairs.")
+    text.fill("I run up the stairs.")
 
     page.get_by_role("button", name="Save and regenerate").click()
 
@@ -179,6 +185,16 @@ def test_messages_are_selected_hidden_and_deleted_alone(
         "all => all.map(each => each.offsetHeight)"
     )
     assert heights == [0, 0]
+
+    # All of them are deleted if the page is closed before the time to undo it has passed.
+    page.get_by_label("Actions for message 5").get_by_role("button", name="More").click()
+    page.get_by_role("menuitem", name="Select messages").click()
+    page.get_by_label("Select message 3").check()
+    bar.get_by_role("button", name="Delete").click()
+    expect(page.locator(".message.removed")).to_have_count(4)
+    page.reload()
+    expect(page.get_by_text("Who is there?", exact=True)).to_be_visible()
+    expect(page.locator(".message.removed")).to_have_count(4)
 
 
 def line(page: Page) -> Locator:

@@ -88,6 +88,7 @@ def test_a_model_is_found_by_keyboard_and_replies_have_a_cost_as_far_as_it_is_kn
 
     cost = page.get_by_text("reply $0.0019, 1,100 tokens · chat $0.0019, 1,100 tokens")
     expect(cost).to_be_visible()
+    expect(page.get_by_text("next about $")).to_be_in_viewport(ratio=1)
     assert_accessible(page)
     page.reload()
     expect(cost).to_be_visible()

@@ -38,17 +38,33 @@ CASES = {
         export function f(){for(var count=0;;){var inside=count}return inside+count}
         export function f(){for(var e=0;;){var t=e}return t+e}
     """,
+    "parameters": """
+        export const f={turned(all,unused){let first=g(all);return first}};
+        export let f={turned(e,t){let n=g(e);return n}};
+    """,
     "catch": """
         export function f(text){try{g(text)}catch(error){let other=text;g(other)}}
-        export function f(e){try{g(e)}catch(n){let t=e;g(t)}}
+        export function f(e){try{g(e)}catch(t){let n=e;g(n)}}
     """,
     "blocks": """
         export function f(list){for(const it of list){const list=it;g(list)}try{}catch({at}){g(at)}}
         export function f(e){for(const t of e){const e=t;g(e)}try{}catch({at}){g(at)}}
     """,
+    "defaults": """
+        const name=1;export function f(value=name){const name=value;return()=>use(name)}
+        let e=1;export function f(t=e){const e=t;return()=>use(e)}
+    """,
+    "hoisting": """
+        export function f(){{let inner=1;g(inner);{var outer=2}g(inner)}return outer}
+        export function f(){{let t=1;g(t);{var e=2}g(t)}return e}
+    """,
     "exports": """
         let total=0;export{total as sum};export const add=amount=>{total+=amount};
         let total=0;export{total as sum};export let add=e=>{total+=e};
+    """,
+    "exported imports": """
+        import{alpha as beta}from"./x.js";import{default as view}from"./y.js";export{beta};use(beta)
+        import{alpha as beta}from"./x.js";import{default as e}from"./y.js";export{beta};use(beta)
     """,
     "globals": """
         const again=function deeper(depth){return depth?deeper(depth-1):e};use(again);
@@ -73,7 +89,10 @@ def test_an_export_has_the_same_short_name_in_all_modules() -> None:
         "x/one.js": "\nexport const alpha = 1;\nexport async function beta() {}\n",
         "two.js": 'import { alpha, beta as own } from "./x/one.js";\nexport class Gamma {}\n',
         "lazy.js": "\nexport const delta = 2;\n",
-        "main.js": 'import { alpha } from "./x/one.js";\nimport("./lazy.js");\n',
+        "deep.js": "\nexport const epsilon = 3;\n",
+        "barrel.js": "export * from \"./deep.js\";\n",
+        "main.js": 'import { alpha } from "./x/one.js";\nimport("./lazy.js");\n'
+        'import * as all from "./barrel.js";\n',
     }
     exports = choose_exports(scripts)
     assert exports == {"alpha": "e", "beta": "t", "Gamma": "n"}

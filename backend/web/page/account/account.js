@@ -12,9 +12,13 @@ const leave = () => location.replace(location.pathname);
 function signOut(button) {
   const act = async (options) => {
     const ending = api.delete("/sessions/current", undefined, options);
+    const values = kept.names().map((name) => [name, kept.get(name)]);
     // The page may be closing, so this does not wait for the response.
     forget();
-    await ending;
+    await ending.catch((error) => {
+      for (const each of values) kept.set(...each);
+      throw error;
+    });
     leave();
   };
   const drafts = kept.names().some((name) => /^(draft|edit|event|chronicle)\b/.test(name));

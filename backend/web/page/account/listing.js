@@ -17,14 +17,16 @@ export function listing(name, path, row, make, act) {
     const { id } = item;
     const [label, about, other] = row(item);
     const named = a("end_named", { name: label });
-    const hide = (is) => () => {
-      away[is ? "add" : "delete"](id);
-      element.hidden = is;
-    };
     const end = () => undoable(a("ended", { name: label }), {
-      hide: hide(true),
+      hide() {
+        away.add(id);
+        element.hidden = true;
+      },
       act: (options) => api.delete(`${path}/${id}`, undefined, options),
-      show: hide(false),
+      show() {
+        away.delete(id);
+        attempt(read);
+      },
     });
     const element = h("li",
       h("div.grow", h("div.clip", label), h("small.help", about)),

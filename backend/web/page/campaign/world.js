@@ -3,7 +3,7 @@ import { api, attempt, characters, complain, t, toast, UNDO_SECONDS } from "../c
 import { c } from "./parts.js";
 
 /** The API's path for each kind of item. */
-export const PATHS = {
+const PATHS = {
   entity: "entities",
   thread: "threads",
   clock: "clocks",

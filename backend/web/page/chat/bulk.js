@@ -1,18 +1,12 @@
 /** The tools for several chats of the list. */
-import { act, api, attempt, chats, menu, pause, t, toast, undoable } from "../core.js";
+import { act, api, attempt, chats, menu, pause, sendAll, t, toast, undoable } from "../core.js";
 import { listSelection } from "../core/selection.js";
 import { askTags, titleOf } from "./entry.js";
 import { exports } from "./exports.js";
 
 const DOWNLOAD_PAUSE = 400;
 
-/** Send a request for each of the items. They go on when the page is closed. */
-async function each(items, send) {
-  const results = await Promise.allSettled(items.map(send));
-  chats.changed();
-  const failed = results.find(({ status }) => status === "rejected");
-  if (failed) throw failed.reason;
-}
+const each = (items, request) => sendAll(items, request).finally(chats.changed);
 
 const change = (items, changes) =>
   each(items, (item) => api.patch(`/chats/${item.id}`, changes(item), { keepalive: true }));

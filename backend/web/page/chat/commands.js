@@ -66,8 +66,7 @@ async function note(text, room) {
 
 /**
  * The functions of commands get the text after the command and the audience of a message that they
- * add, and throw a `Problem` if they cannot use
- * it. Commands without a function take turns.
+ * add, and throw a `Problem` if they cannot use it. Commands without a function take turns.
  */
 const COMMANDS = {
   as: speakAs,

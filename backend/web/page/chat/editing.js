@@ -24,14 +24,17 @@ export function edit(message, room, place) {
     kept.set(name, null);
     leave();
   };
-  const discard = () => undoable(say("discarded"), {
-    hide: drop,
-    act() {},
-    show() {
-      kept.set(name, draft);
-      if (place.isConnected) edit(message, room, place);
-    },
-  });
+  const discard = () => {
+    const words = kept.get(name);
+    undoable(say("discarded"), {
+      hide: drop,
+      act() {},
+      show() {
+        kept.set(name, words);
+        if (place.isConnected) edit(message, room, place);
+      },
+    });
+  };
   const save = async (answers) => {
     if (area.readOnly) return;
     if (room.busy) return fill(trouble, say("wait"));

@@ -47,6 +47,7 @@ export default async function ({ signal, title }) {
   const cast = new Map();
   const castOf = (chat) => chat.character_ids.map((id) => cast.get(id)).filter(Boolean);
   const rows = longList(list, (chat) => entry(chat, castOf(chat), several.box(chat)), signal);
+  const starters = longList(h("ul.people"), (each) => card(each), signal);
 
   const select = act("check", t("chats.select"), () => several.turn(true));
   const several = bulk(list, {
@@ -117,9 +118,8 @@ export default async function ({ signal, title }) {
       show();
       if (!list.isConnected) fill(body, tools, several.element, filter, found, rows.element);
     } else if (people.length) {
-      const grid = longList(h("ul.people"), (each) => card(each), signal);
-      fill(body, h("p.soft.lead", t("chats.choose")), grid.element, h("div.row", importButton(), movingButton()));
-      grid.show(people);
+      fill(body, h("p.soft.lead", t("chats.choose")), starters.element, h("div.row", importButton(), movingButton()));
+      starters.show(people);
     } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row.moving", movingButton()));
     else fill(body, h("p.soft.lead", t("chats.about")), offer());
   };

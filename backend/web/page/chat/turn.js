@@ -259,6 +259,7 @@ export function turns(room) {
   /** Answer the question of a waiting turn, which then continues. */
   async function choose(option, text) {
     const { id, kind } = room.waiting;
+    await commit();
     // The events that follow come with the stream of the turn.
     const answer = await send(`/turns/${id}/choice`, { method: "POST", json: { option, text }, signal });
     if (!answer.ok) throw await problemOf(answer);

@@ -137,6 +137,16 @@ export const api = {
 };
 
 /**
+ * Send a request for each item at once, so that all of them go on when the page is closed.
+ * Throws the first error, after the responses to the others.
+ */
+export async function sendAll(items, request) {
+  const results = await Promise.allSettled(items.map(request));
+  const failed = results.find(({ status }) => status === "rejected");
+  if (failed) throw failed.reason;
+}
+
+/**
  * Yield the server-sent events of a response as `{ id, event, data }` with parsed data.
  * `heard` is called for every line, including heartbeats.
  */

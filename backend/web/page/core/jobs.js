@@ -5,7 +5,7 @@ import { pause, settled } from "./dom.js";
 const SILENCE = 40_000; // the server sends a heartbeat every 15 seconds
 
 /** True if a job has ended. A deleted job is null. */
-export const hasEnded = (job) => !job || /done|dead/.test(job.state);
+const hasEnded = (job) => !job || /done|dead/.test(job.state);
 
 /**
  * Follow a job until it ends, across interrupted connections. `show` gets every state of it.

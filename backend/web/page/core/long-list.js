@@ -47,8 +47,9 @@ export function longList(list, make, signal) {
 
     // A row stays while it has the focus or an open menu.
     const busy = list.querySelector("[aria-expanded=true]") ?? document.activeElement;
-    const [{ id } = {}] = [...shown].find(([, element]) => element.contains(busy)) ?? [];
-    const held = items.findIndex((item) => item.id === id);
+    const before = [...shown];
+    const was = before.findIndex(([, element]) => element.contains(busy));
+    const held = items.findIndex(({ id }) => id === before[was]?.[0].id);
     const kept = rowOf(held);
     const rows = Array.from({ length: last - first }, (_, at) => first + at);
     if (kept >= last) rows.push(kept);
@@ -68,8 +69,10 @@ export function longList(list, make, signal) {
     });
     set(above, { vars: { height: `${sum(0, first, kept)}px` } });
     set(below, { vars: { height: `${sum(last, count, kept)}px` } });
-    if (held >= 0 && document.activeElement === document.body) {
-      (busy.isConnected ? busy : shown.get(items[held]).querySelector("a, button"))?.focus({ preventScroll: true });
+    if (was >= 0 && document.activeElement === document.body) {
+      // After the deletion of an item, the focus moves to the next one.
+      const next = shown.get(items[held]) ?? elements[Math.min(was, elements.length - 1)];
+      (busy.isConnected ? busy : next?.querySelector("a, button"))?.focus({ preventScroll: true });
     }
 
     for (let at = 0; at + columns < elements.length; at += columns) {
@@ -86,6 +89,7 @@ export function longList(list, make, signal) {
   sizes.observe(list);
   signal.addEventListener("abort", () => sizes.disconnect());
   addEventListener("scroll", soon, { capture: true, passive: true, signal });
+  addEventListener("resize", soon, { signal });
 
   return {
     element: h("div", above, list, below),

@@ -1,12 +1,11 @@
 /** Actions of one character or of several: favourites, copies, exports, deletion. */
 import {
-  act, api, attempt, characters, deleting, h, more, problemOf, send, set, t, toast, undoable,
+  act, api, attempt, characters, deleting, h, more, problemOf, send, sendAll, set, t, toast, undoable,
 } from "../core.js";
 import { say } from "./parts.js";
 
 const FORMATS = ["png", "json", "charx"];
 const MOST_EXPORTED = 500;
-const AT_ONCE = 4;
 /** A name has at most 200 characters. */
 const LONGEST = 180;
 
@@ -29,7 +28,7 @@ export function star(item) {
 
 /** Mark several characters as favourites. */
 export const favourAll = (items) => attempt(async () => {
-  await each(items, (item) => favour(item, true));
+  await sendAll(items, (item) => favour(item, true));
   characters.changed();
 });
 
@@ -100,24 +99,7 @@ export function removeAll(items) {
   const ids = items.map(({ id }) => id);
   undoable(say("deleted", { count: ids.length }), {
     hide: () => characters.hide(ids),
-    async act(options) {
-      try {
-        await each(ids, (id) => api.delete(`/characters/${id}`, undefined, options));
-      } finally {
-        characters.changed();
-      }
-    },
+    act: (options) => sendAll(ids, (id) => api.delete(`/characters/${id}`, undefined, options)).finally(characters.changed),
     show: () => characters.hide(ids, false),
   });
-}
-
-/** Run `does` for all items, some at the same time. Throws the first error at the end. */
-async function each(items, does) {
-  const rest = [...items];
-  const errors = [];
-  const work = async () => {
-    while (rest.length) await does(rest.shift()).catch((error) => errors.push(error));
-  };
-  await Promise.all(Array.from({ length: AT_ONCE }, work));
-  if (errors.length) throw errors[0];
 }

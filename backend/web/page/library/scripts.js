@@ -1,6 +1,6 @@
 /** Regex scripts: a list, and a dialog that edits and tests one. */
 import {
-  act, api, attempt, autoform, control, dialog, fill, h, Problem, refill, settled, t, undoable,
+  act, api, attempt, autoform, control, dialog, fill, h, Problem, refill, settled, t, toast, UNDO_SECONDS,
 } from "../core.js";
 import { pick } from "../core/importing.js";
 
@@ -80,13 +80,13 @@ function tester(character, signal) {
 /**
  * A list of scripts.
  *
- * @param {object} options `list`: the scripts; `store(list)`: returns a promise of the stored
- *   scripts; `character`: the name of their owner; `signal`.
+ * @param {object} options `list`: the scripts; `store(list, isOwn)`: returns a promise of the stored
+ *   scripts, `isOwn` is true if the user has added some; `character`: the name of their owner; `signal`.
  */
 export function scripts({ list, store, character = "", signal }) {
   const rows = h("ul.list");
-  const put = async (next) => {
-    list = await store(next);
+  const put = async (next, isOwn = false) => {
+    list = await store(next, isOwn);
     draw();
   };
   const open = async (at) => {
@@ -107,7 +107,7 @@ export function scripts({ list, store, character = "", signal }) {
   };
   const name = (at) => list[at].scriptName || say("unnamed", { n: at + 1 });
   const add = async () => {
-    await put([...list, { scriptName: "", findRegex: "", replaceString: "", placement: [2], runOnEdit: true }]);
+    await put([...list, { scriptName: "", findRegex: "", replaceString: "", placement: [2], runOnEdit: true }], true);
     await open(list.length - 1);
   };
   const bring = (files) => attempt(async () => {
@@ -120,20 +120,17 @@ export function scripts({ list, store, character = "", signal }) {
     };
     const found = (await Promise.all(files.map(read))).flat().filter((each) => each?.findRegex);
     if (!found.length) throw new Problem({ title: say("no_file") });
-    await put([...list, ...found]);
+    await put([...list, ...found], true);
   });
   const row = (script, at) => {
     const onchange = ({ target: box }) =>
       attempt(() => put(list.with(at, { ...list[at], disabled: !box.checked })));
-    const remove = () => {
-      const before = list;
-      const back = (show) => () => {
-        list = show;
-        draw();
-      };
-      const left = list.toSpliced(at, 1);
-      undoable(say("deleted", { name: name(at) }), { hide: back(left), act: () => put(left), show: back(before) });
-    };
+    const remove = () => attempt(async () => {
+      const said = say("deleted", { name: name(at) });
+      await put(list.toSpliced(at, 1));
+      const onaction = () => attempt(() => put(list.toSpliced(at, 0, script)));
+      toast(said, { action: t("common.undo"), seconds: UNDO_SECONDS, onaction });
+    });
     return h("li",
       h("input", { type: "checkbox", role: "switch", checked: !script.disabled, onchange, "aria-label": say("use", { name: name(at) }) }),
       h("div.grow",
@@ -177,9 +174,9 @@ export function cardScripts(item, save, signal) {
     list: of(),
     character: item.nickname || item.name,
     signal,
-    async store(next) {
+    async store(next, isOwn) {
       const before = item.scripts_allowed;
-      const isFirst = !of().length;
+      const isFirst = isOwn && !of().length;
       await save({ extensions: { regex_scripts: next } });
       // The author of a script need not allow it.
       if (before || isFirst) await allow(true);

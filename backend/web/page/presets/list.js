@@ -11,10 +11,12 @@ export default async function ({ signal, title }) {
   const rows = h("ul.list");
   const empty = h("p.soft", say("empty"));
   const open = (id) => (location.hash = `#/presets/${id}`);
+  const away = new Set();
   let items = [];
   const draw = () => {
-    refill(rows, items.map(row));
-    empty.hidden = items.length > 0;
+    const shown = items.filter(({ id }) => !away.has(id));
+    refill(rows, shown.map(row));
+    empty.hidden = shown.length > 0;
   };
   const read = async () => {
     items = await api.all("/presets", { signal });
@@ -37,14 +39,14 @@ export default async function ({ signal, title }) {
     await read().catch(complain);
   };
   const remove = (item) => {
-    const hide = (list) => () => {
-      items = list;
+    const hide = (is) => () => {
+      away[is ? "add" : "delete"](item.id);
       draw();
     };
     undoable(say("deleted", { name: item.name }), {
-      hide: hide(items.filter((each) => each !== item)),
+      hide: hide(true),
       act: (options) => api.delete(`/presets/${item.id}`, undefined, { ...options, ifMatch: item.revision }),
-      show: hide(items),
+      show: hide(false),
     });
   };
   const row = (item) =>
