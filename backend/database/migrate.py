@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, text
 
@@ -82,11 +83,17 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
     from alembic.util import CommandError  # noqa: PLC0415  # as above
 
     def run(connection: Connection) -> None:
+        migrations = list_migrations(HEAD)
+        revisions = [each.revision for each in migrations]
+
+        def store(*, heads: Collection[str], **_: Any) -> None:
+            for revision in heads:
+                store_compatible(connection, migrations[: revisions.index(revision) + 1])
+
         config = alembic_config()
-        config.attributes["connection"] = connection
+        # In the transaction of each migration, because the next one may fail.
+        config.attributes.update(connection=connection, on_version_apply=store)
         (command.downgrade if down else command.upgrade)(config, target)
-        if (made := read_revision(connection)) is not None:
-            store_compatible(connection, list_migrations(made))
 
     revision = await current_revision(database)
     refuse_unknown(revision, database)

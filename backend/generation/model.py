@@ -273,6 +273,7 @@ class ModelSpec:
         provider_name: The provider's name on the page.
         image_support: The way to send images. None tries it and learns from a refusal.
         learned_window: The window that answers have shown. The user's setting has precedence.
+        is_own: True if its provider belongs to the user.
     """
 
     id: str
@@ -296,6 +297,7 @@ class ModelSpec:
     image_support: ImageSupport | None = None
     figures_from: FiguresFrom = "default"
     learned_window: int | None = None
+    is_own: bool = False
 
     @property
     def usable_window(self) -> int:

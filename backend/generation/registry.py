@@ -183,6 +183,7 @@ class OfferedProvider:
             fixed=frozenset(name for name, value in set_by_user.items() if value is not None),
             provider_name=self.name,
             price=figures.price,
+            is_own=self.is_own,
             **self._find_facts(name),
         )
 

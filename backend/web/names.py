@@ -48,7 +48,7 @@ SHORTHANDS = frozenset({"shorthand_property_identifier", "shorthand_property_ide
 EXPORT = re.compile(r"^export (?:async )?(?:const|let|class|function\*?) ?(\w+)", re.MULTILINE)
 OTHER_EXPORT = re.compile(r"^export (?:const |let )?[\[{]([^\]}]*)", re.MULTILINE)
 STAR_EXPORT = re.compile(r"^export \* from \"([^\"]+)", re.MULTILINE)
-IMPORT = re.compile(r"^import \{([^}]*)\}", re.MULTILINE)
+IMPORT = re.compile(r"^import \{([^{}]*)\}", re.MULTILINE)
 OBJECT_IMPORT = re.compile(r"(?:import\(\s*[\"`]|\* as \w+ from \")([^\"`$]+)")
 """Imports of a module as an object with its exports, by the address of the module."""
 NAME = re.compile(r"\w+")

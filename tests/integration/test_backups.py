@@ -358,17 +358,21 @@ async def test_a_forged_or_newer_backup_is_refused(
     assert not (tmp_path / "evil").exists()
 
 
-async def test_an_unknown_revision_is_neither_backed_up_nor_restored(
+async def test_an_unknown_revision_is_backed_up_and_restored_only_if_it_is_compatible(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "backup.zip"
     with closing(sqlite3.connect(data / "talekeeper.sqlite3")) as database, database:
         database.execute("UPDATE alembic_version SET version_num = '2099_01_01'")
+    back_up(data, tmp_path / "compatible.zip", with_root_key=True)
+    restore(tmp_path / "compatible.zip", tmp_path / "compatible")
+    with closing(sqlite3.connect(data / "talekeeper.sqlite3")) as database, database:
+        database.execute("DELETE FROM compatible_revisions")
     with pytest.raises(BackupError, match="2099_01_01"):
         back_up(data, file)
     assert not file.exists()
     with monkeypatch.context() as patch:
-        patch.setattr("backend.operations.backup.writer.is_known", bool)
+        patch.setattr("backend.operations.backup.backup_file.is_known", bool)
         back_up(data, file, with_root_key=True)
     with pytest.raises(BackupError, match="2099_01_01"):
         restore(file, tmp_path / "other")

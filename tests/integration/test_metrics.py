@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fakes.openai_server import OpenAIServer, reply
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
 from tests.support.logs import Logged
 from tests.support.models import asking
 from tests.support.server import Account, running
@@ -60,6 +60,11 @@ async def test_a_turn_and_the_queue_are_counted_and_everything_documented_exists
         chat = await ada.new_chat()
         vendor.script(reply("Well met."))
         await ada.turn(chat["id"], text="Hello.")
+        own = {"kind": "openai", "slug": "my-secret", "base_url": vendor.url, "api_key": API_KEY}
+        await ada.post("/providers", {**own, "models": [{"name": MODEL}]}, 201)
+        vendor.script(reply("Once more."))
+        await ada.patch("/me/settings", {"model": f"my-secret/{MODEL}"})
+        await ada.turn(chat["id"], text="Again.")
 
         async def read_when_indexed() -> Figures | None:
             figures = await read_figures(ada)
@@ -69,6 +74,8 @@ async def test_a_turn_and_the_queue_are_counted_and_everything_documented_exists
 
     ended = {"provider": "openai", "state": "completed"}
     turns = "talekeeper_turns_total"
+    assert find(figures, turns, **ended) - find(before, turns, **ended) == 1
+    ended["provider"] = "own"
     assert find(figures, turns, **ended) - find(before, turns, **ended) == 1
     first = "talekeeper_first_token_seconds_count"
     assert find(figures, first, provider="openai") >= 1

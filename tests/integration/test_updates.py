@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, inspect, text
 
 from backend.database import migrate
-from backend.database.engine import Database
+from backend.database.engine import Database, DatabaseUnavailableError
 from backend.database.revisions import Migration, find_compatible
 from backend.settings import DATABASE_NAME
 from tests.support.player import Player
@@ -71,6 +72,29 @@ def test_code_before_a_contraction_is_compatible_once_it_does_without() -> None:
     assert find_compatible([*history, make("4", "2")]) == ["2", "3", "4"]
     assert find_compatible([*history, make("4", "4"), make("5")]) == ["4", "5"]
     assert find_compatible([*history, make("4", "3"), make("5", "2")]) == ["3", "4", "5"]
+
+
+async def test_versions_that_a_migration_shuts_out_stay_out_if_a_later_one_fails(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "migrations"
+    shutil.copytree(migrate.MIGRATIONS, folder)
+    for revision, before, work in (
+        ("2099_1", migrate.HEAD, "pass"),
+        ("2099_2", "2099_1", "raise ConnectionError"),
+    ):
+        source = f"revision, down_revision = {revision!r}, {before!r}\ndef upgrade(): {work}\n"
+        (folder / "versions" / f"{revision}.py").write_text(source)
+    database = Database(postgres_url)
+    monkeypatch.setattr(migrate, "MIGRATIONS", folder)
+    monkeypatch.setattr(migrate, "HEAD", "2099_2")
+    with pytest.raises(DatabaseUnavailableError):
+        await migrate.upgrade(database)
+    assert await migrate.current_revision(database) == "2099_1"
+    async with database.read() as session:
+        compatible = await session.scalars(text("SELECT revision FROM compatible_revisions"))
+        assert list(compatible) == ["2099_1"]
+    await database.dispose()
 
 
 async def test_a_migration_that_expands_only_adds(database: Database) -> None:

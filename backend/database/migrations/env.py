@@ -27,6 +27,7 @@ context.configure(
     render_item=render_type,
     # So that an index can be built outside a transaction. On SQLite, all are in the caller's.
     transaction_per_migration=True,
+    on_version_apply=context.config.attributes["on_version_apply"],
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -137,12 +137,12 @@ class ServerNodes:
 
     def _mark_failed(self, node: ServerNode) -> None:
         if not node.has_failed:
-            log.warning("index.node_lost", node=node.place)
+            log.warning("index.node_lost", address=node.place)
         node.failed_at = self._clock()
 
     def _mark_responding(self, node: ServerNode) -> None:
         if node.has_failed:
-            log.info("index.node_back", node=node.place)
+            log.info("index.node_back", address=node.place)
         node.failed_at = -math.inf
 
     def _check_failed_nodes(self) -> None:

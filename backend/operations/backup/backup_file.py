@@ -17,6 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from backend.core.zip_files import DAMAGED_ZIP_ERRORS
+from backend.database.migrate import HEAD, is_known
 from backend.errors import AppError
 from backend.settings import DATABASE_NAME, ROOT_KEY_NAME
 from backend.vault.root import Wrapped
@@ -122,9 +123,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatabaseState(msgspec.Struct, frozen=True, kw_only=True):
-    """The revision of a database file, and its installation's key under the root key."""
+    """The revision of a database file, and its installation's key under the root key.
+
+    `is_usable` is true if this version can use the tables.
+    """
 
     revision: str
+    is_usable: bool
     instance_key: Wrapped | None
 
 
@@ -272,4 +277,9 @@ def _read_state(database: sqlite3.Connection) -> DatabaseState | None:
     key = None
     if "instance_keys" in tables:
         key = database.execute("SELECT root_version, wrapped FROM instance_keys").fetchone()
-    return DatabaseState(revision=revision[0], instance_key=Wrapped(*key) if key else None)
+    is_usable = is_known(revision[0])
+    if not is_usable and "compatible_revisions" in tables:
+        own = "SELECT 1 FROM compatible_revisions WHERE revision = ?"
+        is_usable = database.execute(own, (HEAD,)).fetchone() is not None
+    instance_key = Wrapped(*key) if key else None
+    return DatabaseState(revision=revision[0], is_usable=is_usable, instance_key=instance_key)

@@ -27,7 +27,7 @@ from backend.core.files import replace_private
 from backend.core.operating_system import sync_folder
 from backend.database.base import now
 from backend.database.engine import Database, find_place
-from backend.database.migrate import HEAD, is_known
+from backend.database.migrate import HEAD
 from backend.jobs.models import JOBS
 from backend.memory.indexing.outbox import RECONCILE
 from backend.memory.models import IndexState
@@ -166,7 +166,7 @@ class _Staging:
         staged = stage(database)
         self._extract(staged)
         state = check_database(staged, self._backup.path, self._progress.repeat)
-        if not is_known(state.revision):
+        if not state.is_usable:
             raise BackupError(
                 f"{self._backup.path} was made by Talekeeper {self._backup.manifest.talekeeper} "
                 f"with revision {state.revision}, which this version ({backend.__version__}) does "

@@ -23,7 +23,7 @@ from backend.core.files import create_private
 from backend.core.operating_system import FileLockedError, lock_file, sync_folder
 from backend.database.base import now
 from backend.database.engine import find_place
-from backend.database.migrate import HEAD, is_known
+from backend.database.migrate import HEAD
 from backend.operations.backup.backup_file import (
     CHUNK_BYTES,
     JOURNAL_NAME,
@@ -176,7 +176,7 @@ class _BackupRun:
         """Copy the database, check the copy, pack it, and read the zip again."""
         self._copy_database()
         state = check_database(self._copy, self._source.database, self._progress.repeat)
-        if not is_known(state.revision):
+        if not state.is_usable:
             raise BackupError(
                 f"The database has revision {state.revision}, which Talekeeper "
                 f"{backend.__version__} does not know (its newest is {HEAD}). Use the version "

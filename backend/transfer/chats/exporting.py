@@ -219,8 +219,8 @@ class _Export:
                 work = partial(self._write_file, zipped, file_id, path, about, blob)
                 yield await self._run(work, len(blob))
         if background := await self._reader.load_background(self._stored.chat.id):
-            zipped.begin(_BACKGROUND, is_compressed=False)
-            yield zipped.write(background) + zipped.end()
+            work = partial(zipped.put, _BACKGROUND, background, is_compressed=True)
+            yield await self._run(work, len(background))
         zipped.begin(_SILLYTAVERN)
         async for piece in self.write_path(partial(_write_jsonl, self._stored)):
             yield await self._run(partial(zipped.write, piece), len(piece))

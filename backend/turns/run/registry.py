@@ -217,9 +217,11 @@ def _report_end(run: TurnRun) -> None:
     spec, usage, failed = run.built.window.spec, run.usage, run.progress.failed
     # A failure without a problem means that storing failed, or that another process owned the turn.
     state = "interrupted" if failed and run.problem is None else run.outcome
-    TURNS.labels(provider=spec.provider, state=state).inc()
+    # Users name their own providers, so these would be any number of figures with users' words.
+    provider = "own" if spec.is_own else spec.provider
+    TURNS.labels(provider=provider, state=state).inc()
     if run.first_token_seconds is not None:
-        FIRST_TOKEN.labels(provider=spec.provider).observe(run.first_token_seconds)
+        FIRST_TOKEN.labels(provider=provider).observe(run.first_token_seconds)
     log.info(
         "turn.finished",
         turn_id=run.turn_id,
