@@ -46,8 +46,8 @@ SHORTHANDS = frozenset({"shorthand_property_identifier", "shorthand_property_ide
 
 
 EXPORT = re.compile(r"\nexport (?:async )?(?:const|let|class|function\*?) ?(\w+)")
-OTHER_EXPORT = re.compile(r"\nexport (?:const |let )?[\[{]([^\]}]*)")
-IMPORT = re.compile(r"\nimport \{([^}]*)\}")
+OTHER_EXPORT = re.compile(r"\nexport (?:const |let )?[\[{]([^\[\]{}]*)")
+IMPORT = re.compile(r"\nimport \{([^{}]*)\}")
 LAZY_IMPORT = re.compile(r"import\(\s*[\"`]([^\"`$]+)")
 NAME = re.compile(r"\w+")
 

@@ -119,7 +119,7 @@ def test_one_field_finds_chats_characters_settings_and_messages(
     ):
         field.fill(typed)
         settings = page.get_by_role("group", name="Settings").get_by_role("option")
-        expect(settings.filter(has_text=area)).to_have_count(1)
+        expect(settings.filter(has=page.get_by_text(area, exact=True))).to_have_count(1)
     field.fill("embedding model")
     expect(page.get_by_role("option", name=re.compile("^Models|^Memory")).first).to_be_visible()
     field.fill("whale")

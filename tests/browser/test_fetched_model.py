@@ -38,7 +38,12 @@ def installation(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", hub.url)
         folder = tmp_path_factory.mktemp("served")
-        with installing(folder, registration="open", demo_tokens_per_second="0") as installation:
+        with installing(
+            folder,
+            registration="open",
+            demo_tokens_per_second="0",
+            embedding_timeout_seconds="60",  # a busy machine must not search by words only
+        ) as installation:
             yield installation
 
 

@@ -146,7 +146,7 @@ def test_a_search_finds_messages_and_facts_and_the_status_rebuilds_the_index(
     assert_accessible(page)
     page.get_by_role("button", name="Rebuild index").focus()
     page.keyboard.press("Enter")
-    page.get_by_role("dialog").get_by_role("button", name="Rebuild").click()
+    finish_deletion(page, "POST")
     expect(page.get_by_text("Rebuilding the index")).to_be_visible()
     expect(page.get_by_text("Compared with the database")).to_be_visible()
     assert_accessible(page)
