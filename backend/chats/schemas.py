@@ -191,7 +191,7 @@ class NewLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     A character's line (`assistant`) is by `character_id`, which may be left out if the chat has at
     most one. The user's is by `persona_id`; by default, it is by the persona of turns. A `system`
     message has the narrator as its author. `audience` limits who knows the message, as in a turn;
-    its character always does.
+    its character is added to a list.
     """
 
     role: Role = "user"

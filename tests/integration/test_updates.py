@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -171,27 +172,40 @@ def find_obstacles(
     return found
 
 
-async def test_a_large_index_is_built_while_turns_are_stored(postgres_url: str) -> None:
+async def test_tables_are_changed_while_turns_are_stored(postgres_url: str) -> None:
     replicas = [Database(postgres_url) for _ in range(3)]
     player = replicas[2]
     await migrate.downgrade(replicas[0], "2026_11_27")
     write = text("LOCK TABLE turns IN ROW EXCLUSIVE MODE")
-    is_building = text(
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX CONCURRENTLY%'"
-        " AND wait_event_type = 'Lock'"
+    patience = text("SET LOCAL lock_timeout = '5s'")
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE :query AND wait_event_type = 'Lock'"
     )
-    async with player.write() as unfinished:
-        await unfinished.execute(write)
-        upgrades = [asyncio.create_task(migrate.upgrade(each)) for each in replicas[:2]]
 
+    async def wait_for(statement: str) -> None:
         async def is_waiting() -> bool:
             async with player.read() as session:
-                return bool(await session.scalar(is_building))
+                return bool(await session.scalar(waiting, {"query": f"{statement}%"}))
 
         await until(is_waiting)
-        async with player.write() as session:
-            await session.execute(text("SET LOCAL lock_timeout = '5s'"))
-            await session.execute(write)
+
+    async with AsyncExitStack() as stack:
+        reader = await stack.enter_async_context(player.write())
+        await reader.execute(text("LOCK TABLE token_ledger IN ACCESS SHARE MODE"))
+        async with player.write() as unfinished:
+            await unfinished.execute(write)
+            upgrades = [asyncio.create_task(migrate.upgrade(each)) for each in replicas[:2]]
+            await wait_for("CREATE INDEX CONCURRENTLY")
+            async with player.write() as session:
+                await session.execute(patience)
+                await session.execute(write)
+        await wait_for("ALTER TABLE token_ledger")
+        # A turn changes its row, and then counts its tokens.
+        async with player.write() as turn:
+            await turn.execute(write)
+            await stack.aclose()
+            await turn.execute(patience)
+            await turn.execute(text("LOCK TABLE token_ledger IN ROW EXCLUSIVE MODE"))
     await asyncio.gather(*upgrades)
     assert await migrate.current_revision(player) == migrate.HEAD
     for each in replicas:

@@ -39,7 +39,20 @@ def create_large_index(name: str, table: str, columns: list[str], **options: Any
     if context.dialect.name != "postgresql":
         op.create_index(name, table, columns, **options)
         return
+    drop_large_index(name, table)  # an interrupted build leaves an invalid index
     with context.autocommit_block():
-        # An interrupted build leaves an invalid index.
-        op.drop_index(name, table, if_exists=True, postgresql_concurrently=True)
         op.create_index(name, table, columns, postgresql_concurrently=True, **options)
+
+
+def drop_large_index(name: str, table: str) -> None:
+    """Drop an index in the same way.
+
+    In a transaction it would lock the whole table, and could wait for turns that wait for another
+    table of the migration.
+    """
+    context = op.get_context()
+    if context.dialect.name != "postgresql":
+        op.drop_index(name, table)
+        return
+    with context.autocommit_block():
+        op.drop_index(name, table, if_exists=True, postgresql_concurrently=True)

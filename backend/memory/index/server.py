@@ -40,6 +40,9 @@ T = TypeVar("T")
 RECONNECT_SECONDS = 5.0
 """Pause between two attempts to prepare the collection, so that not every turn waits for one."""
 
+_NO_RESPONSE = frozenset({408, 504, "DEADLINE_EXCEEDED", "UNREACHABLE"})
+"""Reasons of errors after which it is unknown whether the server carried out a request."""
+
 _POINTS_PER_WRITE = 100
 _PAGE_POINTS = 500
 _MAX_OWNERS = 1_000_000
@@ -114,7 +117,9 @@ class ServerIndex:
             try:
                 await client.create_collection(name, **made)
                 self.is_new = True
-            except Exception:
+            except Exception as error:
+                if mapping.find_reason(error) in _NO_RESPONSE:
+                    self.is_new = True  # the server may have created it
                 # Another process may have created it at the same time.
                 if not await client.collection_exists(name):
                     raise

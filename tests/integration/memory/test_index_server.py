@@ -147,15 +147,20 @@ async def test_a_collection_that_does_not_fit_is_refused_and_left_alone(
     assert {each.method for each in server.requests} == {"GET"}
 
 
-async def test_the_slower_of_two_starts_uses_the_other_s_collection(server: QdrantServer) -> None:
+@pytest.mark.parametrize(
+    ("status", "text", "is_new"),
+    [(409, f"Wrong input: Collection `{NAME}` already exists!", False), (504, "Timeout", True)],
+)
+async def test_a_collection_is_new_unless_another_start_has_created_it(
+    server: QdrantServer, status: int, text: str, *, is_new: bool
+) -> None:
     server.collections[NAME] = collection_info()
     absent = Answer(body={"result": {"exists": False}, "status": "ok", "time": 0.0})
     version = Answer(body={"title": "qdrant", "version": "1.19.3"})
-    taken = failed(409, f"Wrong input: Collection `{NAME}` already exists!")
-    server.script(version, absent, taken)
+    server.script(version, absent, failed(status, text))
     index = await connected(server_settings(server.url), "tales", DIMENSION)
     await index.aclose()
-    assert not index.is_new
+    assert index.is_new is is_new
 
 
 @pytest.mark.parametrize("version", ["1.18.9", "1.9.0", "0.11.1"])
