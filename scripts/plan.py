@@ -18,8 +18,8 @@ SERVER_CPU_MS = 38.0
 """CPU of a turn in server and worker, with indexing by words."""
 WORKER_SHARE = 0.25
 """Share of it that separate workers take over: jobs."""
-POSTGRES_CPU_MS = 12.0
-TURN_BYTES = 11_700
+POSTGRES_CPU_MS = 20.0
+TURN_BYTES = 8_100
 """Growth of all tables by a turn: line, reply, prompt record, ledgers and indexes."""
 POINT_BYTES = 4_765
 """Of a point with a vector of 384 numbers and the terms of about 110 words, on disk."""
