@@ -1,4 +1,4 @@
-"""Calculate the parts of an installation for a number of users, and what runs short first.
+"""Calculate the parts of an installation for a number of users, and its first bottleneck.
 
     .venv/bin/python scripts/plan.py [USERS...]
 
@@ -22,10 +22,10 @@ POSTGRES_CPU_MS = 20.0
 TURN_BYTES = 8_100
 """Growth of all tables by a turn: line, reply, prompt record, ledgers and indexes."""
 POINT_BYTES = 4_765
-"""Of a point with a vector of 384 numbers and the terms of about 110 words, on disk."""
+"""Disk space of a point: a vector of 384 numbers, and the terms of about 110 words."""
 COMMITS = 6
 PROCESS_CONNECTIONS = 12
-"""Of a process in the middle of its pool's range, with heartbeats."""
+"""Database connections of a process: its pool, half of the overflow, and heartbeats."""
 
 EMBEDDED_POINT_BYTES = 4_300
 """Memory of a point in the embedded index, with the pages of its files."""
@@ -39,7 +39,7 @@ PEAK_HOUR_SHARE = 0.1
 YEARS = 1.0
 """Time for which everything is kept."""
 POINT_MEMORY_BYTES = 1_000
-"""Memory of a point whose vectors are on disk and whose 8-bit copies are in memory."""
+"""Memory of a point with vectors on disk and 8-bit copies in memory."""
 REPLICAS = 2
 ONE_PROCESS_USERS = 1_000
 LOAD = 0.5

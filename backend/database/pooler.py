@@ -1,8 +1,8 @@
 """Connections to PostgreSQL through a pooler in transaction mode, such as PgBouncer.
 
-Such a pooler gives each transaction a server connection of its own choice. Nothing can be kept on a
-connection from one transaction to the next: no prepared statements, settings, locks or temporary
-tables. Decision 0090 explains how a pooler is recognised.
+Such a pooler chooses a server connection for each transaction. Nothing can be kept on a connection
+from one transaction to the next: no prepared statements, settings, locks or temporary tables.
+Decision 0090 explains how a pooler is recognised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PoolerDetector:
     """Finds out at the first connection of an engine whether a pooler is in between.
 
     `is_found` is None before that. A pooler cannot be recognised by its name or version, but it
-    answers with a process id of its own, because it has to receive cancellations itself.
+    answers with another process id than PostgreSQL, because it has to receive cancellations itself.
     """
 
     def __init__(self, *, is_found: bool | None = None) -> None:

@@ -118,8 +118,8 @@ def choose_exports(scripts: Mapping[str, str]) -> dict[str, str]:
     """Choose short names for the exports of all modules, by path, the most used names first.
 
     A name keeps its form if a module is imported as an object, because the names of its exports are
-    properties there, and if it is exported in any other way than by its declaration. A module whose
-    address is computed can only be imported for its default export.
+    properties there, and if it is exported in any other way than by its declaration. A module
+    with a computed address can only be imported for its default export.
     """
     kept: set[str] = set()
     uses = Counter[str]()

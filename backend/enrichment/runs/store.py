@@ -172,7 +172,7 @@ def build_run(
 async def record_unlisted(
     session: AsyncSession, user_id: UUID, model: str, budget: RunBudget
 ) -> None:
-    """Count the tokens of a run whose chat was deleted while the model worked."""
+    """Count the tokens of a run if its chat was deleted while the model worked."""
     if not budget.calls:
         return
     small, prompt, completion = budget.triage or (model, 0, 0)

@@ -1,6 +1,6 @@
 """Measure searches of a large user: among other users, and in a shard of their own.
 
-    .venv/bin/python scripts/bench_tenants.py --points 20000 60000 --others 50000
+    scripts/bench.py tenants --points 20000 60000 --others 50000
 
 Qdrant Edge is the engine, with the graphs and filters of Talekeeper's collections on a server. In
 the shared shard each user has a graph (`payload_m`); the own shard has one graph of all points.
@@ -146,13 +146,13 @@ def make_user(number: int) -> User:
     return User(uuid4(), [str(uuid4()) for _ in range(CONTAINERS)], salt=number * 7_919)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench.py tenants", description=__doc__)
     parser.add_argument("--points", type=int, nargs="+", default=[20_000])
     parser.add_argument("--others", type=int, default=50_000)
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--terms-only", action="store_true", help="without dense vectors")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     has_dense = not options.terms_only
     print("points  shard   graph s  dense p50  p95   sparse p50  p95 (ms)")
     for count in options.points:
@@ -173,8 +173,3 @@ def main() -> int:
                 f"  {dense[0]:>8.2f} {dense[1]:>6.2f}  {sparse[0]:>8.2f} {sparse[1]:>6.2f}",
                 flush=True,
             )
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
