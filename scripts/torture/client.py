@@ -136,7 +136,7 @@ class Client:
         body = {"option": option}
         return await self._heard(who, "choose", chat_id, path, body, HeardTurn())
 
-    async def _heard(  # noqa: PLR0913  # the last one is filled
+    async def _heard(
         self,
         who: str,
         name: str,
