@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from backend.database import processes
 from backend.database.base import new_id, now
@@ -145,10 +145,45 @@ async def test_a_lost_process_does_not_keep_the_locks_of_its_transaction(
     await stopped.dispose()
 
 
+async def test_a_process_that_was_late_keeps_its_transaction(
+    database: Database, observer: Database, postgres_url: str
+) -> None:
+    late, has_looked = Database(postgres_url), asyncio.Event()
+    row = Process(id=late.process_id, seen_at=now() - timedelta(minutes=1))
+
+    async def note() -> None:
+        has_looked.set()
+
+    async with observer.write() as session:
+        session.add(row)
+    async with contextlib.AsyncExitStack() as stack:
+        working = await stack.enter_async_context(late.write())
+        await working.execute(text("SELECT 1"))
+        process = Processes(database, [], on_loss=note, clock=_Watch(PUNCTUAL))
+        await process.start()
+        has_looked.clear()
+        # It notices the loss after two steady seconds, and waits for a connection to take over.
+        async with database.write() as one, database.write() as other:
+            for each in (one, other):
+                await each.execute(text("SELECT 1"))
+            for _ in range(6):
+                await beat_again(database, observer)
+            async with observer.write() as session:
+                (await session.get_one(Process, late.process_id)).seen_at = now() + timedelta(
+                    hours=1
+                )
+        await asyncio.wait_for(has_looked.wait(), PATIENCE)
+        await working.execute(text("SELECT 1"))
+        await process.aclose()
+    await late.dispose()
+
+
 async def test_heartbeats_need_no_connection_of_the_pool(
     database: Database, observer: Database
 ) -> None:
-    async with beating(database), database.write(), database.write():
+    async with beating(database), database.write() as one, database.write() as other:
+        for each in (one, other):
+            await each.execute(text("SELECT 1"))  # takes a connection
         await beat_again(database, observer)
 
 
@@ -177,7 +212,7 @@ async def run_job_of_other(working: Database, adding: Database) -> None:
     queue, other = JobQueue(working, root), JobQueue(adding, root)
     kinds = {"work": JobKind(handler, needs_key=False)}
     worker = Worker(queue, kinds, JobKeys(root), poll=NEVER)
-    async with beating(working, on_news=queue.wake_here), beating(adding) as process:
+    async with beating(working, on_news=queue.note_news), beating(adding) as process:
         other.announce = process.announce
         worker.start()
         async with adding.write() as session:
