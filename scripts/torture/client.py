@@ -43,7 +43,8 @@ class Answer:
 class HeardTurn:
     """The events of a turn. `started` and `is_saved` are acknowledgements.
 
-    `started_at` is the time of `turn.started`, by the monotonic clock.
+    `started_at` is the time of `turn.started`, by the monotonic clock. If `is_unreachable`, the
+    request did not reach the server.
     """
 
     status: int | None = None
@@ -52,6 +53,7 @@ class HeardTurn:
     text: str = ""
     waiting: dict[str, Any] | None = None
     started_at: float = 0.0
+    is_unreachable: bool = False
     is_saved: bool = False
     is_over: bool = False
     problem: str = ""
@@ -151,7 +153,7 @@ class Client:
                 async with asyncio.timeout(PATIENCE):
                     await self._listen(url, body, heard)
             except httpx.ConnectError:
-                made.outcome = "refused"
+                made.outcome, heard.is_unreachable = "refused", True
                 await asyncio.sleep(0.1)
             except (httpx.TransportError, TimeoutError):
                 pass

@@ -224,7 +224,8 @@ class FleetPlayer(Worker):
                 lost_at = lost_at or time.monotonic()
                 if self.draw.random() < 1 / 2:
                     return lost_at
-            is_free = False
+            # A server that stops or has stopped says nothing about the chat.
+            is_free = is_free and (heard.is_unreachable or heard.slug == "server-stopping")
             if heard.slug not in {"", "turn-in-progress", "server-stopping"}:
                 self.client.history.breach(f"a line was answered {heard.status} {heard.slug}")
             if not is_accepted and time.monotonic() - wanted > ACCEPTED_WITHIN * self.slow:
