@@ -411,7 +411,7 @@ class Services:
             database,
             (TURN_LEASES, JOB_LEASES, SLOT_LEASES),
             on_loss=take_over,
-            on_news=queue.wake_here,
+            on_news=queue.note_news,
             on_count=self.quotas.divide,
         )
         queue.announce = None if database.is_sqlite else self.processes.announce
