@@ -136,13 +136,29 @@ async def run_index() -> AsyncGenerator[IndexNodes]:
 
 @dataclass
 class Attempt:
-    """One request for a turn: its server, and the events so far."""
+    """One request for a turn: its server, and the events so far.
+
+    If `is_repeated`, the turn may run elsewhere. Then its server only follows it, and SIGTERM may
+    cut the stream.
+    """
 
     url: str
     turn_id: str
+    is_repeated: bool
     heard: HeardTurn = field(default_factory=HeardTurn)
     began: float = field(default_factory=time.monotonic)
     end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the connection broke during the reply."""
+        return self.heard.started is not None and not self.heard.is_over and not self.is_given_up
+
+    @property
+    def concerns_chat(self) -> bool:
+        """True if a failed attempt says something about the chat, and not about the server."""
+        is_refused = self.heard.is_unreachable or self.heard.slug == "server-stopping"
+        return not (is_refused or self.is_given_up)
 
     @property
     def is_given_up(self) -> bool:
@@ -209,9 +225,9 @@ class FleetPlayer(Worker):
         self.ledger.answered[self.chat] += 1
         self.ledger.touched.add(self.chat)
         wanted = time.monotonic() if since is None else since
-        is_free, is_accepted, lost_at = since is None, False, None
+        is_free, is_sent, is_accepted, lost_at = since is None, False, False, None
         for url in self._alternate():
-            attempt = self.current = Attempt(url, turn_id)
+            attempt = self.current = Attempt(url, turn_id, is_repeated=is_sent)
             heard = await self._request(attempt, body)
             if heard.started is not None and not is_accepted:
                 is_accepted = True
@@ -219,13 +235,13 @@ class FleetPlayer(Worker):
             if heard.is_saved and heard.started is not None:
                 self._save_reply(heard, heard.started["reply_id"])
             if heard.is_over:
-                return self._end(heard, lost_at)
-            if heard.started is not None and not attempt.is_given_up:
+                return self._end(attempt, lost_at)
+            if attempt.is_lost:
                 lost_at = lost_at or time.monotonic()
-                if self.draw.random() < 1 / 2:
+                if not is_sent and self.draw.random() < 1 / 2:
                     return lost_at
-            # A server that stops or has stopped says nothing about the chat.
-            is_free = is_free and (heard.is_unreachable or heard.slug == "server-stopping")
+            is_free = is_free and not attempt.concerns_chat
+            is_sent = is_sent or not (heard.is_unreachable or heard.slug)
             if heard.slug not in {"", "turn-in-progress", "server-stopping"}:
                 self.client.history.breach(f"a line was answered {heard.status} {heard.slug}")
             if not is_accepted and time.monotonic() - wanted > ACCEPTED_WITHIN * self.slow:
@@ -268,12 +284,13 @@ class FleetPlayer(Worker):
                 self.client.history.breach(f"a saved reply is not whole: {heard.text!r}")
         self.ledger.lines.setdefault(reply_id, line)
 
-    def _end(self, heard: HeardTurn, lost_at: float | None) -> float | None:
-        if heard.problem == "turn-interrupted" and lost_at is not None:
+    def _end(self, attempt: Attempt, lost_at: float | None) -> float | None:
+        problem = attempt.heard.problem
+        if problem == "turn-interrupted" and attempt.is_repeated:
             self.times.counts["interrupted"] += 1
             return lost_at
-        if heard.problem:
-            self.client.history.breach(f"a turn ended with {heard.problem}")
+        if problem:
+            self.client.history.breach(f"a turn ended with {problem}")
         return None
 
 
@@ -360,7 +377,10 @@ class Fleet:
         under_way = [
             each.current
             for each in players
-            if each.current and each.current.url in urls and each.current.heard.started
+            if each.current is not None
+            and not each.current.is_repeated
+            and each.current.url in urls
+            and each.current.heard.started is not None
         ]
         for each in victims:
             each.send(kind)
@@ -375,7 +395,11 @@ class Fleet:
         if kind == signal.SIGTERM:
             await asyncio.gather(*(self._see_whole(each) for each in under_way))
         await asyncio.sleep(DOWN_SECONDS)
-        await self.made.made.open(within=self.made.made.ready_within)
+        try:
+            await self.made.made.open()
+        except BrokenPromiseError as broken:
+            self.made.history.breach(str(broken))
+            await self.made.made.open(within=60 * self.made.slow)
 
     async def _see_whole(self, attempt: Attempt) -> None:
         """Check that a reply was heard to its end."""
