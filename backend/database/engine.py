@@ -41,8 +41,7 @@ START_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LOCK_POLL_SECONDS = 0.2
 
 TABLE_LOCK_SECONDS = 3.0
-"""Maximum wait of a migration for a lock of PostgreSQL. Other statements on the table wait behind
-it."""
+"""Maximum wait of a migration for a lock of PostgreSQL. Later statements on the table wait, too."""
 TABLE_LOCK_PAUSES = (1.0, 2.0, 4.0, *[5.0] * 10)
 """Pauses between the attempts of a migration, in which those statements run: in all about 100 s."""
 LOCK_TIMEOUT_STATE = "55P03"

@@ -1,8 +1,8 @@
-"""Three servers and a worker behind PgBouncer that are killed and ended while many players talk.
+"""Three servers and a worker with PgBouncer that are killed and ended while many players talk.
 
 Each round kills one server, and ends another one by SIGTERM. Every second round the worker gets the
 same signals. All are started again. Players send a line, listen to the reply and think. They go to
-the next address if one refuses them, as a proxy does. The index is a stand-in for a Qdrant cluster
+the next address if one refuses them, as a proxy does. The index is a simulated Qdrant cluster
 that speaks gRPC; its nodes are cut off for seconds, one or all of them.
 
 After a kill each chat has to accept its next line within 3 s. SIGTERM cuts no reply.
@@ -94,7 +94,7 @@ async def run(options: Options) -> list[Row]:
 
 @dataclass
 class IndexNodes:
-    """The stand-in for a Qdrant cluster, in another process."""
+    """The simulated Qdrant cluster, in another process."""
 
     process: asyncio.subprocess.Process
     url: str
@@ -104,16 +104,16 @@ class IndexNodes:
         """Cut off a node, or restore it."""
         line = f"{command} {node}\n".encode()
         if self.process.stdin is None or self.process.stdout is None:
-            raise RuntimeError("The stand-in has no pipes.")
+            raise RuntimeError("The process has no pipes.")
         self.process.stdin.write(line)
         while (answer := await self.process.stdout.readline()) != line:
             if not answer:
-                raise BrokenPromiseError("the stand-in for Qdrant ended by itself")
+                raise BrokenPromiseError("the Qdrant cluster ended by itself")
 
 
 @asynccontextmanager
 async def run_index() -> AsyncGenerator[IndexNodes]:
-    """Run the stand-in for Qdrant until the block ends."""
+    """Run the simulated Qdrant cluster until the block ends."""
     grpc_port = free_port()
     options = {"--nodes": NODES, "--port": free_port(), "--grpc-port": grpc_port}
     arguments = itertools.chain.from_iterable((name, str(each)) for name, each in options.items())
@@ -126,7 +126,7 @@ async def run_index() -> AsyncGenerator[IndexNodes]:
     try:
         url = (await process.stdout.readline()).decode().strip() if process.stdout else ""
         if not url:
-            raise BrokenPromiseError("the stand-in for Qdrant does not start")
+            raise BrokenPromiseError("the Qdrant cluster does not start")
         yield IndexNodes(process, url, grpc_port)
     finally:
         if process.stdin is not None:

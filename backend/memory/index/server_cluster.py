@@ -41,7 +41,7 @@ class CollectionShards:
     Attributes:
         name: The name on the server, with its prefix.
         replication_factor: The copies that each shard should have. If a shard has no active copy,
-            the most copies that a shard has, because the server does not tell the number.
+            the most copies that a shard has, because the server does not return the number.
         replicas: For each shard, the state of its copies by the node.
         transfers: The shards of which a copy is being made.
     """
@@ -98,9 +98,9 @@ class ReplicationPlan:
 
     Attributes:
         factor: The copies that each shard will have at least.
-        changed: The collections whose replication factor must be changed.
+        changed: The collections that need another replication factor.
         transfers: The transfers, in order.
-        skipped: Collection and shard of those that lack a copy, and have no active one to copy.
+        skipped: The shards that lack a copy and have no active one, each with its collection.
     """
 
     factor: int
