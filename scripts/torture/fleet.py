@@ -326,14 +326,13 @@ class Fleet:
         for number, each in enumerate(players):
             await each.open_chat(has_chronicle=number % CHRONICLE_EVERY == 0)
         self.began = time.monotonic()
+        playing = [asyncio.create_task(each.play(self.is_over)) for each in players]
         cuts = asyncio.create_task(self._cut_index())
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for each in players:
-                    tasks.create_task(each.play(self.is_over))
-                await self._go_through_rounds(options, players)
-                self.is_over.set()
+            await self._go_through_rounds(options, players)
         finally:
+            self.is_over.set()
+            await asyncio.gather(*playing)
             cuts.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await cuts
@@ -380,12 +379,12 @@ class Fleet:
             if each.current is not None
             and not each.current.is_repeated
             and each.current.url in urls
-            and each.current.heard.started is not None
         ]
         for each in victims:
             each.send(kind)
             self.times.counts[kind.name] += 1
-        self.times.counts[f"replies at {kind.name}"] += len(under_way)
+        replies = sum(each.heard.started is not None for each in under_way)
+        self.times.counts[f"replies at {kind.name}"] += replies
         within = self.made.made.stop_within + (DRAIN_SECONDS if kind == signal.SIGTERM else 0)
         for each in victims:
             try:
@@ -402,9 +401,11 @@ class Fleet:
             await self.made.made.open(within=60 * self.made.slow)
 
     async def _see_whole(self, attempt: Attempt) -> None:
-        """Check that a reply was heard to its end."""
+        """Check that a reply was heard to its end if its line was accepted."""
         await attempt.end.wait()
         heard = attempt.heard
+        if heard.started is None:
+            return
         is_whole = bool(find_whole(self.made.model, heard.text))
         if not (heard.is_saved and heard.is_over and is_whole) or heard.problem:
             how = "the client gave up" if attempt.is_given_up else f"{heard.problem!r}"
