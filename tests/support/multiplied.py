@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import LargeBinary, Table, text
+from sqlalchemy import Index, LargeBinary, PrimaryKeyConstraint, Table, UniqueConstraint, text
 
 from backend.database.base import Base
 from backend.database.engine import Database
@@ -29,8 +29,12 @@ async def multiply(database: Database, copies: int) -> None:
 
 
 def _make_copies(table: Table, copies: int) -> str:
-    unique = {name for each in table.constraints for name in each.columns}
-    unique |= {name for each in table.indexes if each.unique for name in each.columns}
+    unique = {
+        column.name
+        for each in (*table.constraints, *(index for index in table.indexes if index.unique))
+        if isinstance(each, Index | UniqueConstraint | PrimaryKeyConstraint)
+        for column in each.columns
+    }
     values: dict[str, str] = {}
     for column in table.columns:
         value = f'original."{column.name}"'
