@@ -106,7 +106,7 @@ from backend.operations.metrics import MetricsService
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
-from backend.quotas.ledgers import NightlyRecount
+from backend.quotas.ledgers import LedgerFolder, NightlyRecount
 from backend.quotas.limits import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.service import Quotas
 from backend.regex.process import RegexProcess
@@ -227,6 +227,7 @@ class Services:
             database, settings, counts={CHATS: count_chats, LOREBOOK_ENTRIES: count_all_entries}
         )
         self.recount = NightlyRecount(database, queue)
+        self.ledger_folder = LedgerFolder(database)
         check_entries = partial(self.quotas.check_added, LOREBOOK_ENTRIES)
 
         self.regexes = RegexProcess()
