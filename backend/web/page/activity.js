@@ -57,10 +57,8 @@ export default async function ({ signal, title }) {
     kept.set("seen", items[0]?.id);
     const now = JSON.stringify(items);
     if (now !== before) {
-      const at = [...list.querySelectorAll("button")].indexOf(document.activeElement);
       fill(list, items.map((job) => row(job, read)));
       fill(place, items.length ? list : h("p.empty", t("activity.none")));
-      list.querySelectorAll("button")[at]?.focus();
     }
     before = now;
     return /"(running|queued)"/.test(now);

@@ -2,6 +2,7 @@
 import {
   api, complain, explain, fill, h, pageSettings, Problem, restyle, session, style, t,
 } from "./core.js";
+import { keepFocus } from "./core/focus.js";
 import { shell } from "./shell.js";
 
 /**
@@ -137,6 +138,7 @@ async function comeBack() {
   over.showModal();
 }
 
+keepFocus();
 addEventListener("signed-out", comeBack);
 addEventListener("unhandledrejection", (event) => complain(event.reason));
 // A file that is dropped in the wrong place must not replace the page.

@@ -44,12 +44,16 @@ export function shell() {
       set(each, { "aria-current": is && "page" });
     }
   };
+  let shown;
   const list = async () => {
-    const items = (await chats.all().catch(() => [])).filter((chat) => !chat.archived_at);
+    const items = (await chats.all().catch(() => [])).filter((chat) => !chat.archived_at).slice(0, RECENT);
+    const now = JSON.stringify(items.map(({ id, title }) => [id, title]));
+    if (now === shown) return;
+    shown = now;
     fill(
       recent,
       items.length > 0 && h("h2", t("shell.recent")),
-      items.slice(0, RECENT).map((chat) =>
+      items.map((chat) =>
         h("a", { href: `#/chats/${chat.id}` }, h("span.clip", chat.title || t("chats.untitled"))),
       ),
     );

@@ -1,7 +1,9 @@
 /** Other apps that play chats through the OpenAI-compatible endpoint. */
 import { copy } from "../chat/actions.js";
 import { patchOf } from "../chat/fields.js";
-import { act, ago, api, attempt, autoform, dateTime, fill, h, has, icon, t, undoable } from "../core.js";
+import {
+  act, ago, api, attempt, autoform, dateTime, fill, h, has, icon, pend, sendLater, t,
+} from "../core.js";
 import { makeKey } from "./keys.js";
 import { areas, button } from "./parts.js";
 
@@ -55,17 +57,13 @@ const counts = (request) =>
 function row(request, again) {
   const { id, kind, reason, text, rule, chat_id: chat, ignored } = request;
   const other = kind === "quiet" ? "turn" : "quiet";
-  const correct = async (options) => {
-    const { outcome } = await api.post(`/client-requests/${id}/correction`, { kind: other }, options);
-    await again(c(`outcomes.${outcome}`));
-  };
-  const remove = () => undoable(c("remove_help"), {
-    hide: () => (element.hidden = true),
-    act: correct,
-    show: () => (element.hidden = false),
-  });
+  const path = `/client-requests/${id}/correction`;
+  const json = { kind: other };
+  const then = ({ outcome }) => again(c(`outcomes.${outcome}`));
+  const remove = () => sendLater(c("remove_help"), path, { method: "POST", json, then });
+  const correct = () => attempt(async () => then(await api.post(path, json)));
   const facts = [request.model, request.client, ...counts(request), c("took", { count: request.milliseconds })];
-  const element = h("li",
+  return pend(h("li",
     h("div.grow",
       h("div", h("b", c(`kinds.${kind}`)), ". ", c(`reasons.${reason}`)),
       text && h("q.clip", text),
@@ -75,8 +73,7 @@ function row(request, again) {
     h("time.help", { datetime: request.at, title: dateTime(request.at) }, ago(request.at)),
     chat && h("a.button", { href: `#/chats/${chat}` }, c("open_chat")),
     request.is_correctable && rule !== other &&
-      h("button", { onclick: () => (other === "quiet" ? remove() : attempt(correct)) }, c(`correct.${other}`)));
-  return element;
+      h("button", { onclick: other === "quiet" ? remove : correct }, c(`correct.${other}`))), path, "POST");
 }
 
 /** The last requests. They are read again when the user returns to the page. */
@@ -104,18 +101,12 @@ function rules(signal, onchange) {
     const items = await api.all("/client-rules", { signal });
     section.hidden = !items.length;
     fill(list, items.map(({ id, kind, text }) => {
-      const drop = () => undoable(t("common.deleted", { name: text }), {
-        hide: () => (element.hidden = true),
-        async act(options) {
-          await api.delete(`/client-rules/${id}`, undefined, options);
-          if (!signal.aborted) await Promise.all([read(), onchange()]);
-        },
-        show: () => (element.hidden = false),
-      });
-      const element = h("li",
+      const path = `/client-rules/${id}`;
+      const then = () => signal.aborted || Promise.all([read(), onchange()]);
+      const drop = () => sendLater(t("common.deleted", { name: text }), path, { then });
+      return pend(h("li",
         h("div.grow", h("q.clip", text), h("small.help", c(`rules.${kind}`))),
-        act("delete", c("drop", { text }), drop, "quiet"));
-      return element;
+        act("delete", c("drop", { text }), drop, "quiet")), path);
     }));
   };
   section.hidden = true;

@@ -40,15 +40,16 @@ export function secret(text, file, what) {
   ];
 }
 
+// A secret that is not stored yet is lost with the page.
+addEventListener("beforeunload", (event) => document.querySelector(".keepsake") && event.preventDefault());
+
 /** A secret that the user has to store before continuing. */
 export function keepsake(content, done) {
   const go = h("button.primary", { type: "submit", disabled: true }, a("go_on"));
-  const form = h("form.stack", { onsubmit: (event) => (event.preventDefault(), done()) },
+  return h("form.stack.keepsake", { onsubmit: (event) => (event.preventDefault(), done()) },
     content,
     h("label.row", h("input", { type: "checkbox", oninput: () => (go.disabled = !go.disabled) }), a("kept")),
     h("footer", go));
-  addEventListener("beforeunload", (event) => form.isConnected && event.preventDefault());
-  return form;
 }
 
 export const recovery = ({ recovery_code: code }, name, done) =>

@@ -1,5 +1,5 @@
 /** Recent activity of the account: sign-ins, new keys, exports. */
-import { ago, api, attempt, dateTime, h, t } from "../core.js";
+import { ago, api, attempt, dateTime, h } from "../core.js";
 import { a } from "./forms.js";
 import { button, part } from "./parts.js";
 

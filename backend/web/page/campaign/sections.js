@@ -108,12 +108,10 @@ export function section(it, world, signal) {
     });
     cards.clear();
     shown.forEach((each) => cards.set(each.id, each));
-    const at = document.activeElement;
     const nodes = shown.map(({ element: node }) => node);
     for (const node of [...list.children]) if (!nodes.includes(node)) node.remove();
     // Cards that stay in place are not moved, because one may have the focus.
     nodes.forEach((node, place) => list.children[place] !== node && list.insertBefore(node, list.children[place]));
-    if (at.isConnected && at !== document.activeElement) at.focus({ preventScroll: true });
     rest.hidden = items.length <= most;
     note.hidden = !world.cut.has(kind);
   };

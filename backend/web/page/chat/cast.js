@@ -91,7 +91,6 @@ export function cast(room) {
     const now = JSON.stringify(members.map(({ id, name, presence, has_avatar: has }) => [id, name, presence, has]));
     if (now === drawn) return;
     drawn = now;
-    const focused = [...row.children].indexOf(document.activeElement);
     const rest = members.length - SHOWN;
     const label = m("all", { count: members.length });
     all.title = label;
@@ -101,7 +100,6 @@ export function cast(room) {
       members.length > 1 && h("span.figure", { "aria-hidden": "true" }, members.length),
       h("span.unseen", label));
     fill(row, members.slice(0, rest > 1 ? SHOWN : SHOWN + 1).map(one), all);
-    row.children[focused]?.focus();
   };
   room.events.addEventListener("chat", draw);
   draw();

@@ -1,5 +1,5 @@
 /** The tools of a chat with several characters: the next speaker, whispers, and automatic replies. */
-import { act, dialog, fill, h, icon, kept, list, menu, refill, sendform, set } from "../core.js";
+import { act, dialog, fill, h, icon, kept, list, menu, sendform, set } from "../core.js";
 import { alone, isGroup, m } from "./cast.js";
 import { read } from "./whisper.js";
 
@@ -77,7 +77,7 @@ export function ensemble(room) {
       draw();
       whisper.focus();
     };
-    refill(whom, whispering && [h("span.soft", m("whisper_to")), room.members.map(chip), act("close", m("whisper_end"), end, "quiet")]);
+    fill(whom, whispering && [h("span.soft", m("whisper_to")), room.members.map(chip), act("close", m("whisper_end"), end, "quiet")]);
     const { at, of } = room.chain ?? {};
     talk.replaceChildren(icon("chat"), of ? m("reply_of", { at, of }) : m("talk"));
   }

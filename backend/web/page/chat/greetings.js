@@ -1,5 +1,5 @@
 /** The choice among a character's greetings, before the first line of a chat. */
-import { attempt, h, refill, t } from "../core.js";
+import { attempt, fill, h, t } from "../core.js";
 import { lead, say, versions } from "./branches.js";
 
 const SHOWN = 240; // characters of a greeting
@@ -37,7 +37,7 @@ export function greetings(room) {
   const read = async (id) => {
     const all = await versions(id);
     known = all.map((each) => each.id);
-    refill(cards, all.filter(({ removed }) => !removed).map(card));
+    fill(cards, all.filter(({ removed }) => !removed).map(card));
   };
   const draw = async () => {
     const first = greeting();

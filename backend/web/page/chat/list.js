@@ -1,6 +1,6 @@
 /** The start page: the chats, or the first steps. */
 import {
-  act, characters, chats, fill, finder, h, icon, kept, refill, session, t, tabs, texts, usedAt,
+  act, characters, chats, fill, finder, h, icon, kept, session, t, tabs, texts, usedAt,
 } from "../core.js";
 import { longList } from "../core/long-list.js";
 import { card, importButton, offer } from "../library/start.js";
@@ -53,6 +53,7 @@ export default async function ({ signal, title }) {
   const several = bulk(list, {
     shown: () => rows.items,
     button: select,
+    signal,
     turned(is) {
       tools.hidden = is;
       if (is) several.element.querySelector("button").focus();
@@ -100,7 +101,7 @@ export default async function ({ signal, title }) {
     }
     for (const key of tags) if (!known.has(key)) tags.delete(key);
     const often = [...known].sort(([, one], [, other]) => other[1] - one[1]);
-    refill(filter, often.filter(([key], at) => at < TAGS || tags.has(key)).map(tag));
+    fill(filter, often.filter(([key], at) => at < TAGS || tags.has(key)).map(tag));
     filter.hidden = !often.length;
     find.items = items.map((chat) => [null, textOf(chat, castOf(chat)), chat]);
     find.run();

@@ -1,5 +1,5 @@
 /** The panel of a chat's members: their presence, and characters that can join. */
-import { attempt, finder, h, more, refill, t } from "../core.js";
+import { attempt, fill, finder, h, more, t } from "../core.js";
 import { face } from "../library/faces.js";
 import { acts, alone, enter, likeness, m } from "./cast.js";
 import { joining } from "./joining.js";
@@ -34,13 +34,13 @@ export default async function (room, { signal }) {
   const none = h("p.soft");
   const draw = () => {
     const { members, people } = room;
-    refill(list, members.map((each) => row(each, room)));
+    fill(list, members.map((each) => row(each, room)));
     const free = people.filter(({ id }) => !members.some((each) => each.id === id));
     find.items = free.map((each) => {
       const onclick = alone(room, () => joining(room, each, true));
       return [h("li", h("button.choosing.row", { onclick }, face(each, { small: true }), h("span.grow.clip", each.name))), each.name];
     });
-    refill(others, find.items.map(([element]) => element));
+    fill(others, find.items.map(([element]) => element));
     find.input.hidden = free.length < 8;
     none.hidden = free.length > 0;
     none.replaceChildren(m("nobody"), " ", h("a", { href: "#/characters" }, t("library.characters")));

@@ -1,8 +1,8 @@
 /** Pictures of messages: attach them to the next line, and show them in place and in full. */
-import { act, api, complain, dialog, h, icon, kept, Problem, progress, refill, t } from "../core.js";
+import { act, api, complain, dialog, fill, h, icon, kept, Problem, progress, t } from "../core.js";
 import { dropping, pick } from "../core/importing.js";
+import { TYPES } from "../core/picture.js";
 
-const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MOST = 8; // files of a line
 /** The text that the server gives to a line that has only pictures. */
 const ALONE = "[image]";
@@ -50,7 +50,7 @@ export function attaching(room, area) {
       act("close", t("pictures.remove", { name: file.name }), () => change(files.filter((each) => each !== file)), "quiet"));
   const draw = () => {
     const held = list.contains(document.activeElement);
-    refill(list, files.map(item), [...uploads.values()]);
+    fill(list, files.map(item), [...uploads.values()]);
     if (held && !list.children.length) area.focus();
     list.hidden = !list.children.length;
     blind.textContent = files.some(({ tokens }) => !tokens) ? t("pictures.blind") : "";

@@ -1,5 +1,5 @@
 /** Quick replies above the composer: texts of the account, the chat and its characters. */
-import { api, h, refill, t } from "../core.js";
+import { api, fill, h, t } from "../core.js";
 
 const SHOWN = 40; // characters of a text without a label
 
@@ -43,7 +43,7 @@ export function quickReplies(room, use) {
     // Replies of one set are next to each other.
     const sets = Map.groupBy(all, ({ set }) => set ?? "");
     row.hidden = !all.length;
-    refill(row, [...sets].map(([name, items]) => [name && h("small.soft", name), items.map(button)]));
+    fill(row, [...sets].map(([name, items]) => [name && h("small.soft", name), items.map(button)]));
     if (all.length) begin();
   };
   // The chat works without quick replies, so errors are ignored.

@@ -1,6 +1,6 @@
 /** The settings of a chat. Unset values come from the account. */
 import {
-  act, api, autoform, campaigns, chats, chronicles, control, h, lorebooks, menu, refill, t,
+  act, api, autoform, campaigns, chats, chronicles, control, fill, h, lorebooks, menu, t,
 } from "../core.js";
 import { picker } from "../models/picker.js";
 import { dropped, removed, samplers } from "../models/sampling.js";
@@ -126,7 +126,7 @@ export default async function (room, { signal }) {
     const made = control(one("chronicle_id", await chronicles.all(), { help }, none));
     made.write(chosen);
     made.input.onchange = () => write({ chronicle_id: made.read() });
-    refill(tale, made.element);
+    fill(tale, made.element);
   };
 
   const summary = h("div.stack");
@@ -134,7 +134,7 @@ export default async function (room, { signal }) {
 
   /** A list with a select below it that adds the chosen item. */
   const listed = (where, rows, label, items, add) =>
-    refill(where, rows.length > 0 && h("ul.list", rows), items.length > 0 &&
+    fill(where, rows.length > 0 && h("ul.list", rows), items.length > 0 &&
       h("select", { "aria-label": label, onchange: ({ target }) => add(target.value) },
         h("option", { value: "" }, label), items.map((each) => h("option", { value: each.id }, each.name))));
   const away = (name, leave) => act("close", word("leave", { name }), leave, "quiet");

@@ -119,7 +119,8 @@ export default async function view({ params: { id }, query, signal, title }) {
   };
   addEventListener("moved", moved, { signal });
   element.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !open || event.defaultPrevented) return;
+    const selects = !room.selection.element.hidden && !aside.contains(event.target);
+    if (event.key !== "Escape" || !open || selects || event.defaultPrevented) return;
     event.preventDefault();
     room.open(null);
   });

@@ -6,7 +6,8 @@
  * `h("button.primary", { onclick: save, "aria-label": "Save" }, icon("check"), "Save")`
  *
  * @param {string} what Tag name, followed by classes with dots.
- * @param {object} [attributes] `on…` are listeners; true sets a bare attribute; false, null and
+ * @param {object} [attributes] `on…` are listeners, and clicks wait for the promise of the one
+ *   before; true sets a bare attribute; false, null and
  *   undefined leave it out; `value`, `checked`, `selected`, `indeterminate` are properties; `vars`
  *   sets custom properties of its style.
  * @param {...(Node|string|number|null|false|Array)} children
@@ -26,7 +27,8 @@ const PROPERTIES = new Set(["value", "checked", "selected", "indeterminate", "di
 /** Set attributes of an element, as `h` does. */
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (name === "onclick") element.addEventListener("click", alone(element, value));
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "vars") {
       for (const [key, each] of Object.entries(value)) element.style.setProperty(`--${key}`, each);
     } else if (name === "class") element.classList.add(...value.split(" ").filter(Boolean));
@@ -38,6 +40,15 @@ export function set(element, attributes) {
   return element;
 }
 
+/** Return a handler that ignores events until its last promise has settled. */
+const alone = (element, does) => async (event) => {
+  if (element.ariaBusy) return;
+  const running = does(event);
+  if (!running?.finally) return;
+  element.ariaBusy = "true";
+  await running.finally(() => (element.ariaBusy = null));
+};
+
 /** Replace the children of an element. */
 export function fill(element, ...children) {
   element.replaceChildren(...flat(children));
@@ -46,14 +57,6 @@ export function fill(element, ...children) {
 
 const flat = (children) =>
   children.flat(Infinity).filter((child) => child != null && typeof child !== "boolean");
-
-/** Replace the children of an element. The focus stays, or moves to the first button. */
-export function refill(box, ...children) {
-  const at = document.activeElement;
-  const had = box.contains(at);
-  fill(box, ...children);
-  if (had) (at.isConnected ? at : box.querySelector("button, select"))?.focus();
-}
 
 /** Tabs: links `[name, text, address]`. `here` is the name of the current one. */
 export function tabs(label, here, places) {

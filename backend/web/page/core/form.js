@@ -182,7 +182,8 @@ export function autoform({ groups, value, save, signal }) {
 
   const element = h(
     "form.autoform",
-    { onsubmit: (event) => event.preventDefault(), oninput: soon, onchange: soon },
+    // Words are saved once they are complete, or when the user leaves.
+    { onsubmit: (event) => event.preventDefault(), oninput: ({ target }) => target.closest(".words") || soon(), onchange: soon },
     groups.map(({ title, open, fields }) => {
       const made = fields.map((field) => {
         const each = (field.control ?? control)(field);
@@ -195,7 +196,7 @@ export function autoform({ groups, value, save, signal }) {
     }),
     state,
   );
-  const flush = () => (soon.now(), running);
+  const flush = () => (soon(), soon.now(), running);
   signal?.addEventListener("abort", flush, { once: true });
   addEventListener("pagehide", flush, { signal });
   return {

@@ -1,7 +1,7 @@
 /** Import of chosen, dropped or pasted files, with one row per file for its progress. */
 import { Problem } from "./api.js";
 import { complain, explain } from "./dialogs.js";
-import { act, h, icon, refill } from "./dom.js";
+import { act, fill, h, icon } from "./dom.js";
 import { progress } from "./form.js";
 import { t } from "./words.js";
 
@@ -55,7 +55,7 @@ export function track(name, run, isSent = false) {
   const row = h("li");
   const show = (as, sign, text, button) => {
     row.className = as;
-    refill(row, sign, h("div.grow", text), button);
+    fill(row, sign, h("div.grow", text), button);
     count();
   };
   let next = run;

@@ -6,12 +6,13 @@ import { t } from "./words.js";
  * @param {object} options `label` names the bar. `counted(count)` is the text for a number of
  *   items. `tools` are the buttons. `all()` selects all items, if that is possible. `drawn(items)`
  *   runs after each change of the bar, `turned(is, leaves)` when the selection begins or ends.
- *   `leaves` is true if the bar or the box that has the focus is hidden.
+ *   `leaves` is true if the bar or the box that has the focus is hidden. Until `signal` aborts,
+ *   Escape ends it wherever nothing else uses the key.
  * @returns {{element, items, has, choose, keep, turn, draw}} `items` are the selected ones;
  *   `choose(item, is)` selects an item or not; `keep(items)` forgets all others and replaces
  *   those that have changed; `turn(is)` begins or ends.
  */
-export function selection({ label, counted, tools, all, look = "", turned = () => {}, drawn = () => {} }) {
+export function selection({ label, counted, tools, all, signal, look = "", turned = () => {}, drawn = () => {} }) {
   const chosen = new Map();
   const count = h("span.grow", { role: "status" });
   const self = {
@@ -45,6 +46,14 @@ export function selection({ label, counted, tools, all, look = "", turned = () =
       drawn(self.items);
     },
   };
+  addEventListener("keydown", (event) => {
+    const { target } = event;
+    if (event.key !== "Escape" || self.element.hidden || event.defaultPrevented) return;
+    // In a field with a text, browsers or the field itself use the key.
+    if (target.closest("dialog, [role=menu]") || (target.matches("input[type=search]") && target.value)) return;
+    event.preventDefault();
+    self.turn(false);
+  }, { signal });
   return self;
 }
 
@@ -76,9 +85,6 @@ export function listSelection(list, { shown, named, button, turned, ...options }
       turned(is);
       if (leaves) button.focus();
     },
-  });
-  for (const each of [button, self.element, list]) each.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !self.element.hidden) self.turn(false);
   });
   // While items are selected, a click anywhere on one selects it.
   list.addEventListener("click", (event) => {

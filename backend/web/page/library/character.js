@@ -1,6 +1,6 @@
 /** A character: its card, picture, lorebooks, and chats. */
 import {
-  act, ago, api, attempt, characters, control, deleting, fill, h, icon, lorebooks, menu, more, refill, t,
+  act, ago, api, attempt, characters, control, deleting, fill, h, icon, lorebooks, menu, more, t,
   undoable,
 } from "../core.js";
 import { backgroundOf } from "../chat/background.js";
@@ -130,7 +130,7 @@ async function books(id, box) {
     const label = say("unlink", { name: book.name });
     return book.character_id !== id && act("close", label, change("delete", book), "quiet");
   };
-  refill(box, links(say("books"), items, "lorebooks", unlink, act("link", say("link"), link)));
+  fill(box, links(say("books"), items, "lorebooks", unlink, act("link", say("link"), link)));
 }
 
 /** The prompt preset of the character's chats. */

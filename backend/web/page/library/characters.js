@@ -1,5 +1,5 @@
 /** The list of characters. */
-import { act, characters, chats, fill, finder, h, kept, refill, set } from "../core.js";
+import { act, characters, chats, fill, finder, h, kept, set } from "../core.js";
 import { longList } from "../core/long-list.js";
 import { menuOf, star } from "./acts.js";
 import { face } from "./faces.js";
@@ -52,7 +52,7 @@ export default async function ({ signal, title }) {
   const body = h("div.stack");
   const select = act("check", say("select"), () => chosen.turn(chosen.element.hidden));
   const turned = (is) => set(select, { "aria-pressed": String(is) });
-  const chosen = characterSelection(list, { shown: () => rows.items, button: select, turned });
+  const chosen = characterSelection(list, { shown: () => rows.items, button: select, turned, signal });
   set(select, { "aria-pressed": "false" });
   const element = (item) => (look === "list" ? line : card)(item, star(item), menuOf(item), chosen.box(item));
   const rows = longList(list, element, signal);
@@ -104,7 +104,7 @@ export default async function ({ signal, title }) {
     });
     const known = [...times].sort((one, other) => other[1] - one[1]);
     for (const key of wanted) if (key !== FAVOURITE && !times.has(key)) wanted.delete(key);
-    refill(tags, known.filter(([key], at) => at < TAGS || wanted.has(key)).map(tag));
+    fill(tags, known.filter(([key], at) => at < TAGS || wanted.has(key)).map(tag));
     find.run();
     if (!items.length) fill(body, offer());
     else if (!list.isConnected) {

@@ -1,5 +1,5 @@
 /** Personas: the user's roles in chats. */
-import { act, api, fill, h, personas, refill, t } from "../core.js";
+import { act, api, fill, h, personas, t } from "../core.js";
 import { face } from "./faces.js";
 import { NAME, editing, naming, overview, portrait, say } from "./parts.js";
 
@@ -46,7 +46,7 @@ export default async function ({ signal, title }) {
         ),
         is && h("span.tag", say("standard")),
       );
-      refill(foot, prefers, erase);
+      fill(foot, prefers, erase);
     };
     const open = ({ target }) => {
       if (!target.open || body.firstChild) return;
@@ -64,7 +64,7 @@ export default async function ({ signal, title }) {
       row.show();
       return row.element;
     });
-    refill(list, all.length ? all : h("li.empty", say("personas_none")));
+    fill(list, all.length ? all : h("li.empty", say("personas_none")));
   };
   const opened = async ({ id }) => {
     await draw();

@@ -1,6 +1,6 @@
 /** Regex scripts: a list, and a dialog that edits and tests one. */
 import {
-  act, api, attempt, autoform, control, dialog, fill, h, Problem, refill, settled, t, toast, UNDO_SECONDS,
+  act, api, attempt, autoform, control, dialog, fill, h, Problem, settled, t, toast, UNDO_SECONDS,
 } from "../core.js";
 import { pick } from "../core/importing.js";
 
@@ -138,7 +138,7 @@ export function scripts({ list, store, character = "", signal }) {
         h("small.help.clip", script.findRegex)),
       act("delete", say("delete", { name: name(at) }), remove, "quiet"));
   };
-  const draw = () => refill(rows, list.map(row));
+  const draw = () => fill(rows, list.map(row));
   draw();
   return h("div.stack", rows, h("div.row",
     act("plus", say("add"), () => attempt(add)),

@@ -1,6 +1,6 @@
 /** The list of a book's entries: search, open, switch, move, delete. */
 import {
-  act, api, attempt, deleting, finder, h, lorebooks, more, settled, t, texts, undoable,
+  act, api, attempt, deleting, finder, h, isPending, lorebooks, more, sendLater, settled, t, texts,
 } from "../core.js";
 import { longList } from "../core/long-list.js";
 import { called, patch, place } from "./entry.js";
@@ -52,15 +52,11 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   };
 
   const drop = (row) => {
-    const gone = (is) => find.run(row.draw((row.isGone = is)));
-    undoable(t("common.deleted", { name: called(row.entry) }), {
-      hide: () => gone(true),
-      async act(options) {
-        await api.delete(`${path}/entries/${row.id}`, undefined, options);
+    sendLater(t("common.deleted", { name: called(row.entry) }), row.path, {
+      then() {
         find.items = find.items.filter(([, , each]) => each !== row);
         lorebooks.changed();
       },
-      show: () => gone(false),
     });
     if (row.element.ariaCurrent) open();
   };
@@ -94,12 +90,13 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     let element;
     const row = {
       id: entry.id,
+      path: `${path}/entries/${entry.id}`,
       entry,
       get element() {
         return (element ??= build(row));
       },
       async save(changes) {
-        const saved = await patch(`${path}/entries/${row.id}`, entry, changes, entry.revision);
+        const saved = await patch(row.path, entry, changes, entry.revision);
         row.draw();
         changed();
         return saved;
@@ -109,7 +106,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
         const words = [called(entry), ...keys, ...entry.secondary_keys, entry.content];
         const states = ["", enabled ? "on" : "off", constant ? "always" : "", ""];
         // Entries that are being deleted are not found.
-        item[1] = row.isGone ? "" : [...words, ...states].join("\n");
+        item[1] = isPending(row.path) ? "" : [...words, ...states].join("\n");
         row.paint?.();
       },
     };
@@ -120,6 +117,10 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     return row;
   };
 
+  addEventListener("pending", () => {
+    for (const row of rows.values()) row.draw();
+    find.run();
+  }, { signal });
   await api.all(`${path}/entries`, { signal, each: put });
   find.run();
 
@@ -136,7 +137,8 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
       row.element.querySelector("button").focus();
     },
     add(entry) {
-      find.input.value = "";
+      find.input.value = filter.value = "";
+      wanted[0] = "\n";
       const row = put(entry);
       find.run();
       list.reveal(row);

@@ -1,7 +1,7 @@
 /** The agent's runs for the chats of a chronicle. */
 import { act, ago, api, attempt, dateTime, fill, h, t, told } from "../core.js";
 import { m, titles } from "./parts.js";
-import { follow, isBusy, standing, undo, written } from "./watch.js";
+import { follow, isBusy, pendRun, standing, undo, written } from "./watch.js";
 
 /** One section per chat with its runs, newest first. */
 export async function runs({ chat_ids: ids }, signal) {
@@ -34,7 +34,6 @@ function card(run, chat, changed) {
   const { from_position: from, to_position: to, written: wrote } = run;
   const isQuiet = run.kind === "glossary" ? !run.significant : !wrote.length && run.kind !== "summary";
   const state = run.state === "done" && isQuiet ? "quiet" : run.state;
-  const back = ({ currentTarget }) => undo(run.id, currentTarget, changed);
   const took = {
     ...run,
     count: run.calls,
@@ -48,7 +47,7 @@ function card(run, chat, changed) {
       h("span.soft.grow",
         h("a", { href: `#/chats/${chat}?at=${from}` }, m("lines", { from: from + 1, to: to + 1 })), ", ",
         h("time", { title: dateTime(run.created_at) }, ago(run.created_at))),
-      run.can_undo && act("undo", t("common.undo"), back)),
+      run.can_undo && pendRun(act("undo", t("common.undo"), () => undo(run.id, changed)), run.id)),
     run.error && h("div.trouble", run.problem ? told(run.problem) : run.error.replaceAll("-", " ")),
     h("ul", wrote.map((it) => h("li",
       h("span.tag", m(`effect.${it.what}`)), " ",

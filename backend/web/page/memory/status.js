@@ -1,12 +1,13 @@
 /** Memory status: the model, indexed and waiting texts, problems, and a rebuild. */
 import { row } from "../activity.js";
-import { ago, api, h, has, icon, number, pause, refill, session, undoable } from "../core.js";
+import { ago, api, fill, h, has, icon, number, pause, pend, sendLater, session } from "../core.js";
 import { models } from "./models.js";
 import { areas, m } from "./parts.js";
 
 const s = (path, values) => m(`status.${path}`, values);
 const section = (name, ...content) => h("section.stack", h("h2", s(name)), content);
 
+const REBUILD = "/memory/rebuild";
 const isRebuild = ({ kind, state }) => kind.endsWith("reindex") && !/done|dead/.test(state);
 
 const counted = ({ kind, total, waiting: count }) =>
@@ -43,20 +44,13 @@ export default async function status({ signal, title }) {
   const read = async () => {
     const view = await api.get("/memory", { signal });
     const now = JSON.stringify(view);
-    if (now !== before) refill(out, shown(view, read));
+    if (now !== before) fill(out, shown(view, read));
     before = now;
     begin.disabled = view.jobs.some(isRebuild);
     return view.jobs.some(({ state }) => /running|queued/.test(state));
   };
-  const rebuild = () => undoable(s("rebuilds"), {
-    hide: () => (begin.disabled = true),
-    async act(options) {
-      await api.post("/memory/rebuild", undefined, options);
-      busy = await read();
-    },
-    show: () => (begin.disabled = false),
-  });
-  const begin = h("button", { onclick: rebuild }, s("rebuild"));
+  const rebuild = () => sendLater(s("rebuilds"), REBUILD, { method: "POST", then: async () => (busy = await read()) });
+  const begin = pend(h("button", { onclick: rebuild }, s("rebuild")), REBUILD, "POST");
   let busy = await read();
   const follow = async () => {
     while (!signal.aborted) {

@@ -11,18 +11,13 @@ const found = async (signal) =>
 function row({ preset, title, base_url: url, models, is_used: isUsed }, done) {
   const report = h("div.stack");
   const provider = { preset, base_url: url };
-  const use = ({ currentTarget: button }) => attempt(async () => {
-    button.disabled = true;
-    try {
-      const tested = await test(() => api.post(`${PATH}/test`, provider), report, {});
-      if (!tested?.ok) return;
-      const made = await api.post(PATH, provider);
-      await api.get(`${PATH}/${made.id}/models`).catch(() => {});
-      toast(m("added", { name: made.name }));
-      done();
-    } finally {
-      button.disabled = false;
-    }
+  const use = () => attempt(async () => {
+    const tested = await test(() => api.post(`${PATH}/test`, provider), report, {});
+    if (!tested?.ok) return;
+    const made = await api.post(PATH, provider);
+    await api.get(`${PATH}/${made.id}/models`).catch(() => {});
+    toast(m("added", { name: made.name }));
+    done();
   });
   const names = models.length ? models.slice(0, 5).join(", ") : m("local_empty");
   return h("li",

@@ -86,10 +86,7 @@ export async function adding(done, signal) {
     const tested = await test(() => api.post(`${PATH}/test`, provider), report, { url, use, again });
     if (!tested) return;
     if (tested.ok) return add(provider, tested);
-    const anyway = ({ currentTarget: button }) => {
-      button.disabled = true;
-      attempt(() => add(provider, tested)).finally(() => (button.disabled = false));
-    };
+    const anyway = () => attempt(() => add(provider, tested));
     report.append(h("div.row", h("button", { onclick: anyway }, m("save_anyway")),
       h("small.soft.grow", m("save_anyway_help"))));
     report.scrollIntoView({ block: "nearest" });

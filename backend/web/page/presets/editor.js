@@ -1,8 +1,8 @@
 /** A prompt preset: its blocks in order, the editor of a block, and a preview of the prompt. */
 import { samplers } from "../models/sampling.js";
 import {
-  act, api, attempt, autoform, complain, control, dialog, explain, fill, h, icon, menu, number, refill,
-  settled, t, undoable,
+  act, api, attempt, autoform, complain, control, dialog, explain, fill, h, icon, menu, number, settled,
+  t, undoable,
 } from "../core.js";
 import { at, patchOf } from "../chat/fields.js";
 
@@ -220,14 +220,7 @@ export default async function ({ params: { id }, signal, title }) {
   };
   const controls = (block) =>
     [...rows.children].find((item) => item.dataset.block === block)?.querySelectorAll("[tabindex], input, button") ?? [];
-  /** Draw the rows. The focus stays with its block. */
-  const draw = () => {
-    const held = rows.contains(document.activeElement) && document.activeElement;
-    const block = held && held.closest("li").dataset.block;
-    const place = held && [...controls(block)].indexOf(held);
-    refill(rows, blocks.map(row));
-    if (held) controls(block)[place]?.focus();
-  };
+  const draw = () => fill(rows, blocks.map(row));
 
   const sampling = samplers();
   const groups = [

@@ -41,9 +41,6 @@ export async function followImport({ id, job_id: job }, signal, show) {
   return item;
 }
 
-/** Imports whose deletion can still be undone. */
-export const away = new Set();
-
 export const stop = ({ job_id: job }) => attempt(() => api.post(`/jobs/${job}/stop`));
 export const goOn = ({ id }) => api.post(`/imports/${id}/continue`);
 

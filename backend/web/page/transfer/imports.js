@@ -1,8 +1,8 @@
 /** Import and export: files of any kind, earlier imports, and the archive of the account. */
-import { act, ago, api, attempt, dateTime, h, icon, refill, session, size, t } from "../core.js";
+import { act, ago, api, attempt, dateTime, fill, h, icon, isPending, session, size } from "../core.js";
 import { areas } from "../account/parts.js";
 import { archive } from "./archive.js";
-import { away, files, i, summary } from "./files.js";
+import { files, i, summary } from "./files.js";
 import { steps } from "./moving.js";
 
 const section = (name, ...content) => h("section.stack", h("h2", i(name)), content);
@@ -30,11 +30,11 @@ export default async function ({ signal, title }) {
   const list = h("ul.list", { "aria-label": i("earlier") });
   const earlier = section("earlier", list);
   const draw = async () => {
-    const items = (await api.all("/imports", { signal })).filter(({ id }) => !away.has(id));
+    const items = (await api.all("/imports", { signal })).filter(({ id }) => !isPending(`/imports/${id}`));
     earlier.hidden = !items.length;
-    refill(list, items.map(line));
+    fill(list, items.map(line));
   };
-  addEventListener("imports-changed", () => attempt(draw), { signal });
+  for (const each of ["imports-changed", "pending"]) addEventListener(each, () => attempt(draw), { signal });
   await draw();
   return h("div.page.narrow",
     h("header", h("h1", i("title"))),

@@ -1,10 +1,9 @@
 /** One import: its progress, and the result of each file. */
 import {
-  act, ago, api, attempt, dateTime, deleting, fill, h, has, icon, more, pause, progress, refill, size, t,
-  undoable,
+  act, ago, api, attempt, dateTime, deleting, fill, h, has, icon, more, pause, progress, sendLater, size,
+  t,
 } from "../core.js";
-import { areas } from "../account/parts.js";
-import { addressOf, away, followImport, goOn, i, OUTCOMES, stop } from "./files.js";
+import { addressOf, followImport, goOn, i, OUTCOMES, stop } from "./files.js";
 
 const SIGNS = { imported: "check", already_there: "minus", skipped: "minus", failed: "alert" };
 const PAGE = 100;
@@ -82,7 +81,7 @@ export default async function ({ params: { id }, signal, title }) {
     const isLost = /stopped|failed/.test(item.state) && !item.can_continue;
     fill(state, i(`states.${item.state}`), isLost && [". ", i("lost")]);
     bar.element.hidden = !isRunning;
-    refill(acts,
+    fill(acts,
       isRunning && act("stop", i("stop"), () => stop(item)),
       item.can_continue && act("continue", i("continue"), () => attempt(resume), "primary"),
       !isRunning && more(t("common.more"), [deleting(remove)]));
@@ -93,17 +92,10 @@ export default async function ({ params: { id }, signal, title }) {
     draw();
     await follow();
   };
-  const remove = () => undoable(t("common.deleted", { name: item.name }), {
-    hide() {
-      away.add(id);
-      location.hash = "#/imports";
-    },
-    act: (options) => api.delete(`/imports/${id}`, undefined, options),
-    show() {
-      away.delete(id);
-      dispatchEvent(new Event("imports-changed"));
-    },
-  });
+  const remove = () => {
+    sendLater(t("common.deleted", item), `/imports/${id}`);
+    location.hash = "#/imports";
+  };
   /** Show the first results while the import runs. */
   const watch = async () => {
     while (item.state === "running" && !signal.aborted) {
