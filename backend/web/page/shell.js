@@ -1,5 +1,5 @@
 /** The frame around every view: navigation, recent chats, and the view itself. */
-import { api, asset, attempt, chats, fill, h, icon, kept, pause, set, t } from "./core.js";
+import { api, asset, attempt, chats, fill, h, icon, kept, on, pause, set, t } from "./core.js";
 import { connection } from "./core/connection.js";
 import { forget, imports, receive } from "./core/importing.js";
 import { stayAboveKeyboard } from "./core/keyboard.js";
@@ -23,8 +23,8 @@ const AREAS = {
 /** @returns {{element, main, at(path)}} `at` marks the current area. */
 export function shell() {
   const main = h("main", { id: "main", tabindex: "-1" });
-  const recent = h("nav.recent", { "aria-label": t("shell.recent") });
-  const places = h("nav.places", { "aria-label": t("shell.places") }, PLACES.map((each) => place(...each)));
+  const recent = h("nav.recent", { label: t("shell.recent") });
+  const places = h("nav.places", { label: t("shell.places") }, PLACES.map((each) => place(...each)));
   const activity = place("activity", "activity");
   const settings = place("settings", "settings");
   const account = place("account", "person");
@@ -59,10 +59,10 @@ export function shell() {
     );
     mark();
   };
-  addEventListener("keydown", onkeydown);
-  addEventListener("chats-changed", list);
+  on(window, "keydown", onkeydown);
+  on(window, "chats-changed", list);
   // Other clients may have opened chats.
-  addEventListener("focus", () => chats.changed());
+  on(window, "focus", () => chats.changed());
   list();
   watch(activity);
   files.at();

@@ -5,10 +5,8 @@ import { choice, part } from "./parts.js";
 const p = (name, values) => t(`page.${name}`, values);
 
 /** A select. The first value is the default. */
-const among = (name, ...values) => {
-  const [label, help] = p(name).split(" | ");
-  return { name, label, help, kind: "select", options: values.map((each, at) => [at ? each : null, p(`${name}_${each}`)]) };
-};
+const among = (name, ...values) =>
+  ({ name, ...labels(p(name)), kind: "select", options: values.map((each, at) => [at ? each : null, p(`${name}_${each}`)]) });
 
 const form = (signal, fields, then) =>
   autoform({

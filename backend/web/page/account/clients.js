@@ -2,7 +2,7 @@
 import { copy } from "../chat/actions.js";
 import { patchOf } from "../chat/fields.js";
 import {
-  act, ago, api, attempt, autoform, dateTime, fill, h, has, icon, pend, sendLater, t,
+  act, api, attempt, autoform, combine, fill, h, has, icon, on, pend, sendLater, t, timed,
 } from "../core.js";
 import { makeKey } from "./keys.js";
 import { areas, button } from "./parts.js";
@@ -31,10 +31,7 @@ const entry = (text, about) =>
 /** The settings of the endpoint, saved automatically. */
 async function settingsForm(signal) {
   let settings = await api.get(SETTINGS, { signal });
-  const field = (kind, name, more) => {
-    const [label, help] = c(name).split(" | ");
-    return { kind, name: `client.${name}`, label, help, wide: true, ...more };
-  };
+  const field = (kind, name, more) => ({ kind, name: `client.${name}`, ...labels(c(name)), wide: true, ...more });
   const made = ([name, values]) => values.includes(true)
     ? field("check", name)
     : field("select", name, { options: values.map((value) => [value, c(`options.${value}`)]) });
@@ -67,10 +64,10 @@ function row(request, again) {
     h("div.grow",
       h("div", h("b", c(`kinds.${kind}`)), ". ", c(`reasons.${reason}`)),
       text && h("q.clip", text),
-      h("small.help", facts.filter(Boolean).join(" · ")),
+      h("small.help", combine(facts)),
       ignored.length > 0 && h("small.help", c("ignored", { names: ignored.join(", ") })),
       rule && h("small.help", icon("check"), c(`rules.${rule}`))),
-    h("time.help", { datetime: request.at, title: dateTime(request.at) }, ago(request.at)),
+    timed(request.at, "help"),
     chat && h("a.button", { href: `#/chats/${chat}` }, c("open_chat")),
     request.is_correctable && rule !== other &&
       h("button", { onclick: other === "quiet" ? remove : correct }, c(`correct.${other}`))), path, "POST");
@@ -78,7 +75,7 @@ function row(request, again) {
 
 /** The last requests. They are read again when the user returns to the page. */
 function requests(signal, onchange) {
-  const list = h("ul.list", { "aria-label": c("requests") });
+  const list = h("ul.list", { label: c("requests") });
   const said = h("p.soft", { role: "status" });
   const read = async (outcome) => {
     const { items } = await api.get("/client-requests", { signal });
@@ -87,15 +84,15 @@ function requests(signal, onchange) {
   };
   const corrected = (outcome) => Promise.all([read(outcome), onchange()]);
   const look = () => !document.hidden && read().catch(() => {});
-  document.addEventListener("visibilitychange", look, { signal });
-  addEventListener("focus", look, { signal });
+  on(document, "visibilitychange", look, signal);
+  on(window, "focus", look, signal);
   attempt(read);
   return { section: part("requests", said, list), read };
 }
 
 /** The corrections, which can be deleted. */
 function rules(signal, onchange) {
-  const list = h("ul.list", { "aria-label": c("corrections") });
+  const list = h("ul.list", { label: c("corrections") });
   const section = part("corrections", list);
   const read = async () => {
     const items = await api.all("/client-rules", { signal });
@@ -125,7 +122,7 @@ export default async function ({ signal, title }) {
     areas("clients"),
     h("p.soft.lead", c("about")),
     part("address", h("ul.list", entry(`${location.origin}/v1`)), h("div", button("make_key", makeKey))),
-    part("models", h("ul.list", { "aria-label": c("models") }, models.map(({ id, name }) => entry(id, name)))),
+    part("models", h("ul.list", { label: c("models") }, models.map(({ id, name }) => entry(id, name)))),
     part("options_title", form),
     latest.section,
     corrections.section);

@@ -15,7 +15,7 @@ export function listing(name, path, row, make, act) {
     const end = () => sendLater(a("ended", { name, seconds: UNDO_SECONDS }), own, { now: t("common.now") });
     return pend(h("li",
       h("div.grow", h("div.clip", name), h("small.help", about)),
-      other ?? button("end", end, { "aria-label": a("end_named", { name }) })), own);
+      other ?? button("end", end, { label: a("end_named", { name }) })), own);
   };
   attempt(read);
   return part(name, list, make && h("div", button(make, async () => (await act(), read()))));

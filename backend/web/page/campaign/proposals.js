@@ -2,7 +2,7 @@
  * Proposed changes that wait for a decision: the current and the proposed state, and the source.
  */
 import {
-  act, ago, api, complain, dateTime, fill, h, isPending, number, sendLater, settled, toast,
+  act, api, complain, fill, h, isPending, number, on, sendLater, settled, timed, toast,
 } from "../core.js";
 import { source } from "./ledger.js";
 import { c, label } from "./parts.js";
@@ -23,7 +23,7 @@ export const waiting = async (path, signal) =>
  */
 export function proposals(world, signal, told) {
   const count = h("span.tag.badge");
-  const list = h("ol.ledger.proposals", { "aria-label": c("tabs.proposals") });
+  const list = h("ol.ledger.proposals", { label: c("tabs.proposals") });
   const summary = h("summary", c("tabs.proposals"), " ", count);
   const element = h("details.group", { open: true, hidden: true }, summary, h("p.soft", c("proposals_help")), list);
   let known = "";
@@ -50,10 +50,9 @@ export function proposals(world, signal, told) {
   const refusal = ({ id }) => `${world.path}/proposals/${id}/refuse`;
   const refuse = (item) =>
     sendLater(c("decided.refuse", { name: title(item.target) }), refusal(item), { method: "POST", ifMatch: item.revision, then: read });
-  const soon = settled(() => read().catch(complain), 250);
-  signal.addEventListener("abort", soon.drop);
-  world.addEventListener("change", soon, { signal });
-  addEventListener("pending", () => read().catch(complain), { signal });
+  const soon = settled(() => read().catch(complain), 250, signal);
+  on(world, "change", soon, signal);
+  on(window, "pending", () => read().catch(complain), signal);
   return { element, read, soon };
 }
 
@@ -66,7 +65,7 @@ function row(it, world, accept, refuse) {
   const answers = candidates.length
     ? candidates.map((each) => act("check", c("meant", each), () => accept(it, { item_id: each.id })))
     : act("check", c("accept"), () => accept(it));
-  return h("li", { tabindex: -1, "aria-label": name },
+  return h("li", { tabindex: -1, label: name },
     h("header.row",
       h("strong", name),
       target.name && target.kind !== "world" && h("span.soft", c(`kinds.${target.kind}`)),
@@ -74,7 +73,7 @@ function row(it, world, accept, refuse) {
     sides(it, world),
     because && h("p.quote", because),
     h("p.row.answers", answers, act("close", c("refuse"), () => refuse(it))),
-    h("p.row.soft", h("time", { datetime: when, title: dateTime(when) }, ago(when)), source(line)));
+    h("p.row.soft", timed(when), source(line)));
 }
 
 /**
@@ -107,6 +106,6 @@ export default async function (it, { signal }) {
   const none = h("p.empty", c("no_proposals"));
   const all = proposals(world, signal, (count) => (none.hidden = count > 0));
   await all.read();
-  document.addEventListener("visibilitychange", () => document.hidden || all.soon(), { signal });
+  on(document, "visibilitychange", () => document.hidden || all.soon(), signal);
   return h("section.world", none, all.element);
 }

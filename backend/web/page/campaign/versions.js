@@ -1,5 +1,5 @@
 /** Versions of a campaign: compare with the present, and restore. */
-import { act, ago, api, attempt, dateTime, fill, h, icon, pend, sendLater, t } from "../core.js";
+import { act, api, attempt, fill, h, icon, pend, sendLater, t, timed } from "../core.js";
 import { c, label } from "./parts.js";
 import { said, whose } from "./said.js";
 import { World } from "./world.js";
@@ -7,7 +7,7 @@ import { World } from "./world.js";
 export default async function (it, { signal, tell }) {
   const world = new World(it.id, signal);
   await world.read();
-  const list = h("ol.list", { "aria-label": c("tabs.versions") });
+  const list = h("ol.list", { label: c("tabs.versions") });
   const more = h("button", { onclick: () => attempt(() => load(more.value)) }, t("common.more"));
   const load = async (before) => {
     const { items, next } = await api.get(`${world.path}/versions`, { query: { before }, signal });
@@ -42,7 +42,7 @@ function row({ version, actor, changes: count, created_at: when }, world, restor
     h("summary.row",
       h("strong", c("version", { version })),
       h("span.soft.grow", `${whose(actor)} · ${c("changes", { count })}`),
-      h("time.soft", { datetime: when, title: dateTime(when) }, ago(when))),
+      timed(when, "soft")),
     box));
 }
 

@@ -1,5 +1,5 @@
 /** The pictures behind the messages of chats: drawing one, and the field that sets one. */
-import { act, api, backgrounds, fill, h, isPending, set, t } from "../core.js";
+import { act, api, backgrounds, fill, h, isPending, on, set, t } from "../core.js";
 import { picture } from "../core/picture.js";
 
 const say = (name) => t(`background.${name}`);
@@ -22,8 +22,8 @@ export function backdrop(room, reading) {
     if (src !== picture.getAttribute("src")) set(picture, { src, hidden: !found });
   };
   reading.prepend(picture);
-  room.events.addEventListener("chat", draw);
-  for (const each of ["backgrounds-changed", "pending"]) addEventListener(each, draw, { signal: room.signal });
+  on(room.events, "chat", draw);
+  on(window, "backgrounds-changed pending", draw, room.signal);
   draw();
 }
 
@@ -41,7 +41,7 @@ export async function backgroundOf(kind, id, signal) {
         is && act("delete", say("remove"), own.remove, "quiet")));
   };
   const own = picture(pathOf(kind, id), box, { has: () => Boolean(found), draw, changed: backgrounds.changed, removed: say("removed"), signal });
-  addEventListener("backgrounds-changed", draw, { signal });
+  on(window, "backgrounds-changed", draw, signal);
   await draw();
   return h("section", h(kind === "chat" ? "h3" : "h2", say("title")), h("small.help", say(`help_${kind}`)), box);
 }

@@ -1,6 +1,6 @@
 /** The panel of what a member knows: its memories, its summary, and a search with its eyes. */
 import {
-  act, api, attempt, complain, control, deleting, fill, h, isPending, more, sendLater, settled, t,
+  act, api, attempt, complain, control, deleting, fill, h, isPending, more, on, sendLater, settled, t,
 } from "../core.js";
 import { finding, passage } from "../core/passage.js";
 import { asking, EVENT, m as memory, signals } from "../memory/parts.js";
@@ -39,13 +39,12 @@ export default async function (room, { options: { character: id }, signal }) {
         : h("a", { href: `#${chat}?at=${position}` }, t("find.at", { author: title, n: position + 1 }))),
       h("p.prose", passage(text, find, SHOWN)));
     fill(found, items.length ? h("ol.deeds", items.map(line)) : h("p.soft", k("nothing", { name })));
-  }), INPUT_PAUSE);
+  }), INPUT_PAUSE, signal);
   const label = k("search", { name });
-  const input = h("input", { type: "search", "aria-label": label, placeholder: label, maxlength: 200, oninput: search });
-  signal.addEventListener("abort", search.drop);
+  const input = h("input", { type: "search", label, placeholder: label, maxlength: 200, oninput: search });
 
   // What it remembers.
-  const list = h("ul.deeds", { "aria-label": k("memories") });
+  const list = h("ul.deeds", { label: k("memories") });
   const empty = h("p.soft", { hidden: true }, k("none", { name }));
   const rest = h("button", { hidden: true, onclick: () => attempt(() => read(true)) }, t("common.more"));
   let events = [];
@@ -110,8 +109,8 @@ export default async function (room, { options: { character: id }, signal }) {
   });
   const card = async () => keeps.write((await api.get(`/characters/${member.id}`, { signal })).keeps_memories);
 
-  addEventListener("pending", draw, { signal });
-  room.events.addEventListener("turn", () => read().catch(complain), { signal });
+  on(window, "pending", draw, signal);
+  on(room.events, "turn", () => read().catch(complain), signal);
   await Promise.all([read(), tell(), card()]);
   const part = (title, ...content) => h("section.stack", h("h3", k(title)), content);
   return h("div.stack.knows",

@@ -2,7 +2,7 @@
  * The active path of a chat. It is loaded in pages, and only messages near the visible ones are
  * kept.
  */
-import { isPending, problemOf, send } from "../core.js";
+import { isPending, on, problemOf, send } from "../core.js";
 
 const PAGE = 40;
 const AROUND = 200; // messages kept before and after the last requested ones
@@ -23,10 +23,10 @@ export class Path extends EventTarget {
       if (!response.ok && response.status !== 304) throw await problemOf(response);
       return response;
     };
-    addEventListener("pending", ({ detail }) => {
+    on(window, "pending", ({ detail }) => {
       const drawn = [...this.#held.values()].filter(({ id }) => detail.includes(`DELETE /messages/${id}`));
       this.#keep(drawn.map((message) => ({ ...message, removed: false })));
-    }, { signal });
+    }, signal);
   }
 
   /** Return the message at a position, or undefined if it is not loaded. */

@@ -1,5 +1,5 @@
 /** The panel of a chat's members: their presence, and characters that can join. */
-import { attempt, fill, finder, h, more, t } from "../core.js";
+import { attempt, fill, finder, h, more, on, t } from "../core.js";
 import { face } from "../library/faces.js";
 import { acts, alone, enter, likeness, m } from "./cast.js";
 import { joining } from "./joining.js";
@@ -16,7 +16,7 @@ function row(member, room) {
     if (room.busy) choice.value = presence;
     change(event);
   };
-  const choice = h("select", { "aria-label": m("presence", { name }), onchange },
+  const choice = h("select", { label: m("presence", { name }), onchange },
     STATES.map((each) => h("option", { value: each, selected: each === presence }, m(each))));
   return h("li",
     likeness(member, {}),
@@ -46,10 +46,10 @@ export default async function (room, { signal }) {
     none.replaceChildren(m("nobody"), " ", h("a", { href: "#/characters" }, t("library.characters")));
     find.run();
   };
-  room.events.addEventListener("chat", draw, { signal });
+  on(room.events, "chat", draw, signal);
   draw();
   return h("div.stack",
     list,
-    h("section.stack", { "aria-label": m("add") }, h("h3", m("add")), h("small.help", m("add_help")), find.input, others, none),
+    h("section.stack", { label: m("add") }, h("h3", m("add")), h("small.help", m("add_help")), find.input, others, none),
     h("p", h("a", { href: `#/chats/${room.chat.id}?panel=settings` }, m("settings"))));
 }

@@ -37,7 +37,7 @@ export function messageSelection(room) {
       if (shiftKey) changed();
     };
     const label = say("select_named", { n: message.position + 1, name: message.author });
-    return h("input.pick", { type: "checkbox", "aria-label": label, checked: self.has(message), onclick });
+    return h("input.pick", { type: "checkbox", label, checked: self.has(message), onclick });
   }
 
   /** Hide the selected messages from the model, or show them. */

@@ -1,6 +1,6 @@
 /** Toasts, dialogs, menus, and actions that can be undone. */
 import { api, sendAll } from "./api.js";
-import { act, fill, h, icon, set } from "./dom.js";
+import { act, fill, h, icon, on, set } from "./dom.js";
 import { has, t } from "./words.js";
 
 const shelf = h("div.toasts", { role: "status", "aria-live": "polite" });
@@ -19,7 +19,7 @@ const focus = (before) => (before?.isConnected ? before : document.querySelector
 const shown = new Set();
 /** The time in which an action can be undone. */
 export const UNDO_SECONDS = 10;
-addEventListener("pagehide", () => shown.forEach((pass) => pass()));
+on(window, "pagehide", () => shown.forEach((pass) => pass()));
 
 /**
  * Show a toast for some seconds.
@@ -234,8 +234,8 @@ export function dialog(title, build, { wide = false } = {}) {
     };
     // Keyboard shortcuts of the page do not apply behind a dialog.
     const onkeydown = (event) => event.stopPropagation();
-    const box = h("dialog", { "aria-label": title, class: wide ? "wide" : "", onclose, onkeydown });
-    addEventListener("hashchange", dismiss);
+    const box = h("dialog", { label: title, class: wide ? "wide" : "", onclose, onkeydown });
+    on(window, "hashchange", dismiss);
     fill(box, h("header", h("h2", title), act("close", t("common.close"), dismiss, "quiet")), build(close));
     // A click beside a form must not discard the input.
     set(box, { closedby: box.querySelector("form") ? "closerequest" : "any" });
@@ -259,7 +259,7 @@ export function menu(anchor, items) {
     return h("button", { role: "menuitem", class: danger ? "danger" : "", onclick }, sign && icon(sign), label);
   };
   fill(box, items.map((item) => (item ? entry(item) : h("hr"))));
-  box.addEventListener("keydown", (event) => {
+  on(box, "keydown", (event) => {
     event.stopPropagation();
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step) return;
@@ -268,7 +268,7 @@ export function menu(anchor, items) {
     const at = buttons.indexOf(document.activeElement);
     buttons[(at + step + buttons.length) % buttons.length].focus();
   });
-  box.addEventListener("toggle", (event) => {
+  on(box, "toggle", (event) => {
     anchor.ariaExpanded = event.newState === "open";
     if (event.newState === "closed") box.remove();
   });

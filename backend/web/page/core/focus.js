@@ -1,4 +1,5 @@
 /** Keeps the focus near its place when the element that has it is removed or hidden. */
+import { on } from "./dom.js";
 
 const CONTROLS = "a[href], button, input, select, textarea, summary, [tabindex]";
 const HEADINGS = "h1, h2, h3";
@@ -64,7 +65,7 @@ function mend(records) {
  * to the nearest control or heading. Views that move the focus themselves are not disturbed.
  */
 export function keepFocus() {
-  addEventListener("focusin", ({ target }) => (last = target));
+  on(window, "focusin", ({ target }) => (last = target));
   // A click beside all controls takes the focus away on purpose.
   addEventListener("pointerdown", ({ target }) => (last = target.closest(CONTROLS)), { capture: true });
   new MutationObserver(mend).observe(document, { childList: true, subtree: true, attributeFilter: ["hidden", "disabled"] });

@@ -1,7 +1,7 @@
 /** Forms from a description of their fields: labels, help, token counts, and automatic saving. */
 import { api } from "./api.js";
 import { complain, explain } from "./dialogs.js";
-import { fill, h, icon, set, settled } from "./dom.js";
+import { fill, h, icon, on, set, settled } from "./dom.js";
 import { dateTime, number, t } from "./words.js";
 
 let ids = 0;
@@ -74,7 +74,7 @@ export function control(field) {
     note,
   );
   const recount = () => tokens && counted(input, tokens);
-  input.addEventListener("input", recount);
+  on(input, "input", recount);
   return {
     element,
     input,
@@ -92,7 +92,7 @@ export function control(field) {
 
 /** Checkboxes for the members of a list, with the interface of `control`. */
 export function boxes({ label, help, options }) {
-  const inputs = options.map(([value, name]) => h("input", { type: "checkbox", value, "aria-label": name }));
+  const inputs = options.map(([value, name]) => h("input", { type: "checkbox", value, label: name }));
   return {
     element: h(
       "fieldset.field.wide",
@@ -198,7 +198,7 @@ export function autoform({ groups, value, save, signal }) {
   );
   const flush = () => (soon(), soon.now(), running);
   signal?.addEventListener("abort", flush, { once: true });
-  addEventListener("pagehide", flush, { signal });
+  on(window, "pagehide", flush, signal);
   return {
     element,
     flush,
@@ -262,7 +262,7 @@ export function sendform({ fields, submit, send, extra }) {
 
 /** A progress bar: a share from 0 to 1, or null if it is unknown. */
 export function progress(label) {
-  const bar = h("progress", { max: 1, "aria-label": label });
+  const bar = h("progress", { max: 1, label });
   const figure = h("span.figure");
   return {
     element: h("div.progress", bar, figure),
@@ -279,7 +279,7 @@ export function progress(label) {
  * `told(count, found)` shows what was found.
  */
 export function finder(label, told, also = []) {
-  const attributes = { type: "search", "aria-label": label, placeholder: label };
+  const attributes = { type: "search", label, placeholder: label };
   const input = h("input.finder", { ...attributes, oninput: () => self.run() });
   const self = {
     input,

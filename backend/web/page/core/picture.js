@@ -1,6 +1,7 @@
 /** A picture that can be replaced and removed. Both can be undone. */
 import { api, problemOf, send } from "./api.js";
 import { attempt, commit, isPending, sendLater, toast, UNDO_SECONDS } from "./dialogs.js";
+import { on } from "./dom.js";
 import { progress } from "./form.js";
 import { dropping, pick } from "./importing.js";
 import { t } from "./words.js";
@@ -43,7 +44,7 @@ export function picture(path, box, { has, draw, changed, removed, signal }) {
     }
   });
   dropping(box, box, replace, signal);
-  addEventListener("pending", ({ detail }) => detail.includes(`DELETE ${path}`) && draw(), { signal });
+  on(window, "pending", ({ detail }) => detail.includes(`DELETE ${path}`) && draw(), signal);
   return {
     has: () => has() && !isPending(path),
     choose: () => pick(TYPES.join(), replace),

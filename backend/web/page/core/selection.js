@@ -1,5 +1,5 @@
 /** The selection of several items, and the bar with the actions for them. */
-import { act, fill, h } from "./dom.js";
+import { act, fill, h, on } from "./dom.js";
 import { t } from "./words.js";
 
 /**
@@ -16,7 +16,7 @@ export function selection({ label, counted, tools, all, signal, look = "", turne
   const chosen = new Map();
   const count = h("span.grow", { role: "status" });
   const self = {
-    element: h("div.row.selection", { role: "group", class: look, "aria-label": label, hidden: true },
+    element: h("div.row.selection", { role: "group", class: look, label, hidden: true },
       count, all && act("check", t("common.select_all"), all), tools, act("close", t("common.done"), () => self.turn(false))),
     get items() {
       return [...chosen.values()];
@@ -46,14 +46,14 @@ export function selection({ label, counted, tools, all, signal, look = "", turne
       drawn(self.items);
     },
   };
-  addEventListener("keydown", (event) => {
+  on(window, "keydown", (event) => {
     const { target } = event;
     if (event.key !== "Escape" || self.element.hidden || event.defaultPrevented) return;
     // In a field with a text, browsers or the field itself use the key.
     if (target.closest("dialog, [role=menu]") || (target.matches("input[type=search]") && target.value)) return;
     event.preventDefault();
     self.turn(false);
-  }, { signal });
+  }, signal);
   return self;
 }
 
@@ -87,7 +87,7 @@ export function listSelection(list, { shown, named, button, turned, ...options }
     },
   });
   // While items are selected, a click anywhere on one selects it.
-  list.addEventListener("click", (event) => {
+  on(list, "click", (event) => {
     if (self.element.hidden || event.target.closest("button, input")) return;
     event.preventDefault();
     event.target.closest("li")?.querySelector(".pick").click();
@@ -95,7 +95,7 @@ export function listSelection(list, { shown, named, button, turned, ...options }
   return Object.assign(self, {
     box(item) {
       const onchange = ({ target }) => (self.choose(item, target.checked), self.draw());
-      return h("input.pick", { type: "checkbox", value: item.id, "aria-label": named(item), checked: self.has(item), onchange });
+      return h("input.pick", { type: "checkbox", value: item.id, label: named(item), checked: self.has(item), onchange });
     },
   });
 }

@@ -1,6 +1,7 @@
 /** The session, and values that the page stores in this browser. */
 import { api } from "./api.js";
 import { isPending, sendLater } from "./dialogs.js";
+import { on } from "./dom.js";
 import { speaks, t } from "./words.js";
 
 /**
@@ -75,7 +76,7 @@ export const pageSettings = {
 function list(name, sort = (items) => items) {
   const path = `/${name}`;
   const tell = () => dispatchEvent(new CustomEvent(`${name}-changed`));
-  addEventListener("pending", ({ detail }) => detail.some((each) => each.startsWith(`DELETE ${path}/`)) && tell());
+  on(window, "pending", ({ detail }) => detail.some((each) => each.startsWith(`DELETE ${path}/`)) && tell());
   let known = new Map();
   /** An unchanged item keeps its object, so that it is not drawn again. */
   const same = (item) => {

@@ -19,11 +19,11 @@ async function favour(item, is) {
 export function star(item) {
   const press = () => attempt(async () => {
     await favour(item, !item.is_favourite);
-    set(button, { "aria-pressed": String(item.is_favourite) });
+    set(button, { pressed: item.is_favourite });
     characters.put(item);
   });
   const button = act("star", say("favourite", item), press, "quiet star");
-  return set(button, { "aria-pressed": String(item.is_favourite) });
+  return set(button, { pressed: item.is_favourite });
 }
 
 /** Mark several characters as favourites. */

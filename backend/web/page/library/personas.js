@@ -1,5 +1,5 @@
 /** Personas: the user's roles in chats. */
-import { act, api, fill, h, personas, t } from "../core.js";
+import { act, api, fill, h, on, personas, t } from "../core.js";
 import { face } from "./faces.js";
 import { NAME, editing, naming, overview, portrait, say } from "./parts.js";
 
@@ -71,7 +71,7 @@ export default async function ({ signal, title }) {
     rows.get(id).element.firstChild.open = true;
   };
   const add = () => naming(personas, say("new_persona"), opened);
-  addEventListener("personas-changed", draw, { signal });
+  on(window, "personas-changed", draw, signal);
   await draw();
   const create = act("plus", say("new_persona"), add, "primary");
   return overview("personas", create, h("p.soft.lead", say("personas_help")), list);

@@ -1,6 +1,7 @@
 /** The list of a book's entries: search, open, switch, move, delete. */
 import {
-  act, api, attempt, deleting, finder, h, isPending, lorebooks, more, sendLater, settled, t, texts,
+  act, api, attempt, combine, deleting, finder, h, isPending, lorebooks, more, sendLater, settled, t,
+  texts,
 } from "../core.js";
 import { longList } from "../core/long-list.js";
 import { called, patch, place } from "./entry.js";
@@ -16,7 +17,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   const rows = new Map();
   const state = h("p.figure.grow", { role: "status" });
   const wanted = ["\n"];
-  const list = longList(h("ol.lore-entries", { "aria-label": t("lore.list") }), ({ element }) => element, signal);
+  const list = longList(h("ol.lore-entries", { label: t("lore.list") }), ({ element }) => element, signal);
   const told = (count, found) => {
     state.textContent = t("lore.entries", { count });
     list.show(found.map(([, , row]) => row));
@@ -24,7 +25,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   const find = finder(t("lore.find_entry"), told, wanted);
   const filter = h(
     "select",
-    { "aria-label": t("lore.show"), onchange: () => find.run((wanted[0] = `\n${filter.value}\n`)) },
+    { label: t("lore.show"), onchange: () => find.run((wanted[0] = `\n${filter.value}\n`)) },
     Object.entries(texts.lore.shown).map(([value, label]) =>
       h("option", { value: value === "all" ? "" : value }, label),
     ),
@@ -35,7 +36,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     return attempt(() => api.put(`${path}/entries/order`, { entry_ids }, { keepalive: true }));
   }, 600);
   signal.addEventListener("abort", arrange.now, { once: true });
-  addEventListener("pagehide", arrange.now, { signal });
+  on(window, "pagehide", arrange.now, signal);
   /** Move a row among the visible ones. */
   const move = (row, way) => {
     const all = list.items;
@@ -73,11 +74,11 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     row.paint = () => {
       const label = called(entry);
       name.textContent = label;
-      about.textContent = [
+      about.textContent = combine([
         entry.constant ? t("lore.shown.always") : entry.keys.join(", "),
         entry.position !== "before_character" && place(entry),
         entry.probability < 100 && `${entry.probability} %`,
-      ].filter(Boolean).join(" · ");
+      ]);
       on.checked = entry.enabled;
       on.ariaLabel = t("lore.on", { name: label });
       others.ariaLabel = t("lore.more", { name: label });
@@ -117,10 +118,10 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     return row;
   };
 
-  addEventListener("pending", () => {
+  on(window, "pending", () => {
     for (const row of rows.values()) row.draw();
     find.run();
-  }, { signal });
+  }, signal);
   await api.all(`${path}/entries`, { signal, each: put });
   find.run();
 

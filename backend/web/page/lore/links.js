@@ -41,7 +41,7 @@ export function links(book) {
         free.push(h("option", { value: id }, `${label}: ${name}`));
       }
     }
-    const choice = h("select", { "aria-label": t("lore.link_to") }, free);
+    const choice = h("select", { label: t("lore.link_to") }, free);
     const add = act("link", t("lore.link"), () => put(choice.value, true));
     fill(
       box,

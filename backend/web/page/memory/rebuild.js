@@ -1,6 +1,6 @@
 /** Rebuild a chronicle from a chat: its cost and its progress. */
 import { row } from "../activity.js";
-import { api, dialog, fill, h, pause, sendform, toast } from "../core.js";
+import { api, dialog, fill, h, on, pause, sendform, toast } from "../core.js";
 import { m, titles } from "./parts.js";
 
 /** Ask for the messages to read, show the cost, and start. Returns the job, or undefined. */
@@ -30,7 +30,7 @@ export async function rebuild({ id, chat_ids: chats }) {
       part("to"),
     ];
     const { element } = sendform({ fields, submit: m("estimate"), send: estimate });
-    element.addEventListener("input", () => fill(costs));
+    on(element, "input", () => fill(costs));
     return h("div.stack", h("p.soft", m("rebuild_text")), element, costs);
   });
 }

@@ -1,5 +1,5 @@
 /** The agent's runs for the chats of a chronicle. */
-import { act, ago, api, attempt, dateTime, fill, h, t, told } from "../core.js";
+import { act, api, attempt, fill, h, t, timed, told } from "../core.js";
 import { m, titles } from "./parts.js";
 import { follow, isBusy, pendRun, standing, undo, written } from "./watch.js";
 
@@ -12,7 +12,7 @@ export async function runs({ chat_ids: ids }, signal) {
 
 async function section(id, title, signal) {
   const state = h("p", { role: "status" });
-  const list = h("ol.deeds", { "aria-label": title });
+  const list = h("ol.deeds", { label: title });
   const more = h("button", { onclick: () => attempt(() => load(more.value)) }, t("common.more"));
   const say = (view) =>
     fill(state, standing(view, load), h("span.soft", " ", m("today", view)));
@@ -46,7 +46,7 @@ function card(run, chat, changed) {
       h("span.tag", m(`run_state.${state}`)),
       h("span.soft.grow",
         h("a", { href: `#/chats/${chat}?at=${from}` }, m("lines", { from: from + 1, to: to + 1 })), ", ",
-        h("time", { title: dateTime(run.created_at) }, ago(run.created_at))),
+        timed(run.created_at)),
       run.can_undo && pendRun(act("undo", t("common.undo"), () => undo(run.id, changed)), run.id)),
     run.error && h("div.trouble", run.problem ? told(run.problem) : run.error.replaceAll("-", " ")),
     h("ul", wrote.map((it) => h("li",

@@ -1,6 +1,7 @@
 /** Memory status: the model, indexed and waiting texts, problems, and a rebuild. */
 import { row } from "../activity.js";
-import { ago, api, fill, h, has, icon, number, pause, pend, sendLater, session } from "../core.js";
+import { ago, api, combine, fill, h, has, icon, number, pend, sendLater, session } from "../core.js";
+import { poll } from "../core/jobs.js";
 import { models } from "./models.js";
 import { areas, m } from "./parts.js";
 
@@ -26,13 +27,13 @@ function shown({ model, indexed, points, move, compared_at: at, jobs, problems }
     section("search",
       h("p", model ? s("model", model) : s("words")),
       move && h("p", { role: "status" }, s(from, move)),
-      problems.length > 0 && h("ul.list", { "aria-label": s("wrong") }, problems.map(problem))),
+      problems.length > 0 && h("ul.list", { label: s("wrong") }, problems.map(problem))),
     section("indexed",
       h("ul.list", indexed.map(counted)),
-      h("p.help", [
+      h("p.help", combine([
         points != null && s("points", { count: points }),
         at ? s("compared", { when: ago(at) }) : s("never"),
-      ].filter(Boolean).join(" "))),
+      ], " "))),
     jobs.length > 0 && section("jobs", h("ul.list", jobs.map((job) => row(job, read)))),
   ];
 }
@@ -49,16 +50,9 @@ export default async function status({ signal, title }) {
     begin.disabled = view.jobs.some(isRebuild);
     return view.jobs.some(({ state }) => /running|queued/.test(state));
   };
-  const rebuild = () => sendLater(s("rebuilds"), REBUILD, { method: "POST", then: async () => (busy = await read()) });
+  const rebuild = () => sendLater(s("rebuilds"), REBUILD, { method: "POST", then: read });
   const begin = pend(h("button", { onclick: rebuild }, s("rebuild")), REBUILD, "POST");
-  let busy = await read();
-  const follow = async () => {
-    while (!signal.aborted) {
-      await pause(busy ? 1000 : 5000, signal);
-      busy = !document.hidden && (await read().catch(() => false));
-    }
-  };
-  follow();
+  poll(read, signal, await read());
   return h("div.page.narrow",
     h("header", h("h1", m("memory"))), areas("state"),
     out,

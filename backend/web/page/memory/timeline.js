@@ -1,5 +1,7 @@
 /** The events of a chronicle in the order of the story. */
-import { act, api, attempt, date, deleting, fill, h, icon, isPending, more, sendLater, t } from "../core.js";
+import {
+  act, api, attempt, date, deleting, fill, h, icon, isPending, more, on, sendLater, t,
+} from "../core.js";
 import { EVENT, KINDS, asking, m, sieve, signals, titles } from "./parts.js";
 
 const PAGE = 200;
@@ -8,7 +10,7 @@ const PAGE = 200;
 export async function timeline(it, query, signal) {
   const path = `/chronicles/${it.id}/events`;
   const names = await titles();
-  const list = h("ol.timeline", { "aria-label": m("timeline") });
+  const list = h("ol.timeline", { label: m("timeline") });
   const spot = h("div");
   const bar = h("div.card.row.picked", { role: "status" });
   const empty = h("p.empty", { hidden: true });
@@ -100,7 +102,7 @@ export async function timeline(it, query, signal) {
       h("button.tag", { class: name, onclick: () => filters.narrow(name, value) }, value);
     const onchange = ({ target }) => choose(id, target.checked);
     const checked = chosen.has(id);
-    const pick = h("input.pick", { type: "checkbox", "aria-label": summary, checked, onchange });
+    const pick = h("input.pick", { type: "checkbox", label: summary, checked, onchange });
     const menu = more(m("acts", { name: summary.slice(0, 80) }), [
       { label: t("common.edit"), icon: "edit", act: () => edit(event) },
       { label: m(pinned ? "unpin" : "pin"), icon: "pin", act: () => alter(event, { pinned: !pinned }) },
@@ -175,7 +177,7 @@ export async function timeline(it, query, signal) {
   };
 
   const element = h("div", spot, filters.element, bar, list, empty, rest);
-  addEventListener("pending", show, { signal });
+  on(window, "pending", show, signal);
   const id = query.get("event");
   if (id) await attempt(async () => feature(await api.get(`${path}/${id}`, { signal })));
   await read();

@@ -1,5 +1,5 @@
 /** The agent's work for a chat: state, progress, and undo. */
-import { api, attempt, fill, h, icon, pause, pend, sendLater, t, toast, UNDO_SECONDS } from "../core.js";
+import { api, attempt, fill, h, icon, on, pause, pend, sendLater, t, toast, UNDO_SECONDS } from "../core.js";
 import { m, signals } from "./parts.js";
 
 /** True if a job is queued or running. */
@@ -71,8 +71,8 @@ export function chronicleWatch({ chat, events, signal }) {
     pendRun(h("p", icon("spark"),
       h("span.grow", t("chat.wrote"), all.map((it) => [" ", written(it)])),
       h("button.quiet", { onclick: () => undo(id, look) }, t("common.undo"))), id);
-  addEventListener("chronicles-changed", look, { signal });
-  events.addEventListener("turn", look, { signal });
+  on(window, "chronicles-changed", look, signal);
+  on(events, "turn", look, signal);
   look();
   return element;
 }

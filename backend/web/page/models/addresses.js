@@ -37,7 +37,7 @@ export function remedies(address, { url, use, again }) {
 
 /** The allowed addresses, for administrators. */
 export async function allowed(signal) {
-  const list = h("ul.list", { "aria-label": m("addresses.title") });
+  const list = h("ul.list", { label: m("addresses.title") });
   const none = h("p.soft", m("addresses.none"));
   const read = async () => {
     const { items, networks_are_set: isSet } = await api.get(ALLOWED, { signal });

@@ -28,7 +28,7 @@ function row({ preset, title, base_url: url, models, is_used: isUsed }, done) {
 
 /** Rows for servers that are not used yet. They appear once they are found. */
 export function offers(done, signal) {
-  const list = h("ul.list", { "aria-label": m("local_found") });
+  const list = h("ul.list", { label: m("local_found") });
   const draw = async () => {
     const items = await found(signal);
     fill(list, items.filter((each) => !each.is_used).map((each) => row(each, then)));
@@ -45,7 +45,7 @@ export function offers(done, signal) {
 
 /** The section of all servers. */
 export async function local(signal) {
-  const list = h("ul.list", { "aria-label": m("local_found") });
+  const list = h("ul.list", { label: m("local_found") });
   const none = h("p.soft", m("local_none"));
   const read = async () => {
     const items = await found(signal);

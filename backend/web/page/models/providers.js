@@ -1,7 +1,7 @@
 /** Route: #/providers */
 import {
-  act, api, attempt, deleting, dialog, explained, fill, h, isPending, more, Problem, sendform, sendLater,
-  session, t, toast,
+  act, api, attempt, combine, deleting, dialog, explained, fill, h, isPending, more, on, Problem,
+  sendform, sendLater, session, t, toast,
 } from "../core.js";
 import { json, mergePatch } from "../core/json.js";
 import { areas } from "../account/parts.js";
@@ -99,7 +99,7 @@ const tested = ({ id, name }) =>
 
 export default async function ({ signal, title, query }) {
   title(m("providers"));
-  const list = h("ul.list", { "aria-label": m("providers") });
+  const list = h("ul.list", { label: m("providers") });
   const empty = h("div.empty", h("p", m("none")));
   let items;
   const draw = () => {
@@ -111,12 +111,12 @@ export default async function ({ signal, title, query }) {
     items = await api.all(PATH, { signal });
     draw();
   };
-  addEventListener("pending", draw, { signal });
+  on(window, "pending", draw, signal);
   const line = (item) => {
     const { id, name, slug, models, base_url: url, key_hint: hint, scope, is_editable: mine, revision: ifMatch } = item;
     const then = (does) => () => attempt(async () => (await does(item)) && read());
     const remove = () => sendLater(t("common.deleted", { name }), `${PATH}/${id}`, { ifMatch });
-    const facts = [m(`scopes.${scope}`), url, hint && m("key_hint", { hint })].filter(Boolean).join(" · ");
+    const facts = combine([m(`scopes.${scope}`), url, hint && m("key_hint", { hint })]);
     const names = models.map((each) => each.name).join(", ") || m("all");
     return h("li",
       h("div.grow",

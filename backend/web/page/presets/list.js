@@ -1,6 +1,6 @@
 /** Prompt presets: list, import, export. */
 import {
-  act, api, attempt, complain, deleting, fill, h, isPending, more, sendLater, t, toast,
+  act, api, attempt, complain, deleting, fill, h, isPending, more, on, sendLater, t, toast,
 } from "../core.js";
 import { areas } from "../account/parts.js";
 import { pick } from "../core/importing.js";
@@ -48,7 +48,7 @@ export default async function ({ signal, title }) {
         { label: say("export"), icon: "download", act: () => api.download(`/presets/${item.id}/export`) },
         deleting(() => remove(item)),
       ]));
-  addEventListener("pending", draw, { signal });
+  on(window, "pending", draw, signal);
   await read();
   return h("div.page",
     h("header", h("h1", say("title")), h("div.row",

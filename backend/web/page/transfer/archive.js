@@ -1,6 +1,6 @@
 /** The archive of the account: everything in one zip file, made by a job. */
 import {
-  act, api, attempt, dateTime, fill, h, has, isPending, progress, sendLater, size, t,
+  act, api, attempt, dateTime, fill, h, has, isPending, on, progress, sendLater, size, t,
 } from "../core.js";
 import { followJob } from "../core/jobs.js";
 import { i } from "./files.js";
@@ -55,7 +55,7 @@ export async function archiveBox(signal) {
     show(await read());
   };
 
-  addEventListener("pending", () => show(), { signal });
+  on(window, "pending", () => show(), signal);
   show(await read());
   return h("div.stack", said, bar.element, acts);
 }

@@ -1,7 +1,7 @@
 /** One import: its progress, and the result of each file. */
 import {
-  act, ago, api, attempt, dateTime, deleting, fill, h, has, icon, more, pause, progress, sendLater, size,
-  t,
+  act, api, attempt, combine, deleting, fill, h, has, icon, more, pause, progress, sendLater, size, t,
+  timed,
 } from "../core.js";
 import { addressOf, followImport, goOn, i, OUTCOMES, stop } from "./files.js";
 
@@ -22,7 +22,7 @@ function line(result) {
   const { path, outcome, kind, detail, warnings } = result;
   const href = addressOf(result);
   const isThere = /imported|already_there/.test(outcome);
-  const facts = [i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)].filter(Boolean).join(" · ");
+  const facts = combine([i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)]);
   return h("li", { class: outcome },
     icon(SIGNS[outcome]),
     h("div.grow",
@@ -39,7 +39,7 @@ export default async function ({ params: { id }, signal, title }) {
   const bar = progress(t("files.importing", item));
   const state = h("p.grow", { role: "status" });
   const acts = h("div.row");
-  const list = h("ul.list.results", { "aria-label": i("results") });
+  const list = h("ul.list.results", { label: i("results") });
   const none = h("p.empty", { hidden: true }, i("no_results"));
   const older = act("down", t("common.more"), () => attempt(() => load(older.value)));
   let outcome = null;
@@ -122,9 +122,9 @@ export default async function ({ params: { id }, signal, title }) {
     h("a.row.back", { href: "#/imports" }, icon("left"), i("title")),
     h("header",
       h("div.grow", h("h1.clip", item.name),
-        h("small.soft", item.size > 0 && `${size(item.size)} · `, h("time", { title: dateTime(item.created_at) }, ago(item.created_at)))),
+        h("small.soft", item.size > 0 && `${size(item.size)} · `, timed(item.created_at))),
       acts),
     h("div.row", state), bar.element,
-    h("div.row.tags", { role: "group", "aria-label": i("filter") }, filters.map(({ button }) => button)),
+    h("div.row.tags", { role: "group", label: i("filter") }, filters.map(({ button }) => button)),
     list, none, older);
 }
