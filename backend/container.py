@@ -146,7 +146,7 @@ from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.removed_replies import RemovedReplies
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
-from backend.usage.months import MonthUsageService, DeletedUsage
+from backend.usage.months import DeletedUsage, MonthUsageService
 from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf

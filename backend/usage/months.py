@@ -22,7 +22,7 @@ class MonthUsage(ChatUsage, kw_only=True, frozen=True):
     """Tokens of an account in a month (UTC): turns, background work and suggestions.
 
     `month` is the year and the month (`2026-11`). `cost` is the sum for models with a known price.
-    Deleted chats and chronicles count, and so does each choice of a request without a chat, as a turn.
+    Deleted chats and chronicles count. So does each choice of a request without a chat, as a turn.
     """
 
     month: str

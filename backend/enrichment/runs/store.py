@@ -185,7 +185,9 @@ async def record_unlisted(
         )
     ]
     if prompt or completion:
-        shares.append(UnlistedUsage(model=small, prompt_tokens=prompt, completion_tokens=completion))
+        shares.append(
+            UnlistedUsage(model=small, prompt_tokens=prompt, completion_tokens=completion)
+        )
     spent = budget.prompt_tokens + budget.completion_tokens
     await add_unlisted(session, user_id, shares, tokens=spent)
 

@@ -208,7 +208,9 @@ async def test_the_month_keeps_the_runs_of_a_deleted_chronicle(
     server: Running, ada: Account
 ) -> None:
     chat = str((await ada.new_chat())["id"])
-    kept, deleted = [(await ada.post("/chronicles", {"name": "A tale"}, 201))["id"] for _ in range(2)]
+    kept, deleted = [
+        (await ada.post("/chronicles", {"name": "A tale"}, 201))["id"] for _ in range(2)
+    ]
     async with server.parts.database.write() as session:
         owner = await session.scalar(select(Chat.user_id).where(Chat.id == UUID(chat)))
         assert owner is not None
