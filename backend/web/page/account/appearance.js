@@ -1,5 +1,5 @@
 /** Appearance of the page, and writing. Changes apply at once, in all browsers of the account. */
-import { attempt, autoform, h, LANGUAGES, pageSettings, t, tongue } from "../core.js";
+import { attempt, autoform, h, labels, LANGUAGES, pageSettings, t, tongue } from "../core.js";
 import { choice, part } from "./parts.js";
 
 const p = (name, values) => t(`page.${name}`, values);

@@ -2,7 +2,7 @@
 import { copy } from "../chat/actions.js";
 import { patchOf } from "../chat/fields.js";
 import {
-  act, api, attempt, autoform, combine, fill, h, has, icon, on, pend, sendLater, t, timed,
+  act, api, attempt, autoform, combine, fill, h, has, icon, labels, on, pend, sendLater, t, timed,
 } from "../core.js";
 import { makeKey } from "./keys.js";
 import { areas, button } from "./parts.js";

@@ -62,7 +62,7 @@ const askWorld = () =>
 /** Delete messages without those below them, unless the user undoes it. */
 export function erase(messages, room) {
   const { path } = room;
-  const reload = () => room.busy || path.reload();
+  const reload = () => room.signal.aborted || room.busy || path.reload();
   sendLater(say("deleted", { count: messages.length }), messages.map(({ id }) => `/messages/${id}`), {
     query: { alone: true },
     show: reload,

@@ -1,5 +1,7 @@
 /** A chat in the list, and the actions of its menu. */
-import { act, api, attempt, chats, deleting, h, icon, menu, t, timed, toast, usedAt } from "../core.js";
+import {
+  act, api, attempt, chats, deleting, h, icon, menu, t, tagKey, timed, toast, usedAt,
+} from "../core.js";
 import { plain } from "../core/passage.js";
 import { face } from "../library/faces.js";
 import { asking } from "../library/parts.js";

@@ -1,6 +1,6 @@
 /** Fields of settings. The name of a field is a path in the settings. */
 import { mergePatch } from "../core/json.js";
-import { has, t } from "../core.js";
+import { has, labels, t } from "../core.js";
 
 /** The label of a setting. Settings that chats and accounts share have one label. */
 export const word = (name, values) => t(`${has(`settings.${name}`) ? "settings" : "account"}.${name}`, values);

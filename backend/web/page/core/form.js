@@ -142,6 +142,8 @@ export function autoform({ groups, value, save, signal }) {
   const state = h("p.saving", { role: "status" });
   const controls = new Map();
   let running = Promise.resolve();
+  // A word that is being typed is not saved before the user leaves the field or the view.
+  let isComplete = false;
 
   const show = (each, now) => {
     each.write(now);
@@ -151,6 +153,7 @@ export function autoform({ groups, value, save, signal }) {
   const changes = () => {
     const found = {};
     for (const [name, each] of controls) {
+      if (!isComplete && each.input?.matches(".words > :focus")) continue;
       const now = each.read();
       const fault = each.input?.validationMessage;
       each.fault(fault);
@@ -180,10 +183,15 @@ export function autoform({ groups, value, save, signal }) {
   // Saves run one after the other, because each one needs the revision of the one before it.
   const soon = settled(() => (running = running.then(store)), 700);
 
+  const typed = ({ type, target }) => {
+    const isWord = target.closest(".words");
+    if (isWord) isComplete = type === "change";
+    if (!isWord || isComplete) soon();
+  };
+
   const element = h(
     "form.autoform",
-    // Words are saved once they are complete, or when the user leaves.
-    { onsubmit: (event) => event.preventDefault(), oninput: ({ target }) => target.closest(".words") || soon(), onchange: soon },
+    { onsubmit: (event) => event.preventDefault(), oninput: typed, onchange: typed },
     groups.map(({ title, open, fields }) => {
       const made = fields.map((field) => {
         const each = (field.control ?? control)(field);
@@ -196,7 +204,12 @@ export function autoform({ groups, value, save, signal }) {
     }),
     state,
   );
-  const flush = () => (soon(), soon.now(), running);
+  const flush = () => {
+    isComplete = true;
+    soon();
+    soon.now();
+    return running;
+  };
   signal?.addEventListener("abort", flush, { once: true });
   on(window, "pagehide", flush, signal);
   return {

@@ -37,8 +37,9 @@ export function picture(path, box, { has, draw, changed, removed, signal }) {
   };
   const replace = ([file]) => attempt(async () => {
     // A picture that is being removed does not come back, and the new one is not removed.
-    if (isPending(path)) await commit();
-    const before = has() && (await read());
+    const isLeaving = isPending(path);
+    if (isLeaving) await commit();
+    const before = !isLeaving && has() && (await read());
     if ((await put(file)) && before) {
       toast(t("picture.replaced"), { action: t("common.undo"), seconds: UNDO_SECONDS, onaction: () => put(before) });
     }

@@ -1,7 +1,7 @@
 /** A character: its card, picture, lorebooks, and chats. */
 import {
-  act, ago, api, attempt, characters, control, deleting, fill, h, icon, lorebooks, menu, more, on, t,
-  undoable,
+  act, ago, api, attempt, characters, control, deleting, fill, h, icon, labels, lorebooks, menu, more, on,
+  t, undoable,
 } from "../core.js";
 import { backgroundOf } from "../chat/background.js";
 import { at, NOTE, patchOf } from "../chat/fields.js";

@@ -1,5 +1,5 @@
 /** The list of characters. */
-import { act, characters, chats, fill, finder, h, kept, on, set, tagFilter } from "../core.js";
+import { act, characters, chats, fill, finder, h, kept, on, set, tagFilter, tagKey } from "../core.js";
 import { longList } from "../core/long-list.js";
 import { menuOf, star } from "./acts.js";
 import { face } from "./faces.js";

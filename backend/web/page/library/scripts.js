@@ -1,6 +1,6 @@
 /** Regex scripts: a list, and a dialog that edits and tests one. */
 import {
-  act, api, attempt, autoform, control, dialog, fill, h, Problem, settled, t, toast, UNDO_SECONDS,
+  act, api, attempt, autoform, control, dialog, fill, h, labels, Problem, settled, t, toast, UNDO_SECONDS,
 } from "../core.js";
 import { pick } from "../core/importing.js";
 

@@ -1,6 +1,6 @@
 /** The list of a book's entries: search, open, switch, move, delete. */
 import {
-  act, api, attempt, combine, deleting, finder, h, isPending, lorebooks, more, sendLater, settled, t,
+  act, api, attempt, combine, deleting, finder, h, isPending, lorebooks, more, on, sendLater, settled, t,
   texts,
 } from "../core.js";
 import { longList } from "../core/long-list.js";
@@ -66,7 +66,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   const build = (row) => {
     const { entry } = row;
     const [name, about] = [h("strong.clip"), h("small.soft.clip")];
-    const on = h("input", { type: "checkbox", role: "switch", onchange: () => toggle(row, on.checked) });
+    const box = h("input", { type: "checkbox", role: "switch", onchange: () => toggle(row, box.checked) });
     const button = h("button.lore-open", { onclick: () => open(row.id) }, name, about);
     const moving = (way) => ({ label: t(`lore.${way}`), act: () => move(row, way) });
     const ways = ["up", "down", "top", "bottom"].map(moving);
@@ -79,12 +79,12 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
         entry.position !== "before_character" && place(entry),
         entry.probability < 100 && `${entry.probability} %`,
       ]);
-      on.checked = entry.enabled;
-      on.ariaLabel = t("lore.on", { name: label });
+      box.checked = entry.enabled;
+      box.ariaLabel = t("lore.on", { name: label });
       others.ariaLabel = t("lore.more", { name: label });
     };
     row.paint();
-    return h("li", on, button, others);
+    return h("li", box, button, others);
   };
 
   const put = (entry) => {

@@ -1,6 +1,6 @@
 /** The available models of a provider, and the user's settings for each. */
 import {
-  act, ago, api, attempt, control, dialog, fill, finder, h, on, Problem, sendform, t, told,
+  act, ago, api, attempt, control, dialog, fill, finder, h, labels, on, Problem, sendform, t, told,
 } from "../core.js";
 import { PATH } from "./parts.js";
 import { about, m } from "./picker.js";

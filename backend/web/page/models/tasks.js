@@ -1,5 +1,5 @@
 /** Models for background tasks: fields of an account and of a chat. */
-import { control, h } from "../core.js";
+import { control, h, labels } from "../core.js";
 import { m, picker } from "./picker.js";
 
 const TASKS = ["triage", "agent", "summary", "suggestions", "compaction"];

@@ -1,8 +1,8 @@
 /** A prompt preset: its blocks in order, the editor of a block, and a preview of the prompt. */
 import { samplers } from "../models/sampling.js";
 import {
-  act, api, attempt, autoform, combine, complain, control, dialog, explain, fill, h, icon, menu, number,
-  on, settled, t, undoable,
+  act, api, attempt, autoform, combine, complain, control, dialog, explain, fill, h, icon, labels, menu,
+  number, on, settled, t, undoable,
 } from "../core.js";
 import { at, patchOf } from "../chat/fields.js";
 
