@@ -55,6 +55,19 @@ def test_after_a_deletion_the_focus_is_on_the_next_item_or_the_one_before(
     expect(page.get_by_role("button", name="Create API key")).to_be_focused()
 
 
+def test_after_the_last_item_of_a_list_the_focus_stays_in_the_view(
+    page: Page, account: Account
+) -> None:
+    account.import_card()
+    page.goto("/#/characters")
+    page.get_by_role("main").get_by_role("button", name="More").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("menuitem", name="Delete").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Import a character")).to_be_visible()
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+
+
 def test_the_focus_returns_from_a_message_of_the_page(page: Page, account: Account) -> None:
     account.post("/presets", {"name": "Bell"})
     page.goto("/#/presets")

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.browser
 def count_requests(page: Page, method: str, path: str) -> Callable[[], int]:
     """Count the requests whose address ends with a path."""
     found: list[Request] = []
-    page.on("request", lambda request: found.append(request))
+    # Playwright sets an attribute of the function, which a method of a list cannot have.
+    page.on("request", lambda request: found.append(request))  # noqa: PLW0108
     return lambda: sum(each.method == method and each.url.endswith(path) for each in found)
 
 

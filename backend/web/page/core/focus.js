@@ -24,36 +24,49 @@ function among(node, way, test) {
 
 /** The control nearest to a place in `box`: after it, before it, then around the box. */
 function nearest(box, next, previous, place) {
-  for (let first = place; !box.matches("main, dialog, body"); first = 0) {
+  for (let first = place; box?.matches && !box.matches("main, dialog, body"); first = 0) {
     const test = (each) => controlIn(each, first);
     const found = among(next, "nextSibling", test) ?? among(previous, "previousSibling", test);
     if (found) return found;
     [next, previous, box] = [box.nextSibling, box.previousSibling, box.parentNode];
   }
-  return box.matches("body") ? document.querySelector("main") : box;
+  return box?.matches?.("main, dialog") ? box : document.querySelector("main");
 }
 
-/** Return the element that gets the focus of a removed one. */
-function heirOf({ target, removedNodes, addedNodes, nextSibling, previousSibling }) {
+/** Return the element that gets the focus of a removed one, which was in `removedNodes[at]`. */
+function heirOf({ target, removedNodes, addedNodes, nextSibling, previousSibling }, at) {
   // The same control may have been drawn again.
   const same = find(target, CONTROLS).filter((each) => each.isEqualNode(last));
   if (same.length === 1) return same[0];
-  const at = [...removedNodes].findIndex((each) => each.contains(last));
   const box = removedNodes[at];
-  const place = box.matches(CONTROLS) ? 0 : [...box.querySelectorAll(CONTROLS)].indexOf(last);
+  const place = box.matches?.(CONTROLS) ? 0 : [...box.querySelectorAll(CONTROLS)].indexOf(last);
   const next = addedNodes[Math.min(at, addedNodes.length - 1)] ?? nextSibling;
   return nearest(target, next, next?.previousSibling ?? previousSibling, place);
+}
+
+/** Return the record that took the element out of the document, and its place there. */
+function removalOf(records) {
+  let [node, found] = [last, null];
+  for (const each of records) {
+    const at = [...each.removedNodes].findIndex((other) => other.contains(node));
+    if (at < 0) continue;
+    found = [each, at];
+    if (each.target.isConnected) break;
+    // What it was in has been removed as well.
+    node = each.target;
+  }
+  return found;
 }
 
 function mend(records) {
   const isFocused = document.activeElement !== document.body;
   if (!last || (isFocused && !records.some((each) => each.attributeName))) return;
-  const removed = records.find((each) => [...each.removedNodes].some((node) => node.contains(last)));
+  const removed = removalOf(records);
   const hidden = records.find(({ attributeName, target }) => attributeName === "hidden" && target.hidden && target.contains(last));
   // It was moved, or a control is enabled again.
   const isBack = !isFocused && last.isConnected && (removed || records.some(({ target }) => target === last));
   const heir = isBack ? last
-    : removed && !isFocused ? heirOf(removed)
+    : removed && !isFocused ? heirOf(...removed)
       : hidden && nearest(hidden.target.parentNode, hidden.target.nextSibling, hidden.target.previousSibling, 0);
   if (!heir) return;
   if (heir.matches(HEADINGS)) heir.tabIndex = -1;
