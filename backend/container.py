@@ -146,7 +146,7 @@ from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.removed_replies import RemovedReplies
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
-from backend.usage.months import MonthUsageService, UsageOfDeletedChats
+from backend.usage.months import DeletedUsage, MonthUsageService
 from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
@@ -257,7 +257,7 @@ class Services:
         self.lorebook_links = LorebookLinkService(database)
         participants.add(self.backgrounds, self.lorebook_links)
         self.lore = LoreReader(pool, self.regexes)
-        self.chronicles = ChronicleService(database, index)
+        self.chronicles = ChronicleService(database, index, participants=participants)
         self.chronicle_events = EventService(
             database,
             index,
@@ -338,7 +338,7 @@ class Services:
             user_models=user_models,
             checks_added=checks_added,
         )
-        participants.add(ImportedChats(), RemovedReplies(), TitleResets(), UsageOfDeletedChats())
+        participants.add(ImportedChats(), RemovedReplies(), TitleResets(), DeletedUsage())
         self.chat_exporter = ChatExporter(
             database,
             pool,

@@ -1,5 +1,5 @@
 /** The cost of a chat, of its last reply and of the next one, shown under the chat's name. */
-import { api, fill, h, money, settled, t } from "../core.js";
+import { api, combine, fill, h, money, on, settled, t } from "../core.js";
 import { warnOfLimit } from "./limit.js";
 
 /**
@@ -14,7 +14,7 @@ export function costs(usage, { brief = false } = {}) {
   const amount = cost && money(cost.amount);
   const some = cost && (missing || models.some((each) => !each.cost));
   const parts = cost ? [some ? t("chat.cost_least", { amount }) : amount, tokens] : [tokens, !brief && t("chat.cost_unknown")];
-  return [...parts, missing].filter(Boolean).join(", ");
+  return combine([...parts, missing], ", ");
 }
 
 const told = (usage) => usage && usage.turns + usage.runs + usage.unreported > 0;
@@ -63,19 +63,19 @@ export function costing(room) {
     ];
     // In narrow layouts only the inspector shows this.
     const unknown = chat.turns + chat.runs > 0 && !chat.cost && h("span.roomy", `, ${t("chat.cost_unknown")}`);
-    fill(past, words.filter(Boolean).join(" · "), unknown);
+    fill(past, combine(words), unknown);
     element.title = chat.by_model.map((each) => `${each.model}: ${costs(each)}`).join("\n");
     guess();
   };
   // The chat works without costs, so errors are ignored.
   const again = () => read().catch(() => {});
-  room.events.addEventListener("turn", () => {
+  on(room.events, "turn", () => {
     again();
     warnOfLimit(room.signal).catch(() => {});
   });
-  room.events.addEventListener("asked", guess);
+  on(room.events, "asked", guess);
   const typed = settled(guess);
-  room.composer.element.addEventListener("input", typed);
+  on(room.composer.element, "input", typed);
   again();
   return element;
 }
