@@ -291,11 +291,11 @@ async def installation(
         await made.kill()
         await processes.aclose()
         if qdrant_url:
-            await _delete_collections(made.index_settings)
+            await delete_collections(made.index_settings)
         listener.close()
 
 
-async def _delete_collections(settings: Settings) -> None:
+async def delete_collections(settings: Settings) -> None:
     """Delete an installation's collections on a Qdrant server; report those that are left."""
     prefix = settings.qdrant_collection_prefix
     try:
