@@ -20,7 +20,8 @@ async def lock_accounts(session: AsyncSession) -> None:
 
 
 async def count_users(session: AsyncSession) -> int:
-    return await session.scalar(select(func.count()).select_from(User)) or 0
+    query = select(func.count()).select_from(User).where(User.deleted_at.is_(None))
+    return await session.scalar(query) or 0
 
 
 async def count_administrators(session: AsyncSession) -> int:
@@ -33,7 +34,7 @@ async def find_user(session: AsyncSession, name_lookup: bytes) -> User | None:
 
 
 async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) -> User:
-    """Load an account. Raises `UserNotFoundError`.
+    """Load an account. Raises `UserNotFoundError` if it is absent or deleted.
 
     `lock` reads the current row, and serialises changes of the account's password, recovery code,
     key mode and keys. So slots that are read afterwards match the MAC of the account.
@@ -41,7 +42,7 @@ async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) 
     # Allows concurrent inserts of rows that refer to the account.
     for_update = {"key_share": True} if lock else None
     user = await session.get(User, user_id, populate_existing=lock, with_for_update=for_update)
-    if user is None:
+    if user is None or user.deleted_at is not None:
         raise UserNotFoundError
     return user
 
