@@ -356,8 +356,8 @@ class Settings(BaseSettings):
     keep_prompts_days: int = Field(180, ge=0, le=36_500)
     """Days for which the prompt of a reply is kept for the inspector: its record and its texts."""
     keep_run_details_days: int = Field(365, ge=0, le=36_500)
-    """Days for which the details of background work are kept: its reasons, and what it takes to
-    undo it. Its tokens are kept as long as the chat."""
+    """Days for which the details of background work are kept: its reasons, and the earlier values
+    for an undo. Its tokens are kept as long as the chat."""
     keep_activity_days: int = Field(365, ge=0, le=36_500)
     """Days for which an account's recent activity is kept. Addresses are kept for 30 days."""
     keep_imports_days: int = Field(365, ge=0, le=36_500)

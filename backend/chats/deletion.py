@@ -62,7 +62,7 @@ async def delete_hidden_chat(
     )
     chats, messages = get_table(Chat), get_table(Message)
     try:
-        # While the messages are there, what was made from them counts as before.
+        # Messages go last, so that events and lore that were made from them stay active.
         await batches.delete_dependents(chats, chat_id, last={messages.name: LEAVES_FIRST})
         await delete_unused_files_in_batches(batches, owner_id)
         await batches.delete(chats, *is_it)

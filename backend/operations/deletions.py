@@ -86,7 +86,7 @@ class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted):
         await self._begin("chat", chat_id)
 
     async def schedule(self) -> None:
-        """Queue jobs for hidden accounts and chats that were not deleted in time.
+        """Queue jobs for hidden accounts and chats that are still there after 15 minutes.
 
         These are also chats whose import was killed.
         """

@@ -100,10 +100,10 @@ async def _list_old_rows(settings: Settings) -> list[Finding]:
     return [
         Finding(
             f"old rows: {each.rule.table.name}",
-            "warning" if each.is_behind else "ok",
+            "warning" if each.is_late else "ok",
             _describe_table(each, settings),
             "A running server deletes them. If one runs, look for failed jobs in its log."
-            if each.is_behind
+            if each.is_late
             else "",
         )
         for each in states
@@ -114,8 +114,8 @@ def _describe_table(state: TableState, settings: Settings) -> str:
     age = state.oldest
     oldest = f", the oldest {age / timedelta(days=1):,.1f} days" if age and age.days >= 0 else ""
     rows = f"about {state.row_count:,} rows in the table{oldest}"
-    behind = "; some should have been deleted days ago" if state.is_behind else ""
-    return f"{state.rule.describe(settings)}: {rows}{behind}"
+    late = "; some should have been deleted days ago" if state.is_late else ""
+    return f"{state.rule.describe(settings)}: {rows}{late}"
 
 
 async def _data_folder(settings: Settings) -> Finding:

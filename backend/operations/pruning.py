@@ -44,7 +44,7 @@ PRUNE_KIND = "rows.prune"
 PRUNE_INTERVAL = timedelta(hours=1)
 
 GRACE = timedelta(days=2)
-"""Pruning is behind if a row is due for longer than this."""
+"""Pruning is late if a row is due for longer than this."""
 
 Keep = (
     timedelta
@@ -270,7 +270,7 @@ async def prune(
     at: datetime | None = None,
     on_batch: OnBatch | None = None,
 ) -> None:
-    """Delete what is due by the rules, and fold the token ledger. It can be interrupted."""
+    """Delete all rows that are due, and fold the token ledger. It can be interrupted."""
     at = at or now()
     # Rows that others have locked are left to the next time.
     batches = Batches(database, skips_locked=True, on_batch=on_batch)
@@ -321,13 +321,13 @@ class Pruning:
 class TableState:
     """A rule, its table's estimated number of rows, and the age of its oldest row.
 
-    `is_behind` is true if rows are due for more than two days.
+    `is_late` is true if rows are due for more than two days.
     """
 
     rule: PruningRule
     row_count: int
     oldest: timedelta | None
-    is_behind: bool
+    is_late: bool
 
 
 async def examine_tables(database: Database, settings: Settings) -> list[TableState]:
@@ -350,7 +350,7 @@ async def examine_tables(database: Database, settings: Settings) -> list[TableSt
                     rule=rule,
                     row_count=counts.get(rule.table.name, 0),
                     oldest=at - oldest if oldest else None,
-                    is_behind=bool(late) and await session.scalar(query) is not None,
+                    is_late=bool(late) and await session.scalar(query) is not None,
                 )
             )
     return found

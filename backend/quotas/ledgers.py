@@ -46,7 +46,7 @@ MIN_ROWS_TO_FOLD = 64
 _FOLD_AT_ONCE = 5000
 
 FOLDED_DAYS = 3
-"""Number of days before today whose rows are folded. The job looks at each of them many times."""
+"""Number of days before today that are folded. The job looks at each of them many times."""
 
 _USERS_PER_PAGE = 500
 

@@ -421,7 +421,7 @@ def _make_money(amount: float | None) -> Money | None:
 UsageScope = Literal["chat", "reply", "month", "chat_in_month"]
 
 _HIDDEN = select(Chat.id).where(Chat.user_id == bindparam("owner"), ~Chat.is_ready)
-"""Chats whose rows are being deleted. The token ledger has their usage already."""
+"""Chats that are being deleted. The token ledger has their usage already."""
 
 _TURNS_OF: Mapping[UsageScope, tuple[ColumnElement[bool], ...]] = {
     "chat": (Turn.chat_id == bindparam("chat"),),

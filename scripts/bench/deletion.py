@@ -34,6 +34,7 @@ from scripts.bench.processes import (
     sign_up,
     start_process,
 )
+from scripts.bench.storage import find_postmaster, read_cpu
 from scripts.bench.tables import Row, make_row, new_parser, print_rows
 
 TEXT_BYTES = 400
@@ -146,11 +147,14 @@ async def measure(
     alone = [await time_one(take_turn) for _ in range(20)]
     own = Database(url)
     timed, beside = Transactions(own), list[float]()
+    postmaster = await find_postmaster(database)
     delete = deletions.delete_closed_account if is_account else deletions.delete_hidden_chat
+    spent = -read_cpu(postmaster)
     async with playing(take_turn, beside):
         begun_at = time.perf_counter()
         await delete(own, UUID(row_id))
         seconds = time.perf_counter() - begun_at
+    spent += read_cpu(postmaster)
     await own.dispose()
     model = User if is_account else Chat
     async with database.read() as session:
@@ -161,6 +165,9 @@ async def measure(
         make_row("postgres", f"{label}: transactions", durations, note=f"{len(durations):,}"),
         Row("postgres", f"{label}: longest", round(max(durations), 1), unit="ms"),
         Row("postgres", f"{label}: all", round(seconds, 1), unit="s"),
+        Row(
+            "postgres", f"{label}: CPU of PostgreSQL", round(spent, 1), unit="s", note="with turns"
+        ),
         make_row("postgres", "a turn before it", alone),
         make_row("postgres", "a turn beside it", beside),
     ]
