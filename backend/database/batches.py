@@ -186,7 +186,7 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class RowReference:
     """A foreign key. `detaches` is true if the column becomes null when its target is deleted."""
 
     table: Table
@@ -194,13 +194,13 @@ class Reference:
     detaches: bool
 
 
-def find_references(parent: Table) -> Iterator[Reference]:
+def find_references(parent: Table) -> Iterator[RowReference]:
     """Yield the foreign keys to a table's rows, so that referring tables come before their own."""
     for table in reversed(Base.metadata.sorted_tables):
         for constraint in _list_constraints(table):
             if constraint.referred_table is parent and table is not parent:
                 [column] = constraint.columns
-                yield Reference(table, column, constraint.ondelete == "SET NULL")
+                yield RowReference(table, column, constraint.ondelete == "SET NULL")
 
 
 def _list_constraints(table: Table) -> list[ForeignKeyConstraint]:

@@ -44,7 +44,7 @@ DELETE_KIND = "rows.delete"
 MAX_INLINE_BATCHES = 60
 """Transactions of a request that deletes. That is enough for a chat of some thousand messages."""
 
-JOB_DELAY = timedelta(seconds=60)
+JOB_DELAY = timedelta(seconds=15)
 """The job begins after this time, unless the request ends before it with rows left."""
 
 FORGOTTEN_AFTER = timedelta(minutes=15)

@@ -33,7 +33,7 @@ from backend.memory.models import GONE, IndexState
 from backend.memory.runtime import index_folder, list_index_collections
 from backend.operations.backup.backup_file import JOURNAL_NAME
 from backend.operations.backup.schedule import BackupStateName, examine_backups
-from backend.operations.pruning import TableState, examine_tables
+from backend.operations.pruning import RuleState, examine_tables
 from backend.operations.start_faults import explain, find_folder_fault, find_index_fault
 from backend.prompts import load_prompts
 from backend.regex.process import RegexProcess
@@ -110,7 +110,7 @@ async def _list_old_rows(settings: Settings) -> list[Finding]:
     ]
 
 
-def _describe_table(state: TableState, settings: Settings) -> str:
+def _describe_table(state: RuleState, settings: Settings) -> str:
     age = state.oldest
     oldest = f", the oldest {age / timedelta(days=1):,.1f} days" if age and age.days >= 0 else ""
     rows = f"about {state.row_count:,} rows in the table{oldest}"

@@ -318,7 +318,7 @@ class Pruning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableState:
+class RuleState:
     """A rule, its table's estimated number of rows, and the age of its oldest row.
 
     `is_late` is true if rows are due for more than two days.
@@ -330,9 +330,9 @@ class TableState:
     is_late: bool
 
 
-async def examine_tables(database: Database, settings: Settings) -> list[TableState]:
+async def examine_tables(database: Database, settings: Settings) -> list[RuleState]:
     """Return the state of each rule's table."""
-    at, found = now(), list[TableState]()
+    at, found = now(), list[RuleState]()
     async with database.read() as session:
         counts = await estimate_rows(session)
         for rule in RULES:
@@ -346,7 +346,7 @@ async def examine_tables(database: Database, settings: Settings) -> list[TableSt
                 late.append(IS_UNUSED)
             query = select(rule.age_column).where(*late).limit(1)
             found.append(
-                TableState(
+                RuleState(
                     rule=rule,
                     row_count=counts.get(rule.table.name, 0),
                     oldest=at - oldest if oldest else None,
