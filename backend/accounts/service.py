@@ -301,8 +301,8 @@ class AccountService:
                 )
             )
         self._open_keys.drop(user_id)
-        for part in self._participants.find_handlers(AccountClosed):
-            await part.account_closed(user_id)
+        for handler in self._participants.find_handlers(AccountClosed):
+            await handler.account_closed(user_id)
         await self._database.log.empty_now()
 
     def name_of(self, identity: Identity) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Delete,
     ForeignKeyConstraint,
@@ -127,7 +128,7 @@ class Batches:
         for each in references:
             is_child = each.column == row_id
             if each.detaches:
-                await self.update(each.table, is_child, values={each.column.key: None})
+                await self.update(each.table, is_child, values={each.column.name: None})
             else:
                 order = last.get(each.table.name, ())
                 await self.delete(each.table, is_child, order_by=order)
@@ -190,7 +191,7 @@ class RowReference:
     """A foreign key. `detaches` is true if the column becomes null when its target is deleted."""
 
     table: Table
-    column: ColumnElement[Any]
+    column: Column[Any]
     detaches: bool
 
 

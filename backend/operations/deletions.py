@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import Delete, Update, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -114,7 +114,7 @@ class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted):
     async def _begin(self, root: Root, row_id: UUID) -> None:
         """Delete the rows now, or leave the rest to the job."""
         this = JOBS.c.dedupe_key == _name_job(root, row_id), JOBS.c.state == "queued"
-        change = delete(JOBS).where(*this)
+        change: Delete | Update = delete(JOBS).where(*this)
         try:
             await _DELETIONS[root](self._database, row_id, max_batches=MAX_INLINE_BATCHES)
         except OutOfBatchesError:

@@ -14,18 +14,19 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from importlib import import_module
 from tempfile import TemporaryDirectory
 from uuid import UUID
 
 import uvloop
-from sqlalchemy import event, select, text
+from sqlalchemy import Connection, event, select, text
 
-import backend.container  # noqa: F401  # for all tables
 from backend.accounts.models import User
+from backend.chats.deletion import delete_hidden_chat
 from backend.chats.models import Chat
 from backend.database.base import get_table
 from backend.database.engine import Database
-from backend.operations import deletions
+from backend.operations.deletions import delete_closed_account
 from scripts.bench.processes import (
     TALEKEEPER,
     check,
@@ -81,18 +82,15 @@ class Transactions:
         event.listen(engine, "begin", self._begin)
         event.listen(engine, "commit", self._end)
 
-    def _begin(self, connection: object) -> None:
-        self._info(connection)["begun"] = time.perf_counter()
+    def _begin(self, connection: Connection) -> None:
+        connection.info["begun"] = time.perf_counter()
 
-    def _end(self, connection: object) -> None:
-        self.seconds.append(time.perf_counter() - self._info(connection).pop("begun"))
-
-    def _info(self, connection: object) -> dict[str, float]:
-        info: dict[str, float] = connection.info  # type: ignore[attr-defined]
-        return info
+    def _end(self, connection: Connection) -> None:
+        self.seconds.append(time.perf_counter() - connection.info.pop("begun"))
 
 
 async def bench(*, messages: int, chats: int) -> list[Row]:
+    import_module("backend.container")  # for all tables
     rows: list[Row] = []
     async with create_database("postgres") as url:
         database = Database(url)
@@ -148,7 +146,7 @@ async def measure(
     own = Database(url)
     timed, beside = Transactions(own), list[float]()
     postmaster = await find_postmaster(database)
-    delete = deletions.delete_closed_account if is_account else deletions.delete_hidden_chat
+    delete = delete_closed_account if is_account else delete_hidden_chat
     spent = -read_cpu(postmaster)
     async with playing(take_turn, beside):
         begun_at = time.perf_counter()

@@ -10,7 +10,6 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import func, insert, select, text, update
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import Invitation, LoginFailures
@@ -213,7 +212,7 @@ async def test_with_zero_days_nothing_is_deleted(server: Running, ada: Account) 
     chat = (await ada.new_chat())["id"]
     reply = (await ada.turn(chat, text=LINE))[0].data["reply_id"]
     await grow_older(server, StoredContextRecord, 40 * KEPT)
-    await prune(server.parts.database, Settings(keep_prompts_days=0))
+    await prune(server.parts.database, Settings.model_validate({"keep_prompts_days": 0}))
     ok(await ada.ask("GET", f"/messages/{reply}/context"))
 
 
@@ -260,14 +259,14 @@ async def test_the_doctor_shows_the_rules_and_warns_if_they_are_not_followed(
 @pytest.mark.postgres
 async def test_the_rules_read_no_whole_table(postgres_url: str) -> None:
     database = Database(postgres_url)
-    settings = Settings()
+    settings = Settings.model_validate({})
     async with database.trial() as session:
         # The tables are empty: without this, reading all of them would be cheapest.
         await session.execute(text("SET LOCAL enable_seqscan = off"))
         for rule in RULES:
             query = select(rule.age_column).where(*rule.select_due(settings, now())).limit(10)
             sql = query.compile(
-                dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True}
+                dialect=session.get_bind().dialect, compile_kwargs={"literal_binds": True}
             )
             plan = list(await session.scalars(text(f"EXPLAIN {sql}")))
             assert not [line for line in plan if "Seq Scan" in line], (rule.rows, plan)

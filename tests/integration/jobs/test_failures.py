@@ -554,9 +554,9 @@ async def test_long_work_goes_on_from_its_checkpoint(
     job = await one(database, job_id)
     assert (job.progress_done, job.progress_total, job.lease_owner) == (4, 4, None)
 
-    await prune(database, Settings(), at=now())
+    await prune(database, Settings.model_validate({}), at=now())
     assert await state_of(database, job_id) == "done"
-    await prune(database, Settings(), at=now() + DONE_RETENTION)
+    await prune(database, Settings.model_validate({}), at=now() + DONE_RETENTION)
     assert await is_empty(database)
 
 

@@ -185,9 +185,17 @@ async def test_a_stopped_job_is_shown_for_a_day(
     job_id = await put(queue, KIND, user_id=ada.id)
     assert job_id is not None
     await service.stop(ada.id, job_id)
-    await prune(queue.database, Settings(), at=now() + DONE_RETENTION - timedelta(minutes=1))
+    await prune(
+        queue.database,
+        Settings.model_validate({}),
+        at=now() + DONE_RETENTION - timedelta(minutes=1),
+    )
     assert (await service.get(ada.id, job_id)).error == "stopped"
-    await prune(queue.database, Settings(), at=now() + DONE_RETENTION + timedelta(minutes=10))
+    await prune(
+        queue.database,
+        Settings.model_validate({}),
+        at=now() + DONE_RETENTION + timedelta(minutes=10),
+    )
     assert await is_empty(queue.database)
 
 

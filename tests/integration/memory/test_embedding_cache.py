@@ -245,7 +245,7 @@ async def test_unused_vectors_are_deleted(
     async with database.write() as session:
         change = update(Embedding).where(Embedding.id.in_([row.id for row in unused]))
         await session.execute(change.values(used_at=long_ago))
-    await prune(database, Settings())
+    await prune(database, Settings.model_validate({}))
     assert len(await list_stored(database)) == 1
 
 
