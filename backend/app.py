@@ -90,7 +90,6 @@ from backend.operations.health import HealthController
 from backend.operations.openapi import make_openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
 from backend.quotas.controller import AccountUsageController, UsageController
-from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
 from backend.transfer.archives.controller import ArchiveController
@@ -350,7 +349,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         "user_models": services.user_models.sweep,
         "turns": services.turns.recover,
         "sessions": services.sessions.drop_ended_keys,
-        "ledger": partial(fold_ledger, database),
+        "ledger": services.ledger_folder.fold,
         "jobs": partial(services.jobs.clean, at=now()),
         "index_model": memory.follow_model,
         "index": memory.prepare,

@@ -19,9 +19,10 @@ async def lock_accounts(session: AsyncSession) -> None:
     await session.execute(select(InstanceKey).with_for_update())
 
 
-async def count_users(session: AsyncSession) -> int:
-    query = select(func.count()).select_from(User).where(User.deleted_at.is_(None))
-    return await session.scalar(query) or 0
+async def has_users(session: AsyncSession, *, but: UUID | None = None) -> bool:
+    """True if there is an account, other than `but`. Reads one row, and not all as a count does."""
+    query = select(User.id).where(User.deleted_at.is_(None)).limit(1)
+    return await session.scalar(query if but is None else query.where(User.id != but)) is not None
 
 
 async def count_administrators(session: AsyncSession) -> int:

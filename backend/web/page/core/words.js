@@ -72,6 +72,15 @@ const moment = new Intl.DateTimeFormat(LANGUAGE, { dateStyle: "medium", timeStyl
 const relative = new Intl.RelativeTimeFormat(LANGUAGE, { numeric: "auto" });
 
 const listing = new Intl.ListFormat(LANGUAGE);
+/** Join the parts that are not empty. */
+export const combine = (parts, separator = " · ") => parts.filter(Boolean).join(separator);
+
+/** The label and the help of a field from its text: "Label | Help". */
+export function labels(text) {
+  const [label, help] = text.split(" | ");
+  return { label, help };
+}
+
 /** `Alda, Bor and Cid`. */
 export const list = (names) => listing.format(names);
 
@@ -95,7 +104,7 @@ const SIZES = [
 /** `1.2 MB`. */
 export function size(bytes) {
   const [unit, step] = SIZES.find(([, each]) => bytes >= each) ?? SIZES.at(-1);
-  return new Intl.NumberFormat(LANGUAGE, { style: "unit", unit, maximumFractionDigits: 1 }).format(bytes / step);
+  return new Intl.NumberFormat(LANGUAGE, { style: "unit", unit, unitDisplay: step > 1 ? "short" : "long", maximumFractionDigits: 1 }).format(bytes / step);
 }
 
 const STEPS = [
