@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
@@ -131,7 +132,7 @@ class Crowd:
                 heard.status = 0
             if heard.end:
                 break
-            if heard.status == httpx.codes.NOT_FOUND and not heard.line_id:
+            if heard.status == HTTPStatus.NOT_FOUND and not heard.line_id:
                 self.failures["not begun when its server was lost"] += 1
                 return
             await asyncio.sleep(RETRY_SECONDS)
@@ -150,7 +151,7 @@ async def _exchange(port: int, request: bytes, heard: Heard) -> None:
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         heard.status = int(head.split(b" ", 2)[1])
-        if heard.status != httpx.codes.OK:
+        if heard.status != HTTPStatus.OK:
             answer = await reader.read()
             heard.problem = json.loads(answer)["type"].rpartition(":")[2] if answer else ""
             return

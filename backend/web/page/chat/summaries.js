@@ -23,7 +23,7 @@ export async function summaries(room, box, { viewpoint, signal }) {
       it = await api.put(own, what, { ifMatch: it.revision });
     };
     const drop = () => sendLater(t("common.deleted", { name: label }), own, { then: () => signal.aborted || draw() });
-    return pend(h("div.stack.piece-of",
+    return pend(h("div.stack",
       autoform({ signal, value: it, groups, save }).element, names(it),
       h("div", act("delete", word("drop"), drop))), own);
   };

@@ -53,7 +53,7 @@ export default async function status({ signal, title }) {
   const rebuild = () => sendLater(s("rebuilds"), REBUILD, { method: "POST", then: read });
   const begin = pend(h("button", { onclick: rebuild }, s("rebuild")), REBUILD, "POST");
   poll(read, signal, await read());
-  return h("div.page.narrow",
+  return h("div.page.index",
     h("header", h("h1", m("memory"))), areas("state"),
     out,
     session.user.is_administrator && models(signal, read),
