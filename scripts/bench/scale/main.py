@@ -145,7 +145,6 @@ class Benchmark:
             ]
             crowd = self._make_crowd([port for _, port in peers])
             await crowd.greet(players)
-            crowd.first_tokens.clear()
             cpu = sum(read_cpu_seconds(pid) for pid, _ in peers)
             await crowd.play(players, self._options.seconds)
             cpu = sum(read_cpu_seconds(pid) for pid, _ in peers) - cpu
@@ -166,7 +165,6 @@ class Benchmark:
         crowd = self._make_crowd(self._made.ports)
         await crowd.greet(players)
         await self._made.wait_until_idle()
-        crowd.first_tokens.clear()
         stages = await self._made.read_stages()
         cpu, began = self._made.read_cpu(), time.perf_counter()
         await crowd.play(players, self._options.seconds)
@@ -189,7 +187,7 @@ class Benchmark:
         return Crowd(list(ports), self._options.think)
 
     def _add(self, label: str, crowd: Crowd) -> None:
-        rate = len(crowd.first_tokens) / self._options.seconds
+        rate = len(crowd.first_tokens) / crowd.seconds
         failures = "".join(f", {count} {why}" for why, count in crowd.failures.items())
         note = f"{rate:.1f} turns/s{failures}"
         times = [1000 * each for each in crowd.first_tokens]
