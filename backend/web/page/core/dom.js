@@ -3,7 +3,7 @@
 /**
  * Create an element.
  *
- * `h("button.primary", { onclick: save, "aria-label": "Save" }, icon("check"), "Save")`
+ * `h("button.primary", { onclick: save, label: "Save" }, icon("check"))`
  *
  * @param {string} what Tag name, followed by classes with dots.
  * @param {object} [attributes] `on…` are listeners, and clicks are ignored while the promise of the
