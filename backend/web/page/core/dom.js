@@ -3,11 +3,11 @@
 /**
  * Create an element.
  *
- * `h("button.primary", { onclick: save, "aria-label": "Save" }, icon("check"), "Save")`
+ * `h("button.primary", { onclick: save, label: "Save" }, icon("check"))`
  *
  * @param {string} what Tag name, followed by classes with dots.
- * @param {object} [attributes] `on…` are listeners, and clicks wait for the promise of the one
- *   before; true sets a bare attribute; false, null and
+ * @param {object} [attributes] `on…` are listeners, and clicks are ignored while the promise of the
+ *   last one is pending; true sets a bare attribute; false, null and
  *   undefined leave it out; `value`, `checked`, `selected`, `indeterminate` are properties; `vars`
  *   sets custom properties of its style; `label` and `pressed` are `aria-label` and `aria-pressed`.
  * @param {...(Node|string|number|null|false|Array)} children
