@@ -176,7 +176,7 @@ function now(world, signal) {
       "aria-pressed": String(is), onclick: () => world.press("world", null, { flags: { [name]: !is } }),
     }, name);
     fill(view,
-      world.state.precarity && h("p.row.precarity",
+      world.state.precarity && h("p.row",
         h("span.tag", { title: world.state.precarity.voice }, world.state.precarity.label),
         ["heat", "wanted"].filter((each) => world.state.precarity[each] != null).map((each) =>
           h("span.soft", `${label(each)} ${number(world.state.precarity[each])}`))),

@@ -3,19 +3,22 @@ import { api, fill, h, money, settled, t } from "../core.js";
 import { warnOfLimit } from "./limit.js";
 
 /**
- * Render a usage: tokens, and money if prices are known.
+ * Return the parts of a usage: tokens, and money before them if prices are known.
  * Some models may have no price, and some replies no counts. `brief` leaves out missing prices.
  */
-export function costs(usage, { brief = false } = {}) {
+function partsOf(usage, brief = false) {
   const { cost, prompt_tokens: read, completion_tokens: written, unreported, by_model: models = [usage] } = usage;
   const missing = unreported > 0 && t("chat.cost_unreported", { count: unreported });
-  if (!(usage.turns + usage.runs) && missing) return t("chat.cost_uncounted");
+  if (!(usage.turns + usage.runs) && missing) return [t("chat.cost_uncounted")];
   const tokens = t("common.tokens", { count: read + written });
   const amount = cost && money(cost.amount);
   const some = cost && (missing || models.some((each) => !each.cost));
   const parts = cost ? [some ? t("chat.cost_least", { amount }) : amount, tokens] : [tokens, !brief && t("chat.cost_unknown")];
-  return [...parts, missing].filter(Boolean).join(", ");
+  return [...parts, missing].filter(Boolean);
 }
+
+/** Render a usage as text. */
+export const costs = (usage) => partsOf(usage).join(", ");
 
 const told = (usage) => usage && usage.turns + usage.runs + usage.unreported > 0;
 
@@ -45,25 +48,25 @@ function estimate({ model, totals, composer }, last) {
 export function costing(room) {
   const past = h("span");
   const next = h("span", { title: t("chat.cost_next_help") });
-  const element = h("small.figure.cost", past, next);
+  const element = h("small.figure.cost", past, " ", next);
   const path = `/chats/${room.chat.id}/usage`;
   let last = null;
   const guess = () => {
     const amount = estimate(room, last);
-    fill(next, amount > 0 && [past.hasChildNodes() && " · ", t("chat.cost_next", { cost: money(amount) })]);
+    fill(next, amount > 0 && t("chat.cost_next", { cost: money(amount) }));
   };
   const read = async () => {
     const { id, role } = room.path.last() ?? {};
     const of = (query) => api.get(path, { query, signal: room.signal });
     const [chat, reply] = await Promise.all([of(), role === "assistant" && of({ reply_id: id })]);
     last = told(reply) ? reply : null;
-    const words = [
-      told(reply) && t("chat.cost_reply", { cost: costs(reply, { brief: true }) }),
-      told(chat) && t("chat.cost_chat", { cost: costs(chat, { brief: true }) }),
-    ];
-    // In narrow layouts only the inspector shows this.
+    // In narrow layouts only the inspector shows what is roomy.
+    const words = [["reply", reply], ["chat", chat]].filter(([, usage]) => told(usage)).flatMap(([name, usage], at) => {
+      const [cost, ...rest] = partsOf(usage, true);
+      return [at > 0 && " · ", t(`chat.cost_${name}`, { cost }), h("span.roomy", rest.map((part) => `, ${part}`))];
+    });
     const unknown = chat.turns + chat.runs > 0 && !chat.cost && h("span.roomy", `, ${t("chat.cost_unknown")}`);
-    fill(past, words.filter(Boolean).join(" · "), unknown);
+    fill(past, words, unknown);
     element.title = chat.by_model.map((each) => `${each.model}: ${costs(each)}`).join("\n");
     guess();
   };

@@ -88,7 +88,7 @@ export function entry(chat, cast, box) {
         chat.pinned_at && h("span.pinned", { role: "img", "aria-label": t("chats.pinned") }, icon("pin")),
         h("time.figure", { datetime: usedAt(chat), title: dateTime(usedAt(chat)) }, ago(usedAt(chat)))),
       names !== title && h("small.soft.clip", names),
-      preview && h("small.preview.clip", preview),
+      preview && h("small.clip", preview),
       chat.tags.length > 0 && h("span.row", chat.tags.map((each) => h("span.tag", each))),
     ),
     act("more", t("chats.more", { title }), ({ currentTarget }) => menu(currentTarget, menuOf(chat)), "quiet"),

@@ -127,7 +127,7 @@ export default async function (room, { options: { character: id }, signal }) {
   room.events.addEventListener("turn", () => read().catch(complain), { signal });
   await Promise.all([read(), tell(), card()]);
   const part = (title, ...content) => h("section.stack", h("h3", k(title)), content);
-  return h("div.stack.knows",
+  return h("div.stack",
     h("div.row", likeness(member, {}), h("div.grow", who.element), h("a.button", { href: `#/characters/${member.id}` }, t("members.card"))),
     member.narrates && h("p.soft", k("narrates", { name })),
     h("div.stack", { role: "search" }, input, found),

@@ -120,7 +120,7 @@ export default async function ({ signal, title }) {
     } else if (people.length) {
       fill(body, h("p.soft.lead", t("chats.choose")), starters.element, h("div.row", importButton(), movingButton()));
       starters.show(people);
-    } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row.moving", movingButton()));
+    } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row", movingButton()));
     else fill(body, h("p.soft.lead", t("chats.about")), offer());
   };
   addEventListener("chats-changed", draw, { signal });

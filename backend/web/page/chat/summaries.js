@@ -30,7 +30,7 @@ export async function summaries(room, box, { viewpoint, signal }) {
       },
       show: () => (element.hidden = false),
     });
-    const element = h("div.stack.piece-of",
+    const element = h("div.stack",
       autoform({ signal, value: it, groups, save }).element, names(it),
       h("div", act("delete", word("drop"), drop)));
     return element;

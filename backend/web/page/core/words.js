@@ -95,7 +95,7 @@ const SIZES = [
 /** `1.2 MB`. */
 export function size(bytes) {
   const [unit, step] = SIZES.find(([, each]) => bytes >= each) ?? SIZES.at(-1);
-  return new Intl.NumberFormat(LANGUAGE, { style: "unit", unit, maximumFractionDigits: 1 }).format(bytes / step);
+  return new Intl.NumberFormat(LANGUAGE, { style: "unit", unit, unitDisplay: step > 1 ? "short" : "long", maximumFractionDigits: 1 }).format(bytes / step);
 }
 
 const STEPS = [

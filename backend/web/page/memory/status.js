@@ -65,7 +65,7 @@ export default async function status({ signal, title }) {
     }
   };
   follow();
-  return h("div.page.narrow",
+  return h("div.page.index",
     h("header", h("h1", m("memory"))), areas("state"),
     out,
     session.user.is_administrator && models(signal, read),
