@@ -93,7 +93,6 @@ from backend.operations.health import HealthController
 from backend.operations.openapi import make_openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
 from backend.quotas.controller import AccountUsageController, UsageController
-from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
 from backend.transfer.archives.controller import ArchiveController
@@ -352,10 +351,9 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         "model_names": services.model_names.sweep,
         "user_models": services.user_models.sweep,
         "turns": services.turns.recover,
-        "deletions": partial(finish_deletions, database),
         "sessions": services.sessions.drop_ended_keys,
         "idempotency": partial(delete_old_responses, database, at=now()),
-        "ledger": partial(fold_ledger, database),
+        "ledger": services.ledger_folder.fold,
         "jobs": partial(services.jobs.clean, at=now()),
         "index_model": memory.follow_model,
         "index": memory.prepare,
@@ -364,6 +362,7 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
     if is_long_round:
         chores |= {
             "optimize": database.optimize,
+            "deletions": partial(finish_deletions, database),
             "activity": partial(delete_old_activity, database),
             "uploads": services.imports.sweep,
             "waiting_files": partial(delete_expired_uploads, database),

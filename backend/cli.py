@@ -590,12 +590,20 @@ async def _index(settings: Settings, options: argparse.Namespace) -> int:
         print(f"set replication_factor of {name} to {plan.factor}")
     for each in plan.transfers:
         print(each.render())
+    for name, shard in plan.skipped:
+        print(
+            f"talekeeper: shard {shard} of {name} is skipped, because no node has an active copy. "
+            "Start the nodes that have it, and run the command again.",
+            file=sys.stderr,
+        )
+    status = 1 if plan.skipped else 0
     if options.dry_run:
         print("Nothing was changed.")
-        return 0
+        return status
     await replicate(settings, plan, show_progress)
-    print(f"Each shard has {plan.factor} or more copies.")
-    return 0
+    others = "Each other shard" if plan.skipped else "Each shard"
+    print(f"{others} has {plan.factor} or more copies.")
+    return status
 
 
 async def _rotate(settings: Settings, options: argparse.Namespace) -> int:

@@ -106,7 +106,7 @@ from backend.operations.metrics import MetricsService
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
-from backend.quotas.ledgers import NightlyRecount
+from backend.quotas.ledgers import LedgerFolder, NightlyRecount
 from backend.quotas.limits import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.service import Quotas
 from backend.regex.process import RegexProcess
@@ -146,7 +146,7 @@ from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.removed_replies import RemovedReplies
 from backend.turns.run.store import TurnStore
 from backend.usage.models_in_use import ModelsInUseService
-from backend.usage.months import MonthUsageService, UsageOfDeletedChats
+from backend.usage.months import DeletedUsage, MonthUsageService
 from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
@@ -227,6 +227,7 @@ class Services:
             database, settings, counts={CHATS: count_chats, LOREBOOK_ENTRIES: count_all_entries}
         )
         self.recount = NightlyRecount(database, queue)
+        self.ledger_folder = LedgerFolder(database)
         check_entries = partial(self.quotas.check_added, LOREBOOK_ENTRIES)
 
         self.regexes = RegexProcess()
@@ -256,7 +257,7 @@ class Services:
         self.lorebook_links = LorebookLinkService(database)
         participants.add(self.backgrounds, self.lorebook_links)
         self.lore = LoreReader(pool, self.regexes)
-        self.chronicles = ChronicleService(database, index)
+        self.chronicles = ChronicleService(database, index, participants=participants)
         self.chronicle_events = EventService(
             database,
             index,
@@ -337,7 +338,7 @@ class Services:
             user_models=user_models,
             checks_added=checks_added,
         )
-        participants.add(ImportedChats(), RemovedReplies(), TitleResets(), UsageOfDeletedChats())
+        participants.add(ImportedChats(), RemovedReplies(), TitleResets(), DeletedUsage())
         self.chat_exporter = ChatExporter(
             database,
             pool,
@@ -411,7 +412,7 @@ class Services:
             database,
             (TURN_LEASES, JOB_LEASES, SLOT_LEASES),
             on_loss=take_over,
-            on_news=queue.wake_here,
+            on_news=queue.note_news,
             on_count=self.quotas.divide,
         )
         queue.announce = None if database.is_sqlite else self.processes.announce

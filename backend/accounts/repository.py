@@ -19,8 +19,10 @@ async def lock_accounts(session: AsyncSession) -> None:
     await session.execute(select(InstanceKey).with_for_update())
 
 
-async def count_users(session: AsyncSession) -> int:
-    return await session.scalar(select(func.count()).select_from(User)) or 0
+async def has_users(session: AsyncSession, *, but: UUID | None = None) -> bool:
+    """True if there is an account, other than `but`. Reads one row, and not all as a count does."""
+    query = select(User.id).limit(1)
+    return await session.scalar(query if but is None else query.where(User.id != but)) is not None
 
 
 async def count_administrators(session: AsyncSession) -> int:

@@ -89,8 +89,8 @@ class AccountService:
     async def find_sign_up_state(self) -> SignUpState:
         """Return who may sign up. If there is no account, anyone may, despite the settings."""
         async with self._database.read() as session:
-            count = await repository.count_users(session)
-        return self._settings.registration if count else "first"
+            has_users = await repository.has_users(session)
+        return self._settings.registration if has_users else "first"
 
     async def sign_up(
         self, name: str, password: str, *, invitation: str | None, address: str
@@ -127,7 +127,7 @@ class AccountService:
             await repository.lock_accounts(session)
             await refuse_older_root(session, self._root)
             await self._check_may_join(session, invitation, use=True)
-            user.is_administrator = await repository.count_users(session) == 0
+            user.is_administrator = not await repository.has_users(session)
             await self._check_is_free(session, name)
             session.add(user)
             await session.flush()
@@ -275,7 +275,7 @@ class AccountService:
             await repository.lock_accounts(session)
             user = await repository.get_user(session, user_id)
             is_needed = user.is_administrator and not user.is_disabled
-            has_others = await repository.count_users(session) > 1
+            has_others = await repository.has_users(session, but=user_id)
             if is_needed and has_others and await repository.count_administrators(session) <= 1:
                 raise LastAdministratorError("Make another user an administrator first.")
             await delete_jobs(session, user_id)
@@ -305,7 +305,7 @@ class AccountService:
         self, session: AsyncSession, invitation: str | None, *, use: bool = False
     ) -> None:
         """Raise unless this person may sign up. `use` marks the invitation as used."""
-        if self._settings.registration == "open" or not await repository.count_users(session):
+        if self._settings.registration == "open" or not await repository.has_users(session):
             return
         if self._settings.registration == "closed" or invitation is None:
             raise RegistrationClosedError("Ask the administrator for an invitation.")

@@ -96,14 +96,22 @@ class BackgroundService(ChatCopied, CharacterCopied):
         owner_id = identity.user_id
         async with self._database.read() as session:
             await _check_holder(session, kind, holder_id, owner_id)
-        background = await self._pool.run(
-            owner_id, partial(_seal_background, identity.sealer, kind, holder_id, data)
-        )
+        background = await self.prepare(identity, kind, holder_id, data)
         async with self._database.write() as session:
             await _check_holder(session, kind, holder_id, owner_id, lock=True)
             await session.execute(_delete(kind, holder_id, owner_id))
             session.add(background)
             await record(session, holder_id)
+
+    async def prepare(
+        self, identity: Identity, kind: BackgroundHolder, holder_id: UUID, data: bytes
+    ) -> Background:
+        """Return the row of a background, without storing it. Raises as `replace` does.
+
+        The holder need not exist yet.
+        """
+        work = partial(_seal_background, identity.sealer, kind, holder_id, data)
+        return await self._pool.run(identity.user_id, work)
 
     async def remove(self, identity: Identity, kind: BackgroundHolder, holder_id: UUID) -> None:
         owner_id = identity.user_id

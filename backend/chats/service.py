@@ -400,9 +400,10 @@ class ChatService:
             path = repository.stream_path(session, message)
             copied = await _copy_messages(session, sealer, path, fork.id, is_path=True)
             fork.leaf_id = copied[message.id]
-            await self._copy_parts(session, identity, source.id, fork.id, copied)
-            if world == "shared":
-                await self._share_world(session, identity, source.id, fork.id, copied)
+            shares = world == "shared"
+            await self._copy_parts(
+                session, identity, source.id, fork.id, copied, shares_world=shares
+            )
             for store in worlds:
                 await store(session, fork, copied)
             return await _load_view(session, sealer, fork)
@@ -423,8 +424,7 @@ class ChatService:
             tree_rows = repository.stream_tree(session, chat_id)
             copied = await _copy_messages(session, sealer, tree_rows, copy.id, is_path=False)
             copy.leaf_id = copied[source.leaf_id] if source.leaf_id else None
-            await self._copy_parts(session, identity, source.id, copy.id, copied)
-            await self._share_world(session, identity, source.id, copy.id, copied)
+            await self._copy_parts(session, identity, source.id, copy.id, copied, shares_world=True)
             return await _load_view(session, sealer, copy)
 
     async def _add_copy(
@@ -467,22 +467,16 @@ class ChatService:
         source_id: UUID,
         copy_id: UUID,
         copied: Mapping[UUID, UUID],
+        *,
+        shares_world: bool,
     ) -> None:
         """Copy the data of a chat in other packages, and index the messages."""
         for handler in self._participants.find_handlers(ChatCopied):
             await handler.chat_copied(session, identity, source_id, copy_id, copied)
         await self._index.changed(session, identity, kind="message", container_id=copy_id)
-
-    async def _share_world(
-        self,
-        session: AsyncSession,
-        identity: Identity,
-        source_id: UUID,
-        copy_id: UUID,
-        copied: Mapping[UUID, UUID],
-    ) -> None:
-        for sharer in self._participants.find_handlers(WorldShared):
-            await sharer.world_shared(session, identity, source_id, copy_id, copied)
+        if shares_world:
+            for sharer in self._participants.find_handlers(WorldShared):
+                await sharer.world_shared(session, identity, source_id, copy_id, copied)
 
 
 async def _check_group(

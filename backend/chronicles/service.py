@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import msgspec
@@ -23,6 +23,7 @@ from backend.chronicles.repository import (
     seal_chronicle,
 )
 from backend.chronicles.schemas import ChronicleView, NewChronicle
+from backend.core.events import Participants
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.types import Id
@@ -44,12 +45,26 @@ _LOREBOOKS = table(
 """The columns needed here. Lorebooks and chronicles do not import each other."""
 
 
+@runtime_checkable
+class ChronicleDeleted(Protocol):
+    """A chronicle is about to be deleted."""
+
+    async def chronicle_deleted(
+        self, session: AsyncSession, identity: Identity, chronicle_id: UUID
+    ) -> None:
+        """Keep what must remain without the chronicle."""
+        ...
+
+
 class ChronicleService:
     """Operations of a user on chronicles. The routes list the errors."""
 
-    def __init__(self, database: Database, outbox: IndexOutbox) -> None:
+    def __init__(
+        self, database: Database, outbox: IndexOutbox, *, participants: Participants
+    ) -> None:
         self._database = database
         self._outbox = outbox
+        self._participants = participants
 
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
@@ -115,6 +130,8 @@ class ChronicleService:
                 .where(*uses_it)
                 .values(chronicle_id=None, chronicle_enabled=False, revision=Chat.revision + 1)
             )
+            for handler in self._participants.find_handlers(ChronicleDeleted):
+                await handler.chronicle_deleted(session, identity, chronicle_id)
             await session.delete(row)
             await session.flush()
             await self._outbox.changed(session, identity, kind="event", container_id=chronicle_id)

@@ -40,6 +40,18 @@ START_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 LOCK_POLL_SECONDS = 0.2
 
+TABLE_LOCK_SECONDS = 3.0
+"""Maximum wait of a migration for a lock of PostgreSQL. Later statements on the table wait, too."""
+TABLE_LOCK_PAUSES = (1.0, 2.0, 4.0, *[5.0] * 10)
+"""Pauses between the attempts of a migration, in which those statements run: in all about 100 s."""
+LOCK_TIMEOUT_STATE = "55P03"
+_TABLES_LOCKED = (
+    "Another transaction has used them for minutes. The migration changed nothing; earlier ones "
+    "are done. To find it: SELECT pid, xact_start, query FROM pg_stat_activity WHERE "
+    "xact_start IS NOT NULL ORDER BY xact_start. Wait until it ends, or end it with "
+    "pg_terminate_backend(pid). Then start again."
+)
+
 MIGRATION_LOCK_SECONDS = 3600.0
 """Maximum wait for another process that migrates the SQLite file. PostgreSQL has no maximum."""
 POSTGRES_PORT = 5432
@@ -109,6 +121,12 @@ class OvertakenError(ConflictError):
     """
 
     slug, title = "overtaken", "Another request came first"
+
+
+class TablesLockedError(AppError):
+    """Another transaction holds locks on tables that a migration has to change."""
+
+    status, slug, title = 503, "tables-locked", "A migration cannot lock its tables"
 
 
 class DatabaseDamagedError(AppError):
@@ -243,16 +261,22 @@ class Database:
 
         On SQLite it runs in one transaction, in a thread, because it executes hundreds of
         statements. On PostgreSQL it begins and commits its own transactions; the last one is
-        committed after it.
+        committed after it. If one of them waits too long for a lock, `work` runs again. Raises
+        `TablesLockedError`.
         """
         if self.is_sqlite:
             await asyncio.to_thread(self._change_tables, work)
             return
         engine = self.make_direct_engine()
         try:
-            async with _lock_tables(engine), engine.connect() as connection:
-                await connection.run_sync(work)
-                await connection.commit()
+            async with _lock_tables(engine):
+                for seconds in TABLE_LOCK_PAUSES:
+                    if await _change_unlocked(engine, work):
+                        return
+                    log.warning("database.tables_locked", retry_after_s=seconds)
+                    await asyncio.sleep(seconds)
+                if not await _change_unlocked(engine, work):
+                    raise TablesLockedError(_TABLES_LOCKED)
         finally:
             await engine.dispose()
 
@@ -378,6 +402,33 @@ async def _lock_tables(engine: AsyncEngine) -> AsyncGenerator[None]:
                 yield
                 return
         await asyncio.sleep(LOCK_POLL_SECONDS)
+
+
+async def _change_unlocked(engine: AsyncEngine, work: Callable[[Connection], None]) -> bool:
+    """Change tables on PostgreSQL. False if a lock was not free within `TABLE_LOCK_SECONDS`."""
+
+    def run(connection: Connection) -> None:
+        event.listen(connection, "begin", _limit_lock_wait)
+        work(connection)
+
+    try:
+        async with engine.connect() as connection:
+            await connection.run_sync(run)
+            await connection.commit()
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != LOCK_TIMEOUT_STATE:
+            raise
+        return False
+    return True
+
+
+def _limit_lock_wait(connection: Connection) -> None:
+    """Limit the wait for locks in a transaction.
+
+    An index that is built outside of one does not hold up others while it waits.
+    """
+    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(TABLE_LOCK_SECONDS * 1000)}")
 
 
 def _postgres_engine(

@@ -265,8 +265,12 @@ class Processes:
         async with self._database.write() as session:
             timeout = func.set_config("lock_timeout", str(LOCK_MS), True)  # noqa: FBT003  # as above
             await session.execute(select(timeout))
-            await session.execute(_DISCONNECT, {"names": [name_client(each) for each in lost]})
-            is_ended = delete(get_table(Process)).where(_ROW.id.in_(lost), _IS_LOST)
+            # On a busy machine this is seconds later, and some may have been late only.
+            still = list(await session.scalars(select(_ROW.id).where(_ROW.id.in_(lost), _IS_LOST)))
+            if not still:
+                return
+            await session.execute(_DISCONNECT, {"names": [name_client(each) for each in still]})
+            is_ended = delete(get_table(Process)).where(_ROW.id.in_(still), _IS_LOST)
             ended = list(await session.scalars(is_ended.returning(_ROW.id)))
             await self._end_leases(session, owners=ended)
         if ended:

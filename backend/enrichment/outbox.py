@@ -111,7 +111,7 @@ def _run_now(*conditions: ColumnElement[bool]) -> Update:
     )
 
 
-_SUMMARISE_NOW = _run_now(Job.dedupe_key == bindparam("job"))
+_SUMMARISE_NOW = _run_now(Job.lane == bindparam("in_lane"), Job.dedupe_key == bindparam("job"))
 _COMPACT_NOW = _run_now(Job.lane == bindparam("in_lane"), Job.kind == COMPACTION)
 
 
@@ -268,7 +268,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
                 session, holder, chat_id, history_budget=history_budget, count_unit=count_unit
             )
             # A job that a turn has interrupted is postponed.
-            values = {"job": f"{SUMMARY}/{chat_id}", "at": now()}
+            values = {"in_lane": lane, "job": f"{SUMMARY}/{chat_id}", "at": now()}
             await session.execute(_SUMMARISE_NOW, values, execution_options=UNSYNCHRONIZED)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WORKER_SECONDS) as limit:

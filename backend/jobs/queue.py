@@ -154,6 +154,27 @@ async def insert_job(
     return None
 
 
+class WakeUp(asyncio.Event):
+    """An event that a worker waits for.
+
+    `is_sure` is false if only another process announced a job, which a third one may have taken.
+    """
+
+    is_sure = False
+
+    def set(self) -> None:
+        self.is_sure = True
+        super().set()
+
+    def hint(self) -> None:
+        """Let the worker look whether there is work."""
+        super().set()
+
+    def clear(self) -> None:
+        self.is_sure = False
+        super().clear()
+
+
 class JobQueue:
     """Adds jobs, and wakes the workers.
 
@@ -166,7 +187,7 @@ class JobQueue:
         self.announce: Callable[[], None] | None = None
         self.loss_count = 0
         self._root = root
-        self._listeners: set[asyncio.Event] = set()
+        self._listeners: set[WakeUp] = set()
 
     def grant(self, sealer: Sealer, key_mode: KeyMode) -> JobKey:
         return JobKey(sealer, key_mode, self._root)
@@ -223,6 +244,11 @@ class JobQueue:
         for listener in self._listeners:
             listener.set()
 
+    def note_news(self) -> None:
+        """Let the workers of this process look for jobs that another process has announced."""
+        for listener in self._listeners:
+            listener.hint()
+
     def note_loss(self) -> None:
         """Let the workers of this process look for jobs with expired leases."""
         self.loss_count += 1
@@ -232,8 +258,8 @@ class JobQueue:
         asyncio.get_running_loop().call_later(WAKE_DELAY_SECONDS, self.wake)
 
     @contextmanager
-    def listen(self, listener: asyncio.Event) -> Generator[None]:
-        """Let `wake` and `wake_here` set an event until the end of the block."""
+    def listen(self, listener: WakeUp) -> Generator[None]:
+        """Let `wake`, `wake_here` and `note_news` set an event until the end of the block."""
         self._listeners.add(listener)
         try:
             yield

@@ -24,7 +24,7 @@ from backend.jobs.errors import (
     WorkerLostError,
 )
 from backend.jobs.keys import JobKeys, KeyHolders
-from backend.jobs.queue import WAKE_DELAY_SECONDS, JobQueue
+from backend.jobs.queue import WAKE_DELAY_SECONDS, JobQueue, WakeUp
 from backend.jobs.running import (
     Clock,
     JobKind,
@@ -115,6 +115,9 @@ STOP_POLL_SECONDS = 1.0
 POLL_SECONDS = 3.0
 """Interval of polls. They find delayed jobs, expired leases, and jobs that another
 process could not announce."""
+NEWS_SECONDS = 0.05
+"""Longest wait after an announcement. The processes that hear it look at different moments, so that
+most of them find that the job is taken."""
 PAUSE_SECONDS = 1.0
 CLOSE_TIMEOUT_SECONDS = 10.0
 FINISH_SECONDS = 5.0
@@ -163,7 +166,7 @@ class Worker:
         self._ends = SharedEnds(self._database, clock)
         self._jobs: dict[UUID, RunningJob] = {}
         self._returned: list[RunningJob] = []
-        self._wake = asyncio.Event()
+        self._wake = WakeUp()
         self._last_share: UUID | None = None
         self._thorough_at = 0.0
         self._seen_losses = 0
@@ -232,15 +235,33 @@ class Worker:
                     await self._wait()
 
     async def _wait(self) -> None:
-        """Wait until this worker is woken, or until there may be work when it polls."""
+        """Wait until this worker has to act, or until there may be work when it looks.
+
+        Claims of all processes run one at a time, so it looks first unless it is sure.
+        """
         has_work = False
-        while not has_work and not self._wake.is_set():
+        while not has_work and not self._must_act():
             has_waiting = self._slots.has_waiting
             try:
                 async with asyncio.timeout(MAX_WAIT_SECONDS if has_waiting else self._poll):
                     await self._wake.wait()
             except TimeoutError:
                 has_work = has_waiting or await self._has_work()
+            else:
+                if not self._wake.is_sure:
+                    await asyncio.sleep(self._draw() * NEWS_SECONDS)
+                if not self._must_act():
+                    self._wake.clear()
+                    has_work = has_waiting or await self._has_work()
+
+    def _must_act(self) -> bool:
+        """True if there is something to store, or this worker was woken for a job of its kind.
+
+        A worker that takes no queued jobs is also woken by those that its process adds.
+        """
+        if self._returned or self._is_draining:
+            return self._wake.is_set()
+        return self._wake.is_sure and self._takes_queued
 
     async def _has_work(self) -> bool:
         wanted = self._measure_capacity([])

@@ -28,7 +28,7 @@ from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_inst
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import allows_provider, build_embedder
 from backend.memory.index.edge import can_start_engine
-from backend.memory.index.server_cluster import list_weaknesses, read_cluster
+from backend.memory.index.server_cluster import list_notes, list_weaknesses, read_cluster
 from backend.memory.models import GONE, IndexState
 from backend.memory.runtime import index_folder, list_index_collections
 from backend.operations.backup.backup_file import JOURNAL_NAME
@@ -321,8 +321,9 @@ async def _index(settings: Settings) -> Finding:
     nodes = f", a cluster of {len(cluster.peers)} nodes" if cluster.is_cluster else ""
     parts = [f"Qdrant {version}, at {', '.join(settings.qdrant_urls)}{nodes}"]
     weaknesses = list(list_weaknesses(settings, cluster))
-    parts += [weakness for weakness, _ in weaknesses]
-    advice = " ".join(dict.fromkeys(advice for _, advice in weaknesses))
+    found = [*weaknesses, *list_notes(settings)]
+    parts += [text for text, _ in found]
+    advice = " ".join(dict.fromkeys(advice for _, advice in found))
     return Finding("index", "warning" if weaknesses else "ok", "; ".join(parts), advice)
 
 

@@ -109,19 +109,30 @@ async def count_stored_bytes(session: AsyncSession, user_id: UUID) -> int:
     return int(await session.scalar(_STORED, {"owner": user_id}) or 0)
 
 
-async def fold_ledger(database: Database) -> int:
-    """Fold the rows of each user with many rows into one. Return the number of these users."""
-    many = (
-        select(StorageLedger.user_id)
-        .group_by(StorageLedger.user_id)
-        .having(func.count() >= MIN_ROWS_TO_FOLD)
-    )
-    async with database.read() as session:
-        users = list(await session.scalars(many))
-    for user_id in users:
-        while await _fold(database, user_id) == _FOLD_AT_ONCE:
-            pass
-    return len(users)
+class LedgerFolder:
+    """Folds the ledger of stored bytes. After the first call, each reads the users of new rows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._newest = 0
+
+    async def fold(self) -> None:
+        """Fold the rows of each user with many rows and a new one into one row."""
+        async with self._database.read() as session:
+            newest = await session.scalar(select(func.max(StorageLedger.id))) or 0
+            recent = select(StorageLedger.user_id).where(StorageLedger.id > self._newest)
+            many = (
+                select(StorageLedger.user_id)
+                .where(StorageLedger.user_id.in_(recent))
+                .group_by(StorageLedger.user_id)
+                .having(func.count() >= MIN_ROWS_TO_FOLD)
+            )
+            users = list(await session.scalars(many))
+        for user_id in users:
+            while await _fold(self._database, user_id) == _FOLD_AT_ONCE:
+                pass
+        # A row with a lower id may be committed later. Its user's next row has a higher one.
+        self._newest = newest
 
 
 async def _fold(database: Database, user_id: UUID) -> int:

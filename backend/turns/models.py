@@ -113,6 +113,10 @@ class Turn(Base):
     def is_reserved(self) -> bool:
         return self.state == "running" and self.totals == NOT_BUILT
 
+    def is_abandoned(self, at: datetime) -> bool:
+        """True if the lease has expired, so that any process may end the turn."""
+        return self.state == "running" and (self.lease_until is None or self.lease_until <= at)
+
     def is_run_by(self, process_id: UUID) -> bool:
         """True if a process may write to the turn."""
         return self.state == "running" and self.lease_owner == process_id

@@ -418,7 +418,7 @@ def _make_money(amount: float | None) -> Money | None:
     return None if amount is None else Money(amount=amount)
 
 
-UsageScope = Literal["chat", "reply", "month", "chat_in_month"]
+UsageScope = Literal["chat", "reply", "month", "chat_in_month", "chronicle_in_month"]
 
 _TURNS_OF: Mapping[UsageScope, tuple[ColumnElement[bool], ...]] = {
     "chat": (Turn.chat_id == bindparam("chat"),),
@@ -433,7 +433,7 @@ _TURNS_OF: Mapping[UsageScope, tuple[ColumnElement[bool], ...]] = {
 
 @cache
 def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
-    """Return the query for an account's tokens by model."""
+    """Return the query for an account's tokens by model. A chronicle has runs only."""
     # SQLite reads JSON from text columns. PostgreSQL needs a cast.
     report = cast(Turn.usage, JSON) if dialect == "postgresql" else type_coerce(Turn.usage, JSON)
     asked = select(
@@ -443,11 +443,11 @@ def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
         case((Turn.usage.is_(None), 1), else_=0).label("unreported"),
         *(func.coalesce(report[name].as_integer(), 0).label(name) for name in _REPORTED),
     ).where(
-        *_TURNS_OF[scope],
+        *_TURNS_OF.get(scope, ()),
         Turn.user_id == bindparam("owner"),
         Turn.usage.is_not(None) | Turn.state.in_(("completed", "stopped", "interrupted")),
     )
-    parts: list[Any] = [asked]
+    parts: list[Any] = [asked] if scope in _TURNS_OF else []
     if scope != "reply":
         run = select_run_shares().c
         of_runs = {
@@ -457,10 +457,14 @@ def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
                 run.chat_id == bindparam("chat"),
                 run.created_at >= bindparam("since"),
             ),
+            "chronicle_in_month": (
+                run.chronicle_id == bindparam("chronicle"),
+                run.created_at >= bindparam("since"),
+            ),
         }
         after = select(
             run.model,
-            *(run[name] if name in run else literal(0) for name in _COUNTED),
+            *(run[name] if name in run else literal(0).label(name) for name in _COUNTED),
         ).where(*of_runs[scope], run.user_id == bindparam("owner"))
         parts.append(after)
     if scope == "month":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -149,13 +149,35 @@ async def make_chat(
     """
     unit = CountUnit("o200k_base", names=False)
     counts = unit.count_many([("", text) for _, text in lines])
+    repeated = islice(cycle(zip(lines, counts, strict=True)), messages)
+    chat, rows = make_chat_rows(identity, list(repeated), unit, change)
+    async with database.write() as session:
+        session.add(chat)
+        await session.flush()
+        for start in range(0, len(rows), 1000):
+            await session.execute(insert(Message), rows[start : start + 1000])
+    return chat.id
+
+
+def make_chat_rows(
+    identity: Identity,
+    counted: Sequence[tuple[tuple[str, str], int]],
+    unit: CountUnit,
+    change: Callable[[int], Mapping[str, Any]] = _change_nothing,
+) -> tuple[Chat, list[dict[str, Any]]]:
+    """Return a chat with one branch, and the columns of its messages.
+
+    Args:
+        identity: The owner.
+        counted: ((author, text), tokens) of each message.
+        unit: The unit of these tokens.
+        change: Returns changed columns of the message at a position.
+    """
     sealer, chat_id = identity.sealer, new_id()
     digester = TextDigester(sealer)
     rows: list[dict[str, Any]] = []
     total = 0
-    for position, ((author, text), tokens) in enumerate(
-        islice(cycle(zip(lines, counts, strict=True)), messages)
-    ):
+    for position, ((author, text), tokens) in enumerate(counted):
         message_id, changed = new_id(), change(position)
         total += 0 if changed.get("hidden") else tokens
         scene_place = position % MAX_SCENE_MESSAGES
@@ -188,19 +210,14 @@ async def make_chat(
                 **changed,
             }
         )
-    async with database.write() as session:
-        chat = Chat(
-            id=chat_id,
-            user_id=identity.user_id,
-            sealed_title=sealer.seal(CHAT_TITLE, chat_id, "Bench"),
-            count_unit=str(unit),
-            leaf_id=rows[-1]["id"],
-        )
-        session.add(chat)
-        await session.flush()
-        for start in range(0, len(rows), 1000):
-            await session.execute(insert(Message), rows[start : start + 1000])
-    return chat_id
+    chat = Chat(
+        id=chat_id,
+        user_id=identity.user_id,
+        sealed_title=sealer.seal(CHAT_TITLE, chat_id, "Bench"),
+        count_unit=str(unit),
+        leaf_id=rows[-1]["id"],
+    )
+    return chat, rows
 
 
 async def import_book(api: httpx.AsyncClient, book: bytes) -> str:

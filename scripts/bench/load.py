@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import UUID, uuid4
@@ -130,14 +131,17 @@ async def play(
     writer.close()
 
 
-async def serve_model() -> None:
+async def serve_model(word_seconds: float = WORD_SECONDS) -> None:
     """Serve a model that answers every request with the same words."""
-    server = await asyncio.start_server(_answer_requests, "127.0.0.1", 0)
+    answer = partial(_answer_requests, word_seconds)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=1024)
     print(f"model on :{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 
 
-async def _answer_requests(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _answer_requests(
+    word_seconds: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -149,8 +153,10 @@ async def _answer_requests(reader: asyncio.StreamReader, writer: asyncio.StreamW
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
             writer.write(b"transfer-encoding: chunked\r\n\r\n")
             for number in range(REPLY_WORDS):
+                if writer.is_closing():  # the server has ended
+                    return
                 writer.write(_format_chunk({"content": f"word{number} "}))
-                await asyncio.sleep(WORD_SECONDS)
+                await asyncio.sleep(word_seconds)
             writer.write(_format_chunk({}, "stop") + _format_event("[DONE]") + b"0\r\n\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()
@@ -240,4 +246,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve_model() if sys.argv[1] == "model" else serve_bare(*sys.argv[2:4]))
+    if sys.argv[1] == "model":
+        uvloop.run(serve_model(*map(float, sys.argv[2:3])))
+    else:
+        uvloop.run(serve_bare(*sys.argv[2:4]))

@@ -56,6 +56,7 @@ class Options:
     users: int = 3
     workers: int = 3
     visitors: int = 1
+    players: int = 50
     keep: Path | None = None
     name: str = ""
     slow: float = 1.0
@@ -151,7 +152,12 @@ async def run_guarded(group: str, name: str, work: Awaitable[list[Row]]) -> list
 
 @asynccontextmanager
 async def campaign(
-    options: Options, *, url: str | None = None, servers_url: str = "", **settings: Any
+    options: Options,
+    *,
+    url: str | None = None,
+    servers_url: str = "",
+    servers: int = 2,
+    **settings: Any,
 ) -> AsyncGenerator[Campaign]:
     """Yield a running installation with accounts and workers that wait for `may_act`.
 
@@ -159,6 +165,7 @@ async def campaign(
         options: The command line's.
         url: The database; without it a new one, as the options say.
         servers_url: The same as the servers get there, if not the same way.
+        servers: The number of servers on PostgreSQL.
         settings: Further ones of the servers, by the names of the fields of `Settings`.
     """
     async with AsyncExitStack() as stack:
@@ -176,6 +183,7 @@ async def campaign(
                 model,
                 qdrant_url=options.qdrant,
                 servers_url=servers_url,
+                servers=servers,
                 ready_within=READY_WITHIN * options.slow,
                 **settings,
             )

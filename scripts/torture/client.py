@@ -41,13 +41,19 @@ class Answer:
 
 @dataclass
 class HeardTurn:
-    """The events of a turn. `is_line_saved` and `is_saved` are acknowledgements."""
+    """The events of a turn. `started` and `is_saved` are acknowledgements.
+
+    `started_at` is the time of `turn.started`, by the monotonic clock. If `is_unreachable`, the
+    request did not reach the server.
+    """
 
     status: int | None = None
     slug: str = ""
     started: dict[str, Any] | None = None
     text: str = ""
     waiting: dict[str, Any] | None = None
+    started_at: float = 0.0
+    is_unreachable: bool = False
     is_saved: bool = False
     is_over: bool = False
     problem: str = ""
@@ -113,29 +119,41 @@ class Client:
                 return self._read_answer(invocation, answer.status_code, answer.content, path)
             return Answer(invocation.outcome)
 
-    async def turn(self, who: str, chat_id: str, body: dict[str, Any]) -> HeardTurn:
-        """Take a turn, and listen to its end or until the connection breaks."""
+    async def turn(
+        self, who: str, chat_id: str, body: dict[str, Any], *, heard: HeardTurn | None = None
+    ) -> HeardTurn:
+        """Take a turn, and listen to its end or until the connection breaks.
+
+        The events go into `heard` while they arrive.
+        """
         name = next(
             (each for each in ("regenerate_of", "continue") if each in body), "turn"
         ).removesuffix("_of")
-        return await self._heard(who, name, chat_id, f"/chats/{chat_id}/turns", body)
+        path = f"/chats/{chat_id}/turns"
+        return await self._heard(who, name, chat_id, path, body, heard or HeardTurn())
 
     async def choose(self, who: str, chat_id: str, turn_id: str, option: str) -> HeardTurn:
         """Send the choice that a turn waits for, and read its events."""
         path = f"/turns/{turn_id}/choice"
-        return await self._heard(who, "choose", chat_id, path, {"option": option})
+        body = {"option": option}
+        return await self._heard(who, "choose", chat_id, path, body, HeardTurn())
 
     async def _heard(
-        self, who: str, name: str, chat_id: str, path: str, body: dict[str, Any]
+        self,
+        who: str,
+        name: str,
+        chat_id: str,
+        path: str,
+        body: dict[str, Any],
+        heard: HeardTurn,
     ) -> HeardTurn:
-        heard = HeardTurn()
         with self.history.invocation(f"{self.name}/{who}", name, chat=chat_id, **body) as made:
             url = self._url(path)
             try:
                 async with asyncio.timeout(PATIENCE):
                     await self._listen(url, body, heard)
             except httpx.ConnectError:
-                made.outcome = "refused"
+                made.outcome, heard.is_unreachable = "refused", True
                 await asyncio.sleep(0.1)
             except (httpx.TransportError, TimeoutError):
                 pass
@@ -169,7 +187,7 @@ class Client:
     def _hear(heard: HeardTurn, event: str, data: Any) -> None:
         match event:
             case "turn.started":
-                heard.started = data
+                heard.started, heard.started_at = data, time.monotonic()
             case "text.delta":
                 heard.text += data["text"]
             case "text.reset":

@@ -131,7 +131,7 @@ class Process:
 
 @dataclass
 class Installation:
-    """A Talekeeper with its model: on SQLite one process, on PostgreSQL two servers and a worker.
+    """A Talekeeper with its model: on SQLite one process, on PostgreSQL servers and a worker.
 
     `root` holds `data` (the data folder), `logs` and, on PostgreSQL, `index`. `model_url` is where
     the model listens, without a path.
@@ -219,6 +219,7 @@ async def installation(
     *,
     qdrant_url: str = "",
     servers_url: str = "",
+    servers: int = 2,
     ready_within: float = READY_WITHIN,
     **settings: Any,
 ) -> AsyncGenerator[Installation]:
@@ -232,6 +233,7 @@ async def installation(
         qdrant_url: A Qdrant server. Without one, processes on PostgreSQL share a Qdrant Edge that
             another process has open.
         servers_url: The database as the servers get there, if another way.
+        servers: The number of servers on PostgreSQL.
         ready_within: Seconds from the start of a server to its first good answer of `/ready`.
         settings: Further ones, by the names of the fields of `Settings`.
     """
@@ -272,7 +274,7 @@ async def installation(
         model,
         [
             _server(number, launcher, environment, root)
-            for number in range(2 if database == "postgres" else 1)
+            for number in range(servers if database == "postgres" else 1)
         ],
         [
             Process("worker", [*launcher, "work"], environment, root / "logs" / "worker.log")
@@ -289,11 +291,11 @@ async def installation(
         await made.kill()
         await processes.aclose()
         if qdrant_url:
-            await _delete_collections(made.index_settings)
+            await delete_collections(made.index_settings)
         listener.close()
 
 
-async def _delete_collections(settings: Settings) -> None:
+async def delete_collections(settings: Settings) -> None:
     """Delete an installation's collections on a Qdrant server; report those that are left."""
     prefix = settings.qdrant_collection_prefix
     try:

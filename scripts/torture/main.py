@@ -16,6 +16,7 @@ import uvloop
 
 from backend.core.logs import configure_logging
 from scripts.torture import (
+    fleet,
     generated,
     hostile,
     index_faults,
@@ -49,6 +50,7 @@ async def _faults(options: Options) -> list[Row]:
 GROUPS: dict[str, Group] = {
     "kills": kills.run,
     "replicas": replicas.run,
+    "fleet": fleet.run,
     "hostile": hostile.run,
     "faults": _faults,
     "generated": generated.run,
@@ -82,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
         "--name", default="", help="hostile inputs and faults whose names have this in them"
     )
     made.add_argument("--requests", type=int, default=2000, help="to make up, at the least")
+    made.add_argument("--players", type=int, default=50, help="of the group `fleet`")
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--keep", type=Path, help="an own folder for all files, which stays")
     made.add_argument(
@@ -101,6 +104,7 @@ def main() -> int:
         minutes=asked.minutes,
         seed=asked.seed,
         requests=asked.requests,
+        players=asked.players,
         keep=asked.keep,
         slow=asked.slow,
         name=asked.name,

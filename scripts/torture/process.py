@@ -62,8 +62,8 @@ def shorten_waits() -> None:
 
 def share_index() -> None:
     """Use the shared index instead of a Qdrant server."""
-    replace(server, "open_server", open_remote)
-    replace(server, "server_collections", list_remote_collections)
+    for function in SHARED_INDEX:
+        replace(*function)
 
 
 async def open_remote(settings: Settings, name: str, dimension: int | None) -> RemoteIndex:
@@ -74,6 +74,12 @@ async def open_remote(settings: Settings, name: str, dimension: int | None) -> R
 
 async def list_remote_collections(settings: Settings) -> set[str]:
     return await RemoteIndex(urlsplit(settings.qdrant_url).port or 0, "", None).collections()
+
+
+SHARED_INDEX: tuple[tuple[Any, str, Any], ...] = (
+    (server, "open_server", open_remote),
+    (server, "list_server_collections", list_remote_collections),
+)
 
 
 if __name__ == "__main__":

@@ -75,13 +75,13 @@ def test_who_lost_the_password_comes_back_with_the_code(
     visitor.route("**/sessions/current", lambda route: route.abort())
     sign_out.click()
     expect(visitor.get_by_text("Your unsent and unsaved text")).to_be_visible()
-    visitor.get_by_role("button", name="Dismiss").click()
+    visitor.get_by_role("button", name="Now", exact=True).click()
     expect(sign_out).to_be_enabled()
     visitor.unroute("**/sessions/current")
     sign_out.click()
     expect(visitor.get_by_text("Your unsent and unsaved text")).to_be_visible()
     with visitor.expect_navigation():
-        finish_deletion(visitor)
+        finish_deletion(visitor, button="Now")
     expect(visitor.get_by_role("heading", name="Sign in")).to_be_visible()
     assert "winter" not in visitor.evaluate("JSON.stringify(localStorage)")
 
@@ -144,7 +144,8 @@ def test_keys_are_rotated_and_an_api_key_is_shown_once_and_ended(
     page.get_by_role("button", name="Undo").click()
     expect(end).to_be_visible()
     end.click()
-    finish_deletion(page)
+    expect(page.get_by_text("A script of mine loses access in 10 seconds.")).to_be_visible()
+    finish_deletion(page, button="Now")
     assert account.get("/api-keys")["items"] == []
 
 

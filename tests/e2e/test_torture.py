@@ -15,6 +15,7 @@ from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Payload, Point, point_id
 from backend.memory.indexing.documents import IndexDocument
 from backend.vault.sealing import Sealer
+from scripts.bench.pooler import find_pooler
 from scripts.torture.checks import StoredMessage, check_chat
 from scripts.torture.ledger import Choice, Deletion, Ledger, Line
 from scripts.torture.model import TaggedModel
@@ -55,6 +56,24 @@ def test_two_kills_lose_nothing() -> None:
     assert row["broken"] == []
     assert row["figures"]["kills"] >= 2
     assert row["figures"]["messages"] > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.pooler
+@pytest.mark.skipif(find_pooler() is None, reason="pgbouncer is not installed")
+def test_a_fleet_that_loses_servers_loses_no_line() -> None:
+    options = ("--database", "postgres", "--players", "10", "--kills", "2")
+    (row,) = torture("--only", "fleet", *options)["rows"]
+    assert row["broken"] == []
+    figures = row["figures"]
+    assert figures["SIGKILL"] == figures["SIGTERM"] == 2  # a server and the worker
+    assert figures["lines"] >= figures["players"] == 10
+    assert figures["points"] > 0
+
+
+def test_the_fleet_needs_a_postgresql_of_its_own() -> None:
+    (row,) = torture("--only", "fleet")["rows"]
+    assert (row["broken"], row["skipped"]) == ([], "it needs --database postgres")
 
 
 @pytest.mark.thorough

@@ -71,9 +71,10 @@ class QdrantNode(ScriptedServer):
         await self._close()
 
     async def restore(self) -> None:
-        """Open the ports again."""
-        await self._open()
-        self.store.restore(self.peer)
+        """Open the ports again if they are closed."""
+        if self.peer in self.store.lost:
+            await self._open()
+            self.store.restore(self.peer)
 
     async def __aenter__(self) -> Self:
         await self._open()

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import signal
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from backend.database import processes
 from backend.database.base import new_id, now
@@ -30,7 +32,8 @@ from backend.vault.root import RootKeys
 from tests.support.compose import door, free_port
 from tests.support.player import API, Player
 from tests.support.process import Served, serving
-from tests.support.waiting import PATIENCE, until
+from tests.support.statements import record_statements
+from tests.support.waiting import PATIENCE, until, until_true
 
 pytestmark = [pytest.mark.postgres, pytest.mark.anyio]
 
@@ -145,10 +148,45 @@ async def test_a_lost_process_does_not_keep_the_locks_of_its_transaction(
     await stopped.dispose()
 
 
+async def test_a_process_that_was_late_keeps_its_transaction(
+    database: Database, observer: Database, postgres_url: str
+) -> None:
+    late, has_looked = Database(postgres_url), asyncio.Event()
+    row = Process(id=late.process_id, seen_at=now() - timedelta(minutes=1))
+
+    async def note() -> None:
+        has_looked.set()
+
+    async with observer.write() as session:
+        session.add(row)
+    async with contextlib.AsyncExitStack() as stack:
+        working = await stack.enter_async_context(late.write())
+        await working.execute(text("SELECT 1"))
+        process = Processes(database, [], on_loss=note, clock=_Watch(PUNCTUAL))
+        await process.start()
+        has_looked.clear()
+        # It notices the loss after two steady seconds, and waits for a connection to take over.
+        async with database.write() as one, database.write() as other:
+            for each in (one, other):
+                await each.execute(text("SELECT 1"))
+            for _ in range(6):
+                await beat_again(database, observer)
+            async with observer.write() as session:
+                (await session.get_one(Process, late.process_id)).seen_at = now() + timedelta(
+                    hours=1
+                )
+        await asyncio.wait_for(has_looked.wait(), PATIENCE)
+        await working.execute(text("SELECT 1"))
+        await process.aclose()
+    await late.dispose()
+
+
 async def test_heartbeats_need_no_connection_of_the_pool(
     database: Database, observer: Database
 ) -> None:
-    async with beating(database), database.write(), database.write():
+    async with beating(database), database.write() as one, database.write() as other:
+        for each in (one, other):
+            await each.execute(text("SELECT 1"))  # takes a connection
         await beat_again(database, observer)
 
 
@@ -177,7 +215,7 @@ async def run_job_of_other(working: Database, adding: Database) -> None:
     queue, other = JobQueue(working, root), JobQueue(adding, root)
     kinds = {"work": JobKind(handler, needs_key=False)}
     worker = Worker(queue, kinds, JobKeys(root), poll=NEVER)
-    async with beating(working, on_news=queue.wake_here), beating(adding) as process:
+    async with beating(working, on_news=queue.note_news), beating(adding) as process:
         other.announce = process.announce
         worker.start()
         async with adding.write() as session:
@@ -191,6 +229,71 @@ async def test_a_job_wakes_the_workers_of_other_processes(
     database: Database, observer: Database
 ) -> None:
     await run_job_of_other(database, observer)
+
+
+CLAIM = "pg_advisory_xact_lock"
+"""Part of the statement that locks the claims of all processes."""
+
+
+class _KeysOf(JobKeys):
+    """Keys of one user, who is signed in."""
+
+    def users(self) -> list[UUID]:
+        return [UUID(int=1)]
+
+
+async def test_processes_that_hear_of_a_job_which_is_taken_claim_nothing(
+    database: Database, postgres_url: str
+) -> None:
+    root, count = RootKeys({1: b"r" * 32}), 4
+    heard, looked = Counter[int](), Counter[int]()
+
+    async def handler(_job: RunningJob) -> None:
+        raise AssertionError
+
+    def draw(number: int) -> float:
+        looked[number] += 1
+        return 0.0
+
+    def hear(number: int, queue: JobQueue) -> None:
+        heard[number] += 1
+        queue.note_news()
+
+    async with contextlib.AsyncExitStack() as stack:
+        statements = stack.enter_context(record_statements())
+        for number in range(count):
+            other = Database(postgres_url, pool_size=1)
+            stack.push_async_callback(other.dispose)
+            queue = JobQueue(other, root)
+            worker = Worker(
+                queue,
+                {"work": JobKind(handler, needs_key=False)},
+                _KeysOf(root),
+                takes_queued=number % 2 == 0,
+                poll=NEVER,
+                draw=partial(draw, number),
+            )
+            worker.start()
+            stack.push_async_callback(worker.aclose)
+            on_news = partial(hear, number, queue)
+            await stack.enter_async_context(beating(other, on_news=on_news))
+        process = await stack.enter_async_context(beating(database))
+
+        def count_claims() -> int:
+            return sum(CLAIM in each.text for each in statements)
+
+        # Each looks for work when it starts, and hears of news when it begins to listen.
+        await until_true(lambda: len(heard) == count and count_claims() >= count)
+        looked.clear()
+        claims, known = count_claims(), len(statements)
+        process.announce()
+        await until_true(lambda: len(looked) == count)
+
+        def has_looked() -> bool:
+            return sum("EXISTS" in each.text for each in statements[known:]) >= count
+
+        await until_true(has_looked)
+        assert count_claims() == claims == count
 
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, inspect, text
 
-from backend.database import migrate
-from backend.database.engine import Database, DatabaseUnavailableError
+from backend.database import engine, migrate
+from backend.database.engine import Database, DatabaseUnavailableError, TablesLockedError
 from backend.database.revisions import Migration, find_compatible
 from backend.settings import DATABASE_NAME
 from tests.support.player import Player
@@ -210,6 +210,55 @@ async def test_tables_are_changed_while_turns_are_stored(postgres_url: str) -> N
     assert await migrate.current_revision(player) == migrate.HEAD
     for each in replicas:
         await each.dispose()
+
+
+LOCKED = "token_ledger"
+"""A table that the migrations after 2026_11_27 change."""
+
+
+async def test_a_migration_that_waits_for_a_long_transaction_lets_others_read(
+    postgres_url: str,
+) -> None:
+    replicas = [Database(postgres_url) for _ in range(2)]
+    player = replicas[1]
+    await migrate.downgrade(replicas[0], "2026_11_27")
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'ALTER TABLE%' "
+        "AND wait_event_type = 'Lock'"
+    )
+
+    async def is_waiting() -> bool:
+        async with player.read() as session:
+            return bool(await session.scalar(waiting))
+
+    async with player.write() as reader:
+        await reader.execute(text(f"LOCK TABLE {LOCKED} IN ACCESS SHARE MODE"))
+        upgrade = asyncio.create_task(migrate.upgrade(replicas[0]))
+        await until(is_waiting)
+        async with player.read() as session:
+            # It waits behind the migration, until that gives up for a moment.
+            assert await session.scalar(text(f"SELECT count(*) FROM {LOCKED}")) == 0
+        assert not upgrade.done()
+    assert await upgrade
+    assert await migrate.current_revision(player) == migrate.HEAD
+    for each in replicas:
+        await each.dispose()
+
+
+async def test_a_migration_names_the_query_that_finds_the_holder_of_a_lock(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "TABLE_LOCK_PAUSES", ())
+    monkeypatch.setattr(engine, "TABLE_LOCK_SECONDS", 0.1)
+    database = Database(postgres_url)
+    await migrate.downgrade(database, "2026_11_27")
+    async with database.write() as reader:
+        await reader.execute(text(f"LOCK TABLE {LOCKED} IN ACCESS SHARE MODE"))
+        with pytest.raises(TablesLockedError, match="pg_stat_activity"):
+            await migrate.upgrade(database)
+    assert await migrate.upgrade(database)
+    assert await migrate.current_revision(database) == migrate.HEAD
+    await database.dispose()
 
 
 def test_code_of_the_last_release_plays_on_the_tables_of_this_version(tmp_path: Path) -> None:

@@ -196,10 +196,10 @@ def phone(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
 
 
-def finish_deletion(page: Page, method: str = "DELETE") -> None:
-    """Dismiss the offer to undo an action, and wait until the server has done it."""
+def finish_deletion(page: Page, method: str = "DELETE", *, button: str = "Dismiss") -> None:
+    """Close the offer to undo an action, and wait until the server has done it."""
     with page.expect_response(lambda answer: answer.request.method == method):
-        page.get_by_role("button", name="Dismiss").last.click()
+        page.get_by_role("button", name=button, exact=True).last.click()
 
 
 def dark(page: Page) -> None:

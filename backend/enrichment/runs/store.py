@@ -27,7 +27,7 @@ def select_run_shares() -> Subquery:
     A run counts once, with its main model: the triage's row has 0 in `runs`.
     """
     run = EnrichmentRun
-    whose = (run.user_id, run.chat_id, run.campaign_id, run.created_at)
+    whose = (run.user_id, run.chat_id, run.campaign_id, run.chronicle_id, run.created_at)
     has_two = run.triage_model.is_not(None)
     own = select(
         *whose,
@@ -182,9 +182,12 @@ async def record_unlisted(
             runs=1,
             prompt_tokens=budget.prompt_tokens - prompt,
             completion_tokens=budget.completion_tokens - completion,
-        ),
-        UnlistedUsage(model=small, prompt_tokens=prompt, completion_tokens=completion),
+        )
     ]
+    if prompt or completion:
+        shares.append(
+            UnlistedUsage(model=small, prompt_tokens=prompt, completion_tokens=completion)
+        )
     spent = budget.prompt_tokens + budget.completion_tokens
     await add_unlisted(session, user_id, shares, tokens=spent)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from typing import Literal
+from uuid import UUID, uuid5
 
 import msgspec
 from litestar import Controller, get, post
@@ -39,6 +40,7 @@ from backend.memory.runtime import MemoryRuntime
 from backend.settings import EmbedderName
 
 FETCH_MODEL = "memory.fetch_model"
+_NAMESPACE = UUID("c1f6f6c6-6a0c-5c0e-9d53-0b9f4a6f0c11")
 
 
 class UnknownEmbeddingModelError(NotFoundError):
@@ -118,6 +120,7 @@ class ModelFetches:
             kind=FETCH_MODEL,
             user_id=identity.user_id,
             payload={"model": model.name},
+            lane=_find_lane(model),
             dedupe_key=_build_dedupe_key(model),
         )
         async with self._database.write() as session:
@@ -162,9 +165,13 @@ class ModelFetches:
 
 
 async def _load_last_fetch(session: AsyncSession, model: OfferedModel) -> Job | None:
-    query = select(Job).where(Job.dedupe_key == _build_dedupe_key(model))
+    query = select(Job).where(Job.lane == _find_lane(model))
     job: Job | None = await session.scalar(query.order_by(Job.id.desc()).limit(1))
     return job
+
+
+def _find_lane(model: OfferedModel) -> UUID:
+    return uuid5(_NAMESPACE, model.name)
 
 
 def _build_dedupe_key(model: OfferedModel) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 """Pause between two questions whether a transfer has ended."""
 
-_DEAD = "Dead"
+_ACTIVE, _DEAD = "Active", "Dead"
 _SPREAD = "Run: talekeeper index replicate"
 _REMOVE_NODE = "remove it from the cluster (DELETE /cluster/peer/ID?force=true)"
-_LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
+_PRIVATE_SUFFIXES = (".internal", ".local", ".svc")
+"""Ends of names that only resolve on private networks, such as those of services in Kubernetes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class CollectionShards:
 
     Attributes:
         name: The name on the server, with its prefix.
-        replication_factor: The copies that each shard should have.
+        replication_factor: The copies that each shard should have. If a shard has no active copy,
+            the most copies that a shard has, because the server does not return the number.
         replicas: For each shard, the state of its copies by the node.
         transfers: The shards of which a copy is being made.
     """
@@ -95,13 +98,15 @@ class ReplicationPlan:
 
     Attributes:
         factor: The copies that each shard will have at least.
-        changed: The collections whose replication factor must be changed.
+        changed: The collections that need another replication factor.
         transfers: The transfers, in order.
+        skipped: The shards that lack a copy and have no active one, each with its collection.
     """
 
     factor: int
     changed: Sequence[str]
     transfers: Sequence[Transfer] = field(default_factory=tuple[Transfer, ...])
+    skipped: Sequence[tuple[str, int]] = ()
 
 
 async def read_cluster(settings: Settings) -> ClusterState:
@@ -126,15 +131,19 @@ async def read_cluster(settings: Settings) -> ClusterState:
 
 
 async def _read_shards(client: AsyncQdrantClient, name: str) -> CollectionShards:
-    info, cluster = await client.get_collection(name), await client.collection_cluster_info(name)
+    cluster = await client.collection_cluster_info(name)
     replicas: dict[int, dict[int, str]] = {}
     for local in cluster.local_shards:
         replicas.setdefault(local.shard_id, {})[cluster.peer_id] = local.state.value
     for remote in cluster.remote_shards:
         replicas.setdefault(remote.shard_id, {})[remote.peer_id] = remote.state.value
+    if all(_ACTIVE in states.values() for states in replicas.values()):
+        factor = (await client.get_collection(name)).config.params.replication_factor or 1
+    else:  # a server fails to describe such a collection
+        factor = max(map(len, replicas.values()))
     return CollectionShards(
         name,
-        info.config.params.replication_factor or 1,
+        factor,
         replicas,
         frozenset(each.shard_id for each in cluster.shard_transfers),
     )
@@ -153,21 +162,54 @@ def list_weaknesses(settings: Settings, state: ClusterState) -> Iterator[tuple[s
             f"the nodes have different versions ({', '.join(sorted(versions))})",
             "Complete the upgrade of all nodes.",
         )
-    if settings.qdrant_api_key is not None and (open_urls := _list_open_urls(settings)):
-        yield (
-            f"the API key is sent without TLS to {', '.join(open_urls)}",
-            "Use https, or make sure that nobody else can read this network.",
-        )
+    if open_urls := _list_open_urls(settings, is_private=False):
+        yield f"the API key is sent without TLS to {', '.join(open_urls)}", "Use https."
     if state.is_cluster:
         for each in state.collections:
             yield from _list_shard_weaknesses(each)
 
 
-def _list_open_urls(settings: Settings) -> list[str]:
+def list_notes(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield facts that are a weakness only on some networks, with the advice for these."""
+    if open_urls := _list_open_urls(settings, is_private=True):
+        yield (
+            f"the API key is sent without TLS on a private network, to {', '.join(open_urls)}",
+            "Use https if anyone else can read this network.",
+        )
+
+
+def _list_open_urls(settings: Settings, *, is_private: bool) -> list[str]:
+    """Return the addresses of other machines that get the API key without TLS."""
+    if settings.qdrant_api_key is None:
+        return []
     parts = ((url, urlsplit(url)) for url in settings.qdrant_urls)
+    hosts = ((url, each.hostname or "") for url, each in parts if each.scheme != "https")
     return [
-        url for url, each in parts if each.scheme != "https" and each.hostname not in _LOCAL_HOSTS
+        url for url, host in hosts if not _is_this_machine(host) and _is_private(host) is is_private
     ]
+
+
+def _is_this_machine(host: str) -> bool:
+    address = _parse_address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _is_private(host: str) -> bool:
+    """True for names and addresses that no one can reach from the internet.
+
+    A name without a dot is that of a service on a network of Compose or Kubernetes.
+    """
+    address = _parse_address(host)
+    if address is not None:
+        return address.is_private
+    return "." not in host or host.endswith(_PRIVATE_SUFFIXES)
+
+
+def _parse_address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
 
 
 def _list_shard_weaknesses(shards: CollectionShards) -> Iterator[tuple[str, str]]:
@@ -195,25 +237,31 @@ def plan_replication(state: ClusterState, factor: int) -> ReplicationPlan:
     """
     factor = min(factor, len(state.peers))
     transfers: list[Transfer] = []
+    skipped: list[tuple[str, int]] = []
     for each in state.collections:
         places = {shard: dict(states) for shard, states in each.replicas.items()}
         load = Counter(dict.fromkeys(state.peers, 0))
         load.update(peer for states in places.values() for peer in states if peer in load)
         transfers += _plan_copies(each.name, places, load, factor)
+        skipped += [
+            (each.name, shard)
+            for shard, states in sorted(places.items())
+            if len(states.keys() & load.keys()) < factor
+        ]
         transfers += _plan_moves(each.name, places, load)
     changed = [each.name for each in state.collections if each.replication_factor < factor]
-    return ReplicationPlan(factor, changed, transfers)
+    return ReplicationPlan(factor, changed, transfers, skipped)
 
 
 def _plan_copies(
     name: str, places: dict[int, dict[int, str]], load: Counter[int], factor: int
 ) -> Iterator[Transfer]:
     for shard, states in sorted(places.items()):
-        active = [peer for peer, state in states.items() if state == "Active"]
+        active = [peer for peer, state in states.items() if state == _ACTIVE]
         while active and len(states.keys() & load.keys()) < factor:
             target = min(load.keys() - states.keys(), key=lambda peer: (load[peer], peer))
             yield Transfer("copy", name, shard, active[0], target)
-            states[target] = "Active"
+            states[target] = _ACTIVE
             load[target] += 1
 
 
@@ -226,7 +274,7 @@ def _plan_moves(
         movable = [
             shard
             for shard, states in sorted(places.items())
-            if states.get(source) == "Active" and target not in states
+            if states.get(source) == _ACTIVE and target not in states
         ]
         if load[source] - load[target] <= 1 or not movable:
             return
@@ -282,7 +330,7 @@ async def _wait_for_transfer(nodes: ServerNodes, transfer: Transfer, poll_second
         if transfer.shard not in shards.transfers:
             break
         await asyncio.sleep(poll_seconds)
-    if shards.replicas[transfer.shard].get(transfer.target) != "Active":
+    if shards.replicas[transfer.shard].get(transfer.target) != _ACTIVE:
         raise IndexUnavailableError(
             f"The Qdrant server did not {transfer.render()}. Its log contains the reason."
         )

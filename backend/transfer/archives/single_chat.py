@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.characters.errors import ImageError
 from backend.characters.models import Character, Persona
-from backend.chats.models import Chat
+from backend.chats.models import Background, Chat
 from backend.chats.schemas import ChatSettings
 from backend.chats.transfer import ChatLog, read_log
 from backend.database.base import split_chunks
@@ -96,9 +96,12 @@ class _ChatArchiveImport:
         batch = FileBatch(frozenset(context.tree.list_paths()), context.tree)
         record = make_recorder(identity.sealer, "chat", digest)
         stored: dict[UUID, NewMessage] = {}
+        background: Background | None = None
 
-        async def store_parts(_: UUID, messages: Mapping[UUID, NewMessage]) -> None:
+        async def store_parts(chat_id: UUID, messages: Mapping[UUID, NewMessage]) -> None:
+            nonlocal background
             stored.update(messages)
+            background = await self._prepare_background(context, chat_id, warnings)
             missing = await store_files(
                 self._services.database,
                 self._services.pool,
@@ -114,6 +117,8 @@ class _ChatArchiveImport:
             writer = StateWriter(session, identity.sealer, items)
             await writer.store_chat(state, chat_id, stored, {})
             warnings.extend(writer.warnings)
+            if background is not None:
+                session.add(background)
             await record(session, chat_id)
 
         chat_id = await self._services.chat_trees.store(
@@ -124,20 +129,21 @@ class _ChatArchiveImport:
             record=complete,
             store_parts=store_parts,
         )
-        warnings += await self._store_background(context, chat_id)
         return StepResult(outcome="imported", kind="chat", item_id=chat_id, warnings=warnings)
 
-    async def _store_background(self, context: ImportContext, chat_id: UUID) -> list[str]:
-        """Store the background of the archive, if it has one. Return warnings."""
+    async def _prepare_background(
+        self, context: ImportContext, chat_id: UUID, warnings: list[str]
+    ) -> Background | None:
+        """Return the background of the archive, if it has one that can be read."""
         if BACKGROUND not in context.tree.list_paths():
-            return []
+            return None
         identity = context.identity
         try:
             data = await self._run(identity, lambda: read_file(context.tree, BACKGROUND))
-            await self._services.backgrounds.replace(identity, "chat", chat_id, data)
+            return await self._services.backgrounds.prepare(identity, "chat", chat_id, data)
         except (ImageError, TooLargeError, TransferFileError) as error:
-            return [f"The background was left out: {error.title}."]
-        return []
+            warnings.append(f"The background was left out: {error.title}.")
+        return None
 
     async def _find(self, identity: Identity, log: ChatLog, digest: bytes) -> UUID | None:
         """Return the chat that the archive was made of or has become, if it exists."""

@@ -26,7 +26,7 @@ from backend.chats.token_counting import recount_chat
 from backend.context.record import Totals
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
-from backend.database.base import new_id
+from backend.database.base import new_id, now
 from backend.database.engine import Database, OvertakenError
 from backend.errors import BadRequestError
 from backend.generation.sampling import SamplingField
@@ -229,14 +229,7 @@ class TurnService:
             nonlocal replaced
             if request.turn_id and await _is_replay(session, identity, turn_id, fingerprint):
                 raise _ReplayError
-            turn = await repository.find_open_turn(session, chat_id, owner_id=identity.user_id)
-            replaced = turn.id if turn is not None and turn.is_reserved else None
-            if replaced is not None:
-                return
-            if turn is not None and turn.state == "waiting":
-                raise TurnWaitingError(turn.id, find_awaited_choice(identity.sealer, turn))
-            if turn is not None:
-                raise TurnInProgressError(turn.id)
+            replaced = await _find_reserved(session, identity, chat_id)
 
         is_outrun, speaker = False, TurnSpeaker.of_turn(turn_id)
         for attempt in range(MAX_ATTEMPTS):
@@ -244,9 +237,15 @@ class TurnService:
             # second one. Other requests depend on the last message and must know that no turn is
             # running.
             look = check if attempt or request.turn_id or request.text is None else None
-            built = await self._builder.build(
-                identity, chat_id, request, check=look, client=client, speaker=speaker
-            )
+            try:
+                built = await self._builder.build(
+                    identity, chat_id, request, check=look, client=client, speaker=speaker
+                )
+            except _AbandonedTurnError as error:
+                # Here, because after a loss there may be thousands to recover before it.
+                await self._recovery.recover_turn(error.turn)
+                is_outrun = False
+                continue
             try:
                 run = await self._starter.start(
                     identity,
@@ -469,6 +468,31 @@ def _plan_chain(request: TurnRequest, built: BuiltPrompt, turn_id: UUID) -> Chai
 
 class _ReplayError(Exception):
     """The same request has started the turn before."""
+
+
+class _AbandonedTurnError(Exception):
+    """An open turn of the chat has lost its process, and is not recovered yet."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__()
+        self.turn = turn
+
+
+async def _find_reserved(session: AsyncSession, identity: Identity, chat_id: UUID) -> UUID | None:
+    """Return the reserved turn of a chat, which a new one may replace.
+
+    Raises `TurnWaitingError`, `TurnInProgressError` and `_AbandonedTurnError` for any other turn.
+    """
+    turn = await repository.find_open_turn(session, chat_id, owner_id=identity.user_id)
+    if turn is None:
+        return None
+    if turn.is_abandoned(now()):
+        raise _AbandonedTurnError(turn)
+    if turn.is_reserved:
+        return turn.id
+    if turn.state == "waiting":
+        raise TurnWaitingError(turn.id, find_awaited_choice(identity.sealer, turn))
+    raise TurnInProgressError(turn.id)
 
 
 async def _is_replay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -71,21 +72,24 @@ class TurnRecovery:
         Returns the number of turns.
         """
         async with self._database.read() as session:
-            abandoned = await repository.find_abandoned_turns(session, at=now())
-        recovered = 0
-        for found in abandoned:
-            async with self._database.write() as session:
-                chat = await session.get(Chat, found.chat_id, with_for_update=True)
-                turn = await session.get(Turn, found.id, with_for_update=True)
-                # The process may have returned, or another one may have ended the turn.
-                if chat is None or turn is None or turn.lease_until != found.lease_until:
-                    continue
-                if turn.is_reserved:
-                    await session.delete(turn)
-                else:
-                    await self._end(session, chat, turn, "interrupted")
-                recovered += 1
-        return recovered
+            abandoned = list(await repository.find_abandoned_turns(session, at=now()))
+        # Other processes have the same list, so that each of them begins elsewhere.
+        random.shuffle(abandoned)
+        recovered = [await self.recover_turn(each) for each in abandoned]
+        return sum(recovered)
+
+    async def recover_turn(self, found: Turn) -> bool:
+        """Recover one turn. False if its process has returned, or another one has ended it."""
+        async with self._database.write() as session:
+            chat = await session.get(Chat, found.chat_id, with_for_update=True)
+            turn = await session.get(Turn, found.id, with_for_update=True)
+            if chat is None or turn is None or turn.lease_until != found.lease_until:
+                return False
+            if turn.is_reserved:
+                await session.delete(turn)
+            else:
+                await self._end(session, chat, turn, "interrupted")
+            return True
 
     async def _end(
         self,

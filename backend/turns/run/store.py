@@ -43,7 +43,12 @@ from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.ledgers import UnlistedUsage, add_tokens, add_unlisted
+from backend.quotas.ledgers import (
+    UnlistedUsage,
+    add_tokens,
+    add_tokens_if_account,
+    add_unlisted,
+)
 from backend.turns import repository
 from backend.turns.models import (
     CONTEXT_RECORD,
@@ -268,7 +273,7 @@ class TurnStore:
             if turn is not None:
                 await add_tokens(session, run.user_id, spent)
             else:  # the chat was deleted
-                await add_unlisted(session, run.user_id, [_make_unlisted(run)], tokens=spent)
+                await _add_unlisted(session, run, spent)
         return saved, problem
 
     async def _reserve_next(
@@ -655,12 +660,18 @@ def make_usage_data(run: TurnRun) -> dict[str, Any] | None:
     return {**asdict(usage), "model": run.built.window.spec.id} if usage else None
 
 
-def _make_unlisted(run: TurnRun) -> UnlistedUsage:
-    """Return the usage of a turn without a row, since it has begun or was resumed."""
+async def _add_unlisted(session: AsyncSession, run: TurnRun, spent: int) -> None:
+    """Count a turn without a row, since it has begun or was resumed."""
     model, usage = run.built.window.spec.id, run.usage
-    if usage is None:
-        return UnlistedUsage(model=model, unreported=1)
-    return UnlistedUsage(model=model, turns=1, **asdict(usage))
+    if usage is not None:
+        unlisted = UnlistedUsage(model=model, turns=1, **asdict(usage))
+    elif run.outcome != "failed":
+        unlisted = UnlistedUsage(model=model, unreported=1)
+    else:
+        # As for turns with a row: one that failed without a report is not counted.
+        await add_tokens_if_account(session, run.user_id, spent)
+        return
+    await add_unlisted(session, run.user_id, [unlisted], tokens=spent)
 
 
 def encode_json(data: dict[str, Any] | None) -> str | None:

@@ -1,5 +1,8 @@
 /** Background jobs and the state of the server. */
-import { ago, api, attempt, dateTime, fill, h, has, icon, kept, pause, progress, remedy, t } from "./core.js";
+import {
+  ago, api, attempt, combine, dateTime, fill, h, has, icon, kept, labels, progress, remedy, t,
+} from "./core.js";
+import { poll } from "./core/jobs.js";
 
 /** The text for a name, or the name itself in words. */
 const said = (name, values) =>
@@ -10,7 +13,7 @@ const TASKS = { summary: "summary", scene: "summary", chapter: "summary", compac
 const JSON_TASKS = { turn: "triage", rebuild: "triage" };
 function task(kind, error) {
   const name = (error === "model-writes-no-json" && JSON_TASKS[kind]) || TASKS[kind] || "agent";
-  return t(`models.tasks.${name}`).split(" | ")[0];
+  return labels(t(`models.tasks.${name}`)).label;
 }
 
 /** A job in a list with its actions. `read()` is called after an action. */
@@ -23,7 +26,7 @@ export function row(job, read) {
   const act = (what) => {
     const label = t(`activity.${what}`);
     const onclick = () => attempt(async () => (await api.post(`/jobs/${job.id}/${what}`), read()));
-    return h("button", { "aria-label": `${label}: ${name}`, onclick }, label);
+    return h("button", { label: `${label}: ${name}`, onclick }, label);
   };
   const how = { queued: error && "delayed", done: error && "ended" }[state] || state;
   const words = t(`activity.${how}`, { reason: error && said(error, { task: task(kind, error) }), when: dateTime(job.run_after) });
@@ -38,8 +41,8 @@ export function row(job, read) {
 
 /** A model that the settings or recent chats of the account use, and its uses. */
 function inUse({ id, title, provider_name: provider, uses, chats }) {
-  const names = uses.map((each) => t(each === "reply" ? "activity.replies" : `models.tasks.${each}`).split(" | ")[0]);
-  const facts = [provider, ...names, chats > 0 && t("activity.chats", { count: chats })].filter(Boolean).join(" · ");
+  const names = uses.map((each) => labels(t(each === "reply" ? "activity.replies" : `models.tasks.${each}`)).label);
+  const facts = combine([provider, ...names, chats > 0 && t("activity.chats", { count: chats })]);
   return h("li", { class: title ? "" : "fault" },
     icon(title ? "check" : "alert"),
     h("div.grow", title ?? id,
@@ -50,29 +53,20 @@ function inUse({ id, title, provider_name: provider, uses, chats }) {
 export default async function ({ signal, title }) {
   title(t("shell.activity"));
   const [list, health, place] = [h("ul.list"), h("ul.list"), h("section")];
-  const models = h("ul.list", { "aria-label": t("activity.models") });
+  const models = h("ul.list", { label: t("activity.models") });
   let before;
   const read = async () => {
     const { items } = await api.get("/jobs", { signal });
     kept.set("seen", items[0]?.id);
     const now = JSON.stringify(items);
     if (now !== before) {
-      const at = [...list.querySelectorAll("button")].indexOf(document.activeElement);
       fill(list, items.map((job) => row(job, read)));
       fill(place, items.length ? list : h("p.empty", t("activity.none")));
-      list.querySelectorAll("button")[at]?.focus();
     }
     before = now;
     return /"(running|queued)"/.test(now);
   };
-  let busy = await read();
-  const follow = async () => {
-    while (!signal.aborted) {
-      await pause(busy ? 1000 : 5000, signal);
-      busy = !document.hidden && (await read().catch(() => false));
-    }
-  };
-  follow();
+  poll(read, signal, await read());
   attempt(async () => fill(models, (await api.all("/models/in-use", { signal })).map(inUse)));
   attempt(async () => {
     const { parts } = await (await fetch("/ready", { signal })).json();

@@ -3,5 +3,6 @@ export * from "./core/api.js";
 export * from "./core/dialogs.js";
 export * from "./core/dom.js";
 export * from "./core/form.js";
+export * from "./core/parts.js";
 export * from "./core/store.js";
 export * from "./core/words.js";

@@ -1,7 +1,8 @@
 /** Entry point of the page: the session, and the view of each address. */
 import {
-  api, complain, explain, fill, h, pageSettings, Problem, restyle, session, style, t,
+  api, complain, explain, fill, h, on, pageSettings, Problem, restyle, session, style, t,
 } from "./core.js";
+import { keepFocus } from "./core/focus.js";
 import { shell } from "./shell.js";
 
 /**
@@ -107,7 +108,7 @@ async function start() {
   await pageSettings.load();
   frame = shell();
   put(frame.element);
-  addEventListener("hashchange", show);
+  on(window, "hashchange", show);
   await show();
 }
 
@@ -131,17 +132,18 @@ async function comeBack() {
     document.title = before;
     if (shown === null) show();
   };
-  const over = h("dialog.over", { "aria-label": t("account.sign_in"), onclose: () => over.showModal() });
+  const over = h("dialog.over", { label: t("account.sign_in"), onclose: () => over.showModal() });
   fill(over, await signIn(entered, t("errors.signed_out")));
   document.body.append(over);
   over.showModal();
 }
 
-addEventListener("signed-out", comeBack);
-addEventListener("unhandledrejection", (event) => complain(event.reason));
+keepFocus();
+on(window, "signed-out", comeBack);
+on(window, "unhandledrejection", (event) => complain(event.reason));
 // A file that is dropped in the wrong place must not replace the page.
 const miss = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
-for (const each of ["dragover", "drop"]) addEventListener(each, miss);
+on(window, "dragover drop", miss);
 
 /**
  * Let the browser store the files of the page, so that it opens without a network and can be

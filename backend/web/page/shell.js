@@ -1,5 +1,5 @@
 /** The frame around every view: navigation, recent chats, and the view itself. */
-import { api, asset, attempt, chats, fill, h, icon, kept, pause, set, t } from "./core.js";
+import { api, asset, attempt, chats, fill, h, icon, kept, on, pause, set, t } from "./core.js";
 import { connection } from "./core/connection.js";
 import { forget, imports, receive } from "./core/importing.js";
 import { stayAboveKeyboard } from "./core/keyboard.js";
@@ -23,8 +23,8 @@ const AREAS = {
 /** @returns {{element, main, at(path)}} `at` marks the current area. */
 export function shell() {
   const main = h("main", { id: "main", tabindex: "-1" });
-  const recent = h("nav.recent", { "aria-label": t("shell.recent") });
-  const places = h("nav.places", { "aria-label": t("shell.places") }, PLACES.map((each) => place(...each)));
+  const recent = h("nav.recent", { label: t("shell.recent") });
+  const places = h("nav.places", { label: t("shell.places") }, PLACES.map((each) => place(...each)));
   const activity = place("activity", "activity");
   const settings = place("settings", "settings");
   const account = place("account", "person");
@@ -44,21 +44,25 @@ export function shell() {
       set(each, { "aria-current": is && "page" });
     }
   };
+  let shown;
   const list = async () => {
-    const items = (await chats.all().catch(() => [])).filter((chat) => !chat.archived_at);
+    const items = (await chats.all().catch(() => [])).filter((chat) => !chat.archived_at).slice(0, RECENT);
+    const now = JSON.stringify(items.map(({ id, title }) => [id, title]));
+    if (now === shown) return;
+    shown = now;
     fill(
       recent,
       items.length > 0 && h("h2", t("shell.recent")),
-      items.slice(0, RECENT).map((chat) =>
+      items.map((chat) =>
         h("a", { href: `#/chats/${chat.id}` }, h("span.clip", chat.title || t("chats.untitled"))),
       ),
     );
     mark();
   };
-  addEventListener("keydown", onkeydown);
-  addEventListener("chats-changed", list);
+  on(window, "keydown", onkeydown);
+  on(window, "chats-changed", list);
   // Other clients may have opened chats.
-  addEventListener("focus", () => chats.changed());
+  on(window, "focus", () => chats.changed());
   list();
   watch(activity);
   files.at();

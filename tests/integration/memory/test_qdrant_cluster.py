@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import pytest
@@ -14,12 +15,15 @@ import pytest
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.index.server import ServerIndex
 from backend.memory.index.server_cluster import (
+    ClusterState,
+    list_notes,
     list_weaknesses,
     plan_replication,
     read_cluster,
     replicate,
 )
 from backend.memory.index.server_nodes import RETURN_SECONDS
+from backend.operations.doctor import examine
 from backend.settings import Settings
 from tests.fakes.qdrant_cluster import QdrantCluster
 from tests.support.points import DIMENSION, connected, point, query, scope, server_settings, unit
@@ -118,12 +122,68 @@ async def test_weak_clusters_are_described(cluster: QdrantCluster) -> None:
     await index.aclose()
 
 
-async def test_an_api_key_without_tls_is_a_weakness(cluster: QdrantCluster) -> None:
-    state = await read_cluster(connect_to(cluster))
-    url = "http://127.0.0.1:6333,http://qdrant:6333,https://qdrant.example:6333"
-    settings = server_settings(url, qdrant_api_key="qdrant-key-for-tests")
-    [(text, _)] = list_weaknesses(settings, state)
-    assert text == "the API key is sent without TLS to http://qdrant:6333"
+@pytest.mark.parametrize(
+    ("host", "kind"),
+    [
+        ("http://qdrant.example:6333", "weakness"),
+        ("http://8.8.8.8:6333", "weakness"),
+        ("http://[2600::1]:6333", "weakness"),
+        ("http://qdrant:6333", "note"),
+        ("http://qdrant.talekeeper.svc.cluster.local:6333", "note"),
+        ("http://qdrant.talekeeper.svc:6333", "note"),
+        ("http://qdrant.internal:6333", "note"),
+        ("http://10.0.0.5:6333", "note"),
+        ("http://[fd00::5]:6333", "note"),
+        ("http://127.0.0.1:6333", "nothing"),
+        ("http://[::1]:6333", "nothing"),
+        ("http://localhost:6333", "nothing"),
+        ("https://qdrant.example:6333", "nothing"),
+    ],
+)
+async def test_an_api_key_without_tls_is_a_weakness_beyond_private_networks(
+    host: str, kind: str
+) -> None:
+    settings = server_settings(host, qdrant_api_key="qdrant-key-for-tests")
+    state = ClusterState({host: "1.19.0"}, {}, [])
+    found = [f"weakness: {text}" for text, _ in list_weaknesses(settings, state)]
+    found += [f"note: {text}" for text, _ in list_notes(settings)]
+    texts = {
+        "weakness": [f"weakness: the API key is sent without TLS to {host}"],
+        "note": [f"note: the API key is sent without TLS on a private network, to {host}"],
+    }
+    assert found == texts.get(kind, [])
+    without_key = server_settings(host)
+    assert [*list_weaknesses(without_key, state), *list_notes(without_key)] == []
+
+
+async def test_doctor_notes_an_api_key_on_a_private_network(cluster: QdrantCluster) -> None:
+    node = cluster.nodes[0]
+    port = urlsplit(node.url).port
+    settings = server_settings(f"http://0.0.0.0:{port}", qdrant_api_key="qdrant-key-for-tests")
+    findings = await examine(settings)
+    found = next(each for each in findings if each.name == "index")
+    assert found.state == "ok"
+    assert "on a private network, to http://0.0.0.0" in found.detail
+    assert "https" in found.advice
+
+
+async def test_a_shard_without_an_active_copy_is_skipped_and_named(
+    cluster: QdrantCluster, tmp_path: Path
+) -> None:
+    index = await connected(connect_to(cluster), "tales", DIMENSION)
+    await index.aclose()
+    stored = cluster.store.find(NAME)
+    stored.replicas = [{1: "Dead"}, {1: "Active"}, {2: "Active", 3: "Active"}]
+    command = partial(run_command, tmp_path, qdrant_url=cluster.url)
+    done = await asyncio.to_thread(command, "index", "replicate")
+    assert done.returncode == 1
+    assert f"copy shard 1 of {NAME}" in done.stdout
+    assert f"shard 0 of {NAME} is skipped, because no node has an active copy" in done.stderr
+    assert done.stdout.endswith("Each other shard has 2 or more copies.\n")
+    stored.replicas[0] = {1: "Active"}
+    done = await asyncio.to_thread(command, "index", "replicate")
+    assert done.returncode == 0
+    assert done.stdout.endswith("Each shard has 2 or more copies.\n")
 
 
 async def test_copies_are_added_and_shards_moved(cluster: QdrantCluster, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.quotas.ledgers import (
     MIN_ROWS_TO_FOLD,
+    LedgerFolder,
     count_stored_bytes,
     find_counted_tables,
-    fold_ledger,
     recount,
 )
 from backend.quotas.limits import QUOTAS
@@ -151,10 +151,12 @@ async def test_parallel_writes_of_one_account_neither_wait_nor_get_lost(
 async def test_many_lines_are_folded_into_one_and_the_sum_stays(
     server: Running, ada: Account, chat: str
 ) -> None:
-    await seed(server, ada, chat, [f"Line {number}" for number in range(MIN_ROWS_TO_FOLD)])
     user_id, database = UUID(ada.user["id"]), server.parts.database
+    folders = [LedgerFolder(database) for _ in range(3)]
+    await folders[0].fold()
+    await seed(server, ada, chat, [f"Line {number}" for number in range(MIN_ROWS_TO_FOLD)])
     before = await check_count(server, ada)
-    await asyncio.gather(*(fold_ledger(database) for _ in range(3)))
+    await asyncio.gather(*(each.fold() for each in folders))
     async with database.read() as session:
         query = select(func.count()).where(StorageLedger.user_id == user_id)
         lines = await session.scalar(query)

@@ -150,6 +150,24 @@ async def test_a_picture_belongs_to_its_line_and_goes_to_the_model_with_the_hist
     assert sent_images(model)[-1] == ("[image]", [red])
 
 
+async def test_the_estimate_of_a_line_counts_its_pictures(ada: Account, chat: str) -> None:
+    wide, small = [
+        await upload(ada, chat, picture(width=side, height=side, color=color))
+        for side, color in ((1024, "red"), (16, "blue"))
+    ]
+
+    async def estimate(*files: dict[str, Any]) -> tuple[int, int]:
+        wish = {"text": "What is on the maps?", "files": [each["id"] for each in files]}
+        view = await ada.post(f"/chats/{chat}/context", wish)
+        [line] = [each for each in view["items"] if each["kind"] == "user_line"]
+        return line["tokens"], view["totals"]["prompt"]
+
+    bare = await estimate()
+    assert await estimate(wide) == tuple(each + wide["tokens"] for each in bare)
+    both = wide["tokens"] + small["tokens"]
+    assert await estimate(wide, small) == tuple(each + both for each in bare)
+
+
 async def test_edits_and_forks_keep_pictures_until_the_last_message_is_deleted(
     ada: Account, chat: str
 ) -> None:

@@ -230,6 +230,37 @@ class TestLease:
         assert (reply["text"], reply["status"]) == (left["text"] + more, "complete")
         await check_tree(other.parts.database, chat)
 
+    @pytest.mark.parametrize("turn_id", [None, str(UUID(int=7, version=4))])
+    async def test_the_next_line_does_not_wait_for_the_recovery_of_all_turns(
+        self,
+        ada: Account,
+        elsewhere: Account,
+        first: Running,
+        other: Running,
+        chat: str,
+        monkeypatch: pytest.MonkeyPatch,
+        turn_id: str | None,
+    ) -> None:
+        outage = Outage(first.parts.database, monkeypatch)
+        async with turn_under_way(ada, chat, text="/demo long 5000") as (lost_id, events):
+            await take_words(events, 40)
+            await outage.start()
+            path, line = f"/chats/{chat}/turns", {"text": "/demo long 1", "turn_id": turn_id}
+            problem(await elsewhere.ask("POST", path, json=line), 409, "turn-in-progress")
+            await lapse(other.parts.database, lost_id)
+            heard = await elsewhere.turn(chat, **line)
+            assert heard[-1].name == "turn.completed"
+            outage.is_on = False
+            assert [event async for event in events][-1].name == "turn.failed"
+        stored = await elsewhere.messages(chat)
+        assert [each["status"] for each in stored[-4:]] == [
+            "complete",
+            "interrupted",
+            "complete",
+            "complete",
+        ]
+        await check_tree(other.parts.database, chat)
+
     async def test_it_does_not_write_to_a_reply_that_is_continued_elsewhere(
         self,
         ada: Account,

@@ -204,6 +204,41 @@ async def test_the_month_counts_turns_and_runs_of_one_account_since_its_first_da
         assert (await bob.get("/usage/month"))["by_model"] == []
 
 
+async def test_the_month_keeps_the_runs_of_a_deleted_chronicle(
+    server: Running, ada: Account
+) -> None:
+    chat = str((await ada.new_chat())["id"])
+    kept, deleted = [
+        (await ada.post("/chronicles", {"name": "A tale"}, 201))["id"] for _ in range(2)
+    ]
+    async with server.parts.database.write() as session:
+        owner = await session.scalar(select(Chat.user_id).where(Chat.id == UUID(chat)))
+        assert owner is not None
+        for chronicle, tokens in ((deleted, 90), (kept, 7)):
+            run = EnrichmentRun(
+                user_id=owner,
+                chat_id=UUID(chat),
+                chronicle_id=UUID(chronicle),
+                kind="turn",
+                state="done",
+                model=MODEL_ID,
+                triage_model="triage-model",
+                triage_prompt_tokens=1,
+                from_position=0,
+                to_position=1,
+                calls=2,
+                prompt_tokens=tokens,
+            )
+            session.add(run)
+    month = await ada.get("/usage/month")
+    assert [each["prompt_tokens"] for each in month["by_model"]] == [89 + 6, 2]
+
+    await ada.delete(f"/chronicles/{deleted}")
+
+    assert await ada.get("/usage/month") == month
+    assert (await ada.get(f"/chats/{chat}/usage"))["prompt_tokens"] == 7
+
+
 async def test_the_month_counts_what_no_chat_lists(ada: Account, model: OpenAIServer) -> None:
     token = (await ada.post("/api-keys", {"label": "An app", "scope": "chat"}, 201))["token"]
     plain: Any = {"model": MODEL_ID, "messages": [{"role": "user", "content": "Hello."}]}
@@ -226,3 +261,23 @@ async def test_the_month_counts_what_no_chat_lists(ada: Account, model: OpenAISe
     (spent,) = (await ada.get("/usage/month"))["by_model"]
     assert (spent["turns"], spent["runs"], spent["cached_tokens"]) == (2, 0, 100)
     assert (spent["prompt_tokens"], spent["completion_tokens"]) == (1300, 120)
+
+
+async def test_a_turn_that_fails_after_its_chat_was_deleted_counts_as_one_with_a_chat(
+    ada: Account, model: OpenAIServer
+) -> None:
+    for deletes in (False, True):
+        chat, gate = str((await ada.new_chat())["id"]), Gate()
+        model.script(stream(chunk(content="Yes."), gate, {"error": {"message": "Too hot."}}))
+        before = len(model.requests)
+        asking = asyncio.create_task(ada.turn(chat, text="Is it so?"))
+
+        async def is_asked(before: int = before) -> bool:
+            return len(model.requests) > before
+
+        await until(is_asked)
+        if deletes:
+            await ada.delete(f"/chats/{chat}")
+        gate.opened.set()
+        await asking
+        assert (await ada.get("/usage/month"))["by_model"] == []

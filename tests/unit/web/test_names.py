@@ -12,7 +12,18 @@ import pytest
 
 from backend.web import controller
 from backend.web.controller import PageFiles
-from backend.web.names import choose_exports, shorten_names
+from backend.web.names import (
+    EXPORT as DECLARED,
+)
+from backend.web.names import (
+    Binding,
+    NameScope,
+    choose_exports,
+    load_parser,
+    read_children,
+    resolve_uses,
+    shorten_names,
+)
 from tests.support.npm import install_packages, run_script
 
 pytestmark = pytest.mark.anyio
@@ -148,3 +159,17 @@ async def test_the_scripts_of_the_page_are_the_same_programs_with_short_names(
     different = await run_script(packages, "names.mjs", *paths)
 
     assert different == []
+
+
+def test_what_a_module_uses_of_another_one_is_imported() -> None:
+    """Without its import, a name fails only when the code runs."""
+    texts = {path: path.read_text(encoding="utf-8") for path in controller.FOLDER.rglob("*.js")}
+    exports = {name for text in texts.values() for name in DECLARED.findall(text)}
+    missing: dict[str, set[str]] = {}
+    for path, text in texts.items():
+        module, unknown = NameScope(None, is_function=True), dict[str, Binding]()
+        read_children(load_parser().parse(text.encode()).root_node, module)
+        resolve_uses(module, unknown)
+        if found := unknown.keys() & exports:
+            missing[path.name] = found
+    assert missing == {}

@@ -24,7 +24,7 @@ function signOut(button) {
   const drafts = kept.names().some((name) => /^(draft|edit|event|chronicle)\b/.test(name));
   if (!drafts) return act();
   const disable = (is) => () => (button.disabled = is);
-  undoable(a("drafts"), { hide: disable(true), act, show: disable(false) });
+  undoable(a("drafts"), { hide: disable(true), act, show: disable(false), now: t("common.now") });
 }
 
 const remove = async () => {

@@ -1,14 +1,12 @@
 /** Appearance of the page, and writing. Changes apply at once, in all browsers of the account. */
-import { attempt, autoform, h, LANGUAGES, pageSettings, t, tongue } from "../core.js";
+import { attempt, autoform, h, labels, LANGUAGES, pageSettings, t, tongue } from "../core.js";
 import { choice, part } from "./parts.js";
 
 const p = (name, values) => t(`page.${name}`, values);
 
 /** A select. The first value is the default. */
-const among = (name, ...values) => {
-  const [label, help] = p(name).split(" | ");
-  return { name, label, help, kind: "select", options: values.map((each, at) => [at ? each : null, p(`${name}_${each}`)]) };
-};
+const among = (name, ...values) =>
+  ({ name, ...labels(p(name)), kind: "select", options: values.map((each, at) => [at ? each : null, p(`${name}_${each}`)]) });
 
 const form = (signal, fields, then) =>
   autoform({

@@ -1,7 +1,9 @@
 /** Other apps that play chats through the OpenAI-compatible endpoint. */
 import { copy } from "../chat/actions.js";
 import { patchOf } from "../chat/fields.js";
-import { act, ago, api, attempt, autoform, dateTime, fill, h, has, icon, t, undoable } from "../core.js";
+import {
+  act, api, attempt, autoform, combine, fill, h, has, icon, labels, on, pend, sendLater, t, timed,
+} from "../core.js";
 import { makeKey } from "./keys.js";
 import { areas, button } from "./parts.js";
 
@@ -29,10 +31,7 @@ const entry = (text, about) =>
 /** The settings of the endpoint, saved automatically. */
 async function settingsForm(signal) {
   let settings = await api.get(SETTINGS, { signal });
-  const field = (kind, name, more) => {
-    const [label, help] = c(name).split(" | ");
-    return { kind, name: `client.${name}`, label, help, wide: true, ...more };
-  };
+  const field = (kind, name, more) => ({ kind, name: `client.${name}`, ...labels(c(name)), wide: true, ...more });
   const made = ([name, values]) => values.includes(true)
     ? field("check", name)
     : field("select", name, { options: values.map((value) => [value, c(`options.${value}`)]) });
@@ -55,33 +54,28 @@ const counts = (request) =>
 function row(request, again) {
   const { id, kind, reason, text, rule, chat_id: chat, ignored } = request;
   const other = kind === "quiet" ? "turn" : "quiet";
-  const correct = async (options) => {
-    const { outcome } = await api.post(`/client-requests/${id}/correction`, { kind: other }, options);
-    await again(c(`outcomes.${outcome}`));
-  };
-  const remove = () => undoable(c("remove_help"), {
-    hide: () => (element.hidden = true),
-    act: correct,
-    show: () => (element.hidden = false),
-  });
+  const path = `/client-requests/${id}/correction`;
+  const json = { kind: other };
+  const then = ({ outcome }) => again(c(`outcomes.${outcome}`));
+  const remove = () => sendLater(c("remove_help"), path, { method: "POST", json, then });
+  const correct = () => attempt(async () => then(await api.post(path, json)));
   const facts = [request.model, request.client, ...counts(request), c("took", { count: request.milliseconds })];
-  const element = h("li",
+  return pend(h("li",
     h("div.grow",
       h("div", h("b", c(`kinds.${kind}`)), ". ", c(`reasons.${reason}`)),
       text && h("q.clip", text),
-      h("small.help", facts.filter(Boolean).join(" · ")),
+      h("small.help", combine(facts)),
       ignored.length > 0 && h("small.help", c("ignored", { names: ignored.join(", ") })),
       rule && h("small.help", icon("check"), c(`rules.${rule}`))),
-    h("time.help", { datetime: request.at, title: dateTime(request.at) }, ago(request.at)),
+    timed(request.at, "help"),
     chat && h("a.button", { href: `#/chats/${chat}` }, c("open_chat")),
     request.is_correctable && rule !== other &&
-      h("button", { onclick: () => (other === "quiet" ? remove() : attempt(correct)) }, c(`correct.${other}`)));
-  return element;
+      h("button", { onclick: other === "quiet" ? remove : correct }, c(`correct.${other}`))), path, "POST");
 }
 
 /** The last requests. They are read again when the user returns to the page. */
 function requests(signal, onchange) {
-  const list = h("ul.list", { "aria-label": c("requests") });
+  const list = h("ul.list", { label: c("requests") });
   const said = h("p.soft", { role: "status" });
   const read = async (outcome) => {
     const { items } = await api.get("/client-requests", { signal });
@@ -90,32 +84,26 @@ function requests(signal, onchange) {
   };
   const corrected = (outcome) => Promise.all([read(outcome), onchange()]);
   const look = () => !document.hidden && read().catch(() => {});
-  document.addEventListener("visibilitychange", look, { signal });
-  addEventListener("focus", look, { signal });
+  on(document, "visibilitychange", look, signal);
+  on(window, "focus", look, signal);
   attempt(read);
   return { section: part("requests", said, list), read };
 }
 
 /** The corrections, which can be deleted. */
 function rules(signal, onchange) {
-  const list = h("ul.list", { "aria-label": c("corrections") });
+  const list = h("ul.list", { label: c("corrections") });
   const section = part("corrections", list);
   const read = async () => {
     const items = await api.all("/client-rules", { signal });
     section.hidden = !items.length;
     fill(list, items.map(({ id, kind, text }) => {
-      const drop = () => undoable(t("common.deleted", { name: text }), {
-        hide: () => (element.hidden = true),
-        async act(options) {
-          await api.delete(`/client-rules/${id}`, undefined, options);
-          if (!signal.aborted) await Promise.all([read(), onchange()]);
-        },
-        show: () => (element.hidden = false),
-      });
-      const element = h("li",
+      const path = `/client-rules/${id}`;
+      const then = () => signal.aborted || Promise.all([read(), onchange()]);
+      const drop = () => sendLater(t("common.deleted", { name: text }), path, { then });
+      return pend(h("li",
         h("div.grow", h("q.clip", text), h("small.help", c(`rules.${kind}`))),
-        act("delete", c("drop", { text }), drop, "quiet"));
-      return element;
+        act("delete", c("drop", { text }), drop, "quiet")), path);
     }));
   };
   section.hidden = true;
@@ -134,7 +122,7 @@ export default async function ({ signal, title }) {
     areas("clients"),
     h("p.soft.lead", c("about")),
     part("address", h("ul.list", entry(`${location.origin}/v1`)), h("div", button("make_key", makeKey))),
-    part("models", h("ul.list", { "aria-label": c("models") }, models.map(({ id, name }) => entry(id, name)))),
+    part("models", h("ul.list", { label: c("models") }, models.map(({ id, name }) => entry(id, name)))),
     part("options_title", form),
     latest.section,
     corrections.section);

@@ -63,7 +63,7 @@ export function factors() {
   const box = h("div.stack");
   const read = async () => fill(box, view(await api.get(PATH)));
   const does = (name, what, about) =>
-    button(name, async () => (await what(), read()), about && { "aria-label": `${a(name)}: ${about}` });
+    button(name, async () => (await what(), read()), about && { label: `${a(name)}: ${about}` });
   const line = (name, about, ...buttons) =>
     h("li", h("div.grow", h("div.clip", name), h("small.help", about)), buttons);
   const view = ({ totp, passkeys, one_time_codes: count }) => [

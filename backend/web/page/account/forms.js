@@ -1,5 +1,5 @@
 /** Texts, fields and forms of signing in and of the account. */
-import { fill, h, icon, sendform, t } from "../core.js";
+import { fill, h, icon, on, sendform, t } from "../core.js";
 
 /** A text of the account views. */
 export const a = (name, values) => t(`account.${name}`, values);
@@ -16,7 +16,7 @@ export function passwordForm(options) {
   for (const { input } of controls.values()) {
     if (input.type !== "password") continue;
     const onclick = () => (input.type = (show.ariaPressed = input.type === "password") ? "text" : "password");
-    const attributes = { onclick, "aria-pressed": "false", "aria-label": a("show_password") };
+    const attributes = { onclick, pressed: false, label: a("show_password") };
     const show = h("button.tag", attributes, a("show"));
     input.after(show);
   }
@@ -40,15 +40,16 @@ export function secret(text, file, what) {
   ];
 }
 
+// A secret that is not stored yet is lost with the page.
+on(window, "beforeunload", (event) => document.querySelector(".keepsake") && event.preventDefault());
+
 /** A secret that the user has to store before continuing. */
 export function keepsake(content, done) {
   const go = h("button.primary", { type: "submit", disabled: true }, a("go_on"));
-  const form = h("form.stack", { onsubmit: (event) => (event.preventDefault(), done()) },
+  return h("form.stack.keepsake", { onsubmit: (event) => (event.preventDefault(), done()) },
     content,
     h("label.row", h("input", { type: "checkbox", oninput: () => (go.disabled = !go.disabled) }), a("kept")),
     h("footer", go));
-  addEventListener("beforeunload", (event) => form.isConnected && event.preventDefault());
-  return form;
 }
 
 export const recovery = ({ recovery_code: code }, name, done) =>

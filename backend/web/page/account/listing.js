@@ -1,5 +1,5 @@
 /** A list of things that can be ended: sessions, keys, invitations. */
-import { api, attempt, fill, h, undoable } from "../core.js";
+import { api, attempt, fill, h, pend, sendLater, t, UNDO_SECONDS } from "../core.js";
 import { a } from "./forms.js";
 import { button, part } from "./parts.js";
 
@@ -8,30 +8,14 @@ import { button, part } from "./parts.js";
  */
 export function listing(name, path, row, make, act) {
   const list = h("ul.list");
-  const away = new Set();
-  const read = async () => {
-    const items = await api.all(path);
-    fill(list, items.filter(({ id, used_at: used }) => !used && !away.has(id)).map(line));
-  };
+  const read = async () => fill(list, (await api.all(path)).filter(({ used_at: used }) => !used).map(line));
   const line = (item) => {
-    const { id } = item;
-    const [label, about, other] = row(item);
-    const named = a("end_named", { name: label });
-    const end = () => undoable(a("ended", { name: label }), {
-      hide() {
-        away.add(id);
-        element.hidden = true;
-      },
-      act: (options) => api.delete(`${path}/${id}`, undefined, options),
-      show() {
-        away.delete(id);
-        attempt(read);
-      },
-    });
-    const element = h("li",
-      h("div.grow", h("div.clip", label), h("small.help", about)),
-      other ?? button("end", end, { "aria-label": named }));
-    return element;
+    const own = `${path}/${item.id}`;
+    const [name, about, other] = row(item);
+    const end = () => sendLater(a("ended", { name, seconds: UNDO_SECONDS }), own, { now: t("common.now") });
+    return pend(h("li",
+      h("div.grow", h("div.clip", name), h("small.help", about)),
+      other ?? button("end", end, { label: a("end_named", { name }) })), own);
   };
   attempt(read);
   return part(name, list, make && h("div", button(make, async () => (await act(), read()))));

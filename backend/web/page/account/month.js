@@ -16,10 +16,10 @@ export function month(signal) {
     fill(out,
       h("p", isUsed(usage) ? costs(usage) : a("month_nothing")),
       limit > 0 && h("div.progress",
-        h("progress", { max: limit, value: Math.min(spent, limit), "aria-label": a("monthly_limit"), "aria-valuetext": figures }),
+        h("progress", { max: limit, value: Math.min(spent, limit), label: a("monthly_limit"), "aria-valuetext": figures }),
         h("span.figure", figures)),
       limit > 0 && spent >= limit && h("p.trouble", a("month_over")),
-      h("ul.list", { "aria-label": a("month_models") }, usage.by_model.map((each) =>
+      h("ul.list", { label: a("month_models") }, usage.by_model.map((each) =>
         h("li", h("div.grow.clip", each.model), h("span.help", costs(each))))));
   };
   const save = async (changes) => {

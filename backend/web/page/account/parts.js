@@ -30,7 +30,7 @@ export function choice(name, values, value, act) {
     const onchange = async () => (inputs[values.indexOf(await act(each))].checked = true);
     return h("input", { type: "radio", name, checked: each === value, onchange });
   });
-  return part(name, h("div.choice", { role: "radiogroup", "aria-label": a(name) }, values.map((each, at) =>
+  return part(name, h("div.choice", { role: "radiogroup", label: a(name) }, values.map((each, at) =>
     h("label.card", inputs[at], h("span", a(each), help(each))))));
 }
 
@@ -42,7 +42,7 @@ export function qr(rows, label) {
   const dark = rows.flatMap((row, y) =>
     [...row.matchAll(/1+/g)].map(({ 0: { length }, index }) =>
       `M${index + MARGIN} ${y + MARGIN}h${length}v1h-${length}z`));
-  const attributes = { class: "qr", viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": label };
+  const attributes = { class: "qr", viewBox: `0 0 ${size} ${size}`, role: "img", label };
   return svg("svg", attributes, svg("path", { d: dark.join(""), "shape-rendering": "crispEdges" }));
 }
 

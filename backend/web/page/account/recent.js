@@ -1,14 +1,14 @@
 /** Recent activity of the account: sign-ins, new keys, exports. */
-import { ago, api, attempt, dateTime, h, t } from "../core.js";
+import { api, attempt, combine, h, timed } from "../core.js";
 import { a } from "./forms.js";
 import { button, part } from "./parts.js";
 
 const row = ({ kind, at, client, address, detail, count }) =>
   h("li",
     h("div.grow",
-      h("div", [a(`events.${kind}`), detail].filter(Boolean).join(": "), count > 1 && ` (${count} ×)`),
-      h("small.help", [client, address].filter(Boolean).join(", "))),
-    h("time.help", { datetime: at, title: dateTime(at) }, ago(at)));
+      h("div", combine([a(`events.${kind}`), detail], ": "), count > 1 && ` (${count} ×)`),
+      h("small.help", combine([client, address], ", "))),
+    timed(at, "help"));
 
 export function recent() {
   const list = h("ul.list");

@@ -18,7 +18,7 @@ const invite = async () => {
 /** Show the usage of an account to an administrator. */
 const usageOf = (id, username) => {
   const named = a("usage_named", { name: username });
-  return button("usage", () => dialog(named, () => bars(`/admin/users/${id}/usage`)), { "aria-label": named });
+  return button("usage", () => dialog(named, () => bars(`/admin/users/${id}/usage`)), { label: named });
 };
 
 /** The actions of an administrator on another account. */
@@ -29,7 +29,7 @@ const powers = ({ id, username, ...now }) =>
       if (!done) box.checked = !box.checked;
     };
     const label = `${username}: ${a(name)}`;
-    const box = h("input", { type: "checkbox", checked: now[name], onchange, "aria-label": label });
+    const box = h("input", { type: "checkbox", checked: now[name], onchange, label });
     return h("label.row", box, a(name));
   }), usageOf(id, username));
 

@@ -8,7 +8,7 @@ const row = ({ quota, used, limit, unit, frees_at: at }) => {
   const shown = unit === "bytes" ? size : number;
   const figures = limit ? a("of", { used: shown(used), limit: shown(limit) }) : a("no_limit", { used: shown(used) });
   const bar = () =>
-    h("div.progress", h("progress", { max: limit, value: used, "aria-label": name, "aria-valuetext": figures }));
+    h("div.progress", h("progress", { max: limit, value: used, label: name, "aria-valuetext": figures }));
   return h("li",
     h("div.grow",
       h("div.row", h("div.grow", name), h("span.help", figures)),

@@ -1,6 +1,6 @@
 /** The list of campaigns. */
 import { areas } from "../chat/list.js";
-import { act, campaigns, fill, h, icon, more, t } from "../core.js";
+import { act, campaigns, fill, h, icon, more, on, t } from "../core.js";
 import { exampleCampaign } from "../library/examples.js";
 import { titles } from "../memory/parts.js";
 import { acts, c, files, make, moment } from "./parts.js";
@@ -14,12 +14,12 @@ export default async function view({ signal, title }) {
   const draw = async () => {
     const [items, names] = await Promise.all([campaigns.all(), titles()]);
     fill(out, items.length
-      ? h("ul.list", { "aria-label": c("campaigns") }, items.map((it) => row(it, names)))
+      ? h("ul.list", { label: c("campaigns") }, items.map((it) => row(it, names)))
       : h("div.empty", icon("world"), h("p", c("none")), exampleCampaign()));
   };
   // Turns change the campaigns, so they are read again.
   campaigns.drop();
-  addEventListener("campaigns-changed", draw, { signal });
+  on(window, "campaigns-changed", draw, signal);
   await draw();
   return h("div.page",
     h("header",

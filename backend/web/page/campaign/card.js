@@ -1,5 +1,5 @@
 /** A card of a world's item, with a form that unfolds below it. */
-import { act, attempt, autoform, control, deleting, fill, h, icon, more, set, t } from "../core.js";
+import { act, attempt, autoform, control, deleting, fill, h, icon, more, on, set, t } from "../core.js";
 import { fieldsOf, patchOf } from "./fields.js";
 import { c, flat, label } from "./parts.js";
 import { VIEWS } from "./views.js";
@@ -31,7 +31,7 @@ export function locking({ fields, value, locked, save, signal }) {
       locks.push(() => {
         const is = locked().includes(name);
         const title = c(is ? "unlock" : "lock", { field: own.label });
-        set(fill(button, icon(is ? "lock" : "unlock")), { "aria-label": title, title, "aria-pressed": String(is) });
+        set(fill(button, icon(is ? "lock" : "unlock")), { label: title, title, pressed: is });
       });
       made.element.querySelector(".label").append(button);
       return made;
@@ -109,7 +109,7 @@ export function card(world, kind, first, signal, { closed, extra } = {}) {
     const present = is ? scene.present.filter((id) => id !== item.id) : [...scene.present, item.id];
     return [{ label: c(is ? "goes" : "comes"), icon: "people", act: () => world.press("scene", scene, { present }) }];
   };
-  element.addEventListener("keydown", (event) => {
+  on(element, "keydown", (event) => {
     if (event.key !== "Escape" || !open) return;
     event.preventDefault();
     event.stopPropagation();

@@ -42,7 +42,7 @@ export function dial({ id, name, segments, filled, kind }, turn) {
     class: `dial ${kind}`,
     role: "slider",
     tabindex: 0,
-    "aria-label": name,
+    label: name,
     "aria-valuemin": 0,
     "aria-valuemax": segments,
     "aria-valuenow": filled,

@@ -1,5 +1,5 @@
 /** The glossary: terms of every prompt, and proposed terms. */
-import { act, complain, fill, h } from "../core.js";
+import { act, complain, fill, h, on } from "../core.js";
 import { c } from "./parts.js";
 import { section } from "./sections.js";
 import { World } from "./world.js";
@@ -21,9 +21,9 @@ export default async function (it, { signal }) {
     none.hidden = world.of("term").length > 0;
     fill(none, c("no_terms"));
   };
-  world.addEventListener("change", draw, { signal });
+  on(world, "change", draw, signal);
   draw();
-  document.addEventListener("visibilitychange", () => document.hidden || world.read().catch(complain), { signal });
+  on(document, "visibilitychange", () => document.hidden || world.read().catch(complain), signal);
   return h("section.world.glossary",
     h("p.soft", c("glossary_help")),
     none,

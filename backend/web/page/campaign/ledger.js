@@ -1,5 +1,5 @@
 /** The change log of a campaign: each change, its author and state, and undo. */
-import { act, ago, api, attempt, dateTime, fill, h, icon, t, toast } from "../core.js";
+import { act, api, attempt, fill, h, icon, t, timed, toast } from "../core.js";
 import { c, label } from "./parts.js";
 import { said, whose } from "./said.js";
 import { World } from "./world.js";
@@ -9,7 +9,7 @@ const SIGNS = { set: "=", add: "+", remove: "−" };
 export default async function (it, { signal }) {
   const world = new World(it.id, signal);
   await world.read();
-  const list = h("ol.ledger", { "aria-label": c("tabs.ledger") });
+  const list = h("ol.ledger", { label: c("tabs.ledger") });
   const more = h("button", { onclick: () => attempt(() => load(more.value)) }, t("common.more"));
   const load = async (before) => {
     const { items, next } = await api.get(`${world.path}/changes`, { query: { before }, signal });
@@ -44,7 +44,7 @@ export function line(change, world) {
       h("ul.deltas", deltas(change, world)),
       change.because && h("p.soft", change.because),
       h("p.row.soft",
-        h("span", whose(change.actor), " · ", h("time", { datetime: when, title: dateTime(when) }, ago(when))),
+        h("span", whose(change.actor), " · ", timed(when)),
         change.message_id && source(change.message_id)));
   };
   element.tabIndex = -1;
@@ -64,7 +64,7 @@ export function source(id) {
 
 /** The operations of a change, one line per field. Creation and deletion take one line. */
 function deltas({ set: { exists, ...rest }, add, remove }, world) {
-  const sign = (name) => h("b.sign", { role: "img", "aria-label": c(`signs.${name}`), class: name }, SIGNS[name]);
+  const sign = (name) => h("b.sign", { role: "img", label: c(`signs.${name}`), class: name }, SIGNS[name]);
   const row = (name) => ([key, value]) =>
     h("li", sign(name), h("span.soft", `${label(key)} `), h("span", said(key, value, world)));
   if (exists === false) return h("li", sign("remove"), c("deleted"));

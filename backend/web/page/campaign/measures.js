@@ -1,6 +1,6 @@
 /** Statistics of a campaign's memory: figures, charts, and failures. */
 import { row as jobRow } from "../activity.js";
-import { ago, api, date, dateTime, fill, h, has, icon, money, number, svg, t } from "../core.js";
+import { api, date, dateTime, fill, h, has, icon, money, number, svg, t, timed } from "../core.js";
 import { c } from "./parts.js";
 
 const m = (path, values) => c(`measures.${path}`, values);
@@ -45,7 +45,7 @@ function view(memory, read) {
         [each.model, each.calls, each.prompt_tokens, each.completion_tokens, paid(each.cost)]))],
     problems.length > 0 && [
       h("h2", m("problems")),
-      h("ul.list", { "aria-label": m("problems") }, problems.map((each) => problem(each, read)))],
+      h("ul.list", { label: m("problems") }, problems.map((each) => problem(each, read)))],
   ];
 }
 
@@ -67,7 +67,7 @@ function chart(name, rows, columns, shown = columns.length) {
     return svg("rect", { class: columns[place], x: at + (1 - width) / 2, y: 100 - height, width, height });
   };
   const drawing = svg("svg", { viewBox: `0 0 ${Math.max(rows.length, 10)} 100`, preserveAspectRatio: "none", role: "img",
-    "aria-label": m(`${name}_said`, { count: rows.length, most }) },
+    label: m(`${name}_said`, { count: rows.length, most }) },
     rows.map(([, ...values], at) => values.slice(0, shown).map((value, place) => bar(value, at, place))));
   return h("figure",
     drawing,
@@ -81,7 +81,7 @@ const cell = (tag, value) => (typeof value === "number" ? h(`${tag}.number`, num
 
 /** A table that scrolls horizontally. The first cell of each row is its heading. */
 const table = (label, columns, rows) =>
-  h("div.wide", { tabindex: 0, role: "region", "aria-label": label }, h("table",
+  h("div.wide", { tabindex: 0, role: "region", label }, h("table",
     h("thead", h("tr", columns.map((name) => h("th", { scope: "col" }, m(name))))),
     h("tbody", rows.map(([first, ...values]) =>
       h("tr", h("th", { scope: "row" }, first), values.map((value) => cell("td", value)))))));
@@ -93,6 +93,6 @@ function problem({ kind: what, error, chat_id: chat, created_at: when, job }, re
     icon(job ? "alert" : "check"),
     h("div.grow",
       h("a", { href: `#/chats/${chat}` }, kind(what)), ": ", error.replaceAll("-", " "),
-      h("small.soft", h("time", { datetime: when, title: dateTime(when) }, ago(when)), ". ", job ? advice : m("settled")),
+      h("small.soft", timed(when), ". ", job ? advice : m("settled")),
       job && h("ul.list", jobRow(job, read))));
 }

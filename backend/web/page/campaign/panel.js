@@ -1,5 +1,5 @@
 /** The world panel of a chat, for the active path. */
-import { api, attempt, complain, h, kept, settled, toast } from "../core.js";
+import { api, attempt, complain, h, kept, on, settled, toast } from "../core.js";
 import { c } from "./parts.js";
 import { proposals } from "./proposals.js";
 import { sections } from "./sections.js";
@@ -16,19 +16,18 @@ export default async function (room, { signal }) {
   const asked = proposals(world, signal);
   await Promise.all([world.read(), asked.read()]);
   const read = () => Promise.all([world.read(), asked.read()]).catch(complain);
-  const soon = settled(read, 250);
-  signal.addEventListener("abort", soon.drop);
+  const soon = settled(read, 250, signal);
   const end = () => `${room.path.total} ${room.path.last()?.id}`;
   let known = end();
-  room.path.addEventListener("change", () => {
+  on(room.path, "change", () => {
     // Loading other pages of messages changes nothing. A swipe, an edit or a deletion changes the
     // end of the path.
     const before = known;
     known = end();
     if (known !== before && !room.busy) soon();
-  }, { signal });
-  room.events.addEventListener("turn", soon, { signal });
-  document.addEventListener("visibilitychange", () => document.hidden || soon(), { signal });
+  }, signal);
+  on(room.events, "turn", soon, signal);
+  on(document, "visibilitychange", () => document.hidden || soon(), signal);
   world.message = () => (kept.get("world.told") ? room.path.last()?.id : null);
   const onchange = ({ target }) => kept.set("world.told", target.checked);
   const told = h("label.row.told",

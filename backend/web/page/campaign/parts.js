@@ -1,5 +1,7 @@
 /** Shared parts of the campaign views: texts, fields, creation, import, and menus. */
-import { api, attempt, campaigns, chats, chronicles, deleting, h, has, icon, t } from "../core.js";
+import {
+  api, attempt, campaigns, chats, chronicles, combine, deleting, h, has, icon, labels, t,
+} from "../core.js";
 import { importing } from "../core/importing.js";
 import { asking } from "../memory/parts.js";
 
@@ -11,14 +13,11 @@ export const c = (path, values) => t(`campaign.${path}`, values);
  */
 export function label(name) {
   const own = name.split(".").at(-1);
-  return has(`campaign.fields.${own}`) ? c(`fields.${own}`).split(" | ")[0] : own.replaceAll("_", " ");
+  return has(`campaign.fields.${own}`) ? labels(c(`fields.${own}`)).label : own.replaceAll("_", " ");
 }
 
 /** A field of a form. `name` is a path. texts.json has its label, and its help after a bar. */
-export function field(name, kind, more) {
-  const [said, help] = c(`fields.${name.split(".").at(-1)}`).split(" | ");
-  return { name, kind, label: said, help, ...more };
-}
+export const field = (name, kind, more) => ({ name, kind, ...labels(c(`fields.${name.split(".").at(-1)}`)), ...more });
 
 /** A select of these values. */
 export const among = (name, ...values) =>
@@ -122,4 +121,4 @@ export function acts(it, gone) {
 }
 
 /** The day and time of a story: "Day 5, morning". */
-export const moment = ({ day, time_of_day: time }) => [c("day", { day }), time].filter(Boolean).join(", ");
+export const moment = ({ day, time_of_day: time }) => combine([c("day", { day }), time], ", ");

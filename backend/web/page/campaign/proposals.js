@@ -1,7 +1,9 @@
 /**
  * Proposed changes that wait for a decision: the current and the proposed state, and the source.
  */
-import { act, ago, api, complain, dateTime, fill, h, number, settled, toast, undoable } from "../core.js";
+import {
+  act, api, complain, fill, h, isPending, number, on, sendLater, settled, timed, toast,
+} from "../core.js";
 import { source } from "./ledger.js";
 import { c, label } from "./parts.js";
 import { said } from "./said.js";
@@ -21,23 +23,19 @@ export const waiting = async (path, signal) =>
  */
 export function proposals(world, signal, told) {
   const count = h("span.tag.badge");
-  const list = h("ol.ledger.proposals", { "aria-label": c("tabs.proposals") });
+  const list = h("ol.ledger.proposals", { label: c("tabs.proposals") });
   const summary = h("summary", c("tabs.proposals"), " ", count);
   const element = h("details.group", { open: true, hidden: true }, summary, h("p.soft", c("proposals_help")), list);
-  const away = new Set();
   let known = "";
   const read = async () => {
     const all = (await api.get(`${world.path}/proposals`, { query: { limit: MOST }, signal })).items;
-    const items = all.filter(({ id }) => !away.has(id));
+    const items = all.filter((each) => !isPending(refusal(each), "POST"));
     const found = JSON.stringify(items);
     if (found === known) return;
     known = found;
-    const at = [...list.children].findIndex((row) => row.contains(document.activeElement));
     fill(list, items.map((each) => row(each, world, accept, refuse)));
     count.textContent = number(items.length);
     element.hidden = !items.length;
-    // After a decision the focus moves to the next proposal.
-    if (at >= 0) (list.children[Math.min(at, items.length - 1)] ?? document.querySelector("main h1, aside h2"))?.focus();
     told?.(items.length);
   };
   const accept = async ({ id, revision, target }, query) => {
@@ -49,20 +47,12 @@ export function proposals(world, signal, told) {
     }
     await Promise.all([world.read(), read()]).catch(complain);
   };
-  const refuse = ({ id, revision, target }) => {
-    const hide = (is) => () => {
-      away[is ? "add" : "delete"](id);
-      read().catch(complain);
-    };
-    undoable(c("decided.refuse", { name: title(target) }), {
-      hide: hide(true),
-      act: (options) => api.post(`${world.path}/proposals/${id}/refuse`, undefined, { ...options, ifMatch: revision }),
-      show: hide(false),
-    });
-  };
-  const soon = settled(() => read().catch(complain), 250);
-  signal.addEventListener("abort", soon.drop);
-  world.addEventListener("change", soon, { signal });
+  const refusal = ({ id }) => `${world.path}/proposals/${id}/refuse`;
+  const refuse = (item) =>
+    sendLater(c("decided.refuse", { name: title(item.target) }), refusal(item), { method: "POST", ifMatch: item.revision, then: read });
+  const soon = settled(() => read().catch(complain), 250, signal);
+  on(world, "change", soon, signal);
+  on(window, "pending", () => read().catch(complain), signal);
   return { element, read, soon };
 }
 
@@ -75,7 +65,7 @@ function row(it, world, accept, refuse) {
   const answers = candidates.length
     ? candidates.map((each) => act("check", c("meant", each), () => accept(it, { item_id: each.id })))
     : act("check", c("accept"), () => accept(it));
-  return h("li", { tabindex: -1, "aria-label": name },
+  return h("li", { tabindex: -1, label: name },
     h("header.row",
       h("strong", name),
       target.name && target.kind !== "world" && h("span.soft", c(`kinds.${target.kind}`)),
@@ -83,7 +73,7 @@ function row(it, world, accept, refuse) {
     sides(it, world),
     because && h("p.quote", because),
     h("p.row.answers", answers, act("close", c("refuse"), () => refuse(it))),
-    h("p.row.soft", h("time", { datetime: when, title: dateTime(when) }, ago(when)), source(line)));
+    h("p.row.soft", timed(when), source(line)));
 }
 
 /**
@@ -116,6 +106,6 @@ export default async function (it, { signal }) {
   const none = h("p.empty", c("no_proposals"));
   const all = proposals(world, signal, (count) => (none.hidden = count > 0));
   await all.read();
-  document.addEventListener("visibilitychange", () => document.hidden || all.soon(), { signal });
+  on(document, "visibilitychange", () => document.hidden || all.soon(), signal);
   return h("section.world", none, all.element);
 }

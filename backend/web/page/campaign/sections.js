@@ -1,5 +1,5 @@
 /** The sections of a world: the time, the present entities, open threads, and everything else. */
-import { act, attempt, control, fill, h, number, settled, t } from "../core.js";
+import { act, attempt, control, fill, h, number, on, settled, t } from "../core.js";
 import { asking } from "../memory/parts.js";
 import { card, locking } from "./card.js";
 import { fieldsOf, patchOf } from "./fields.js";
@@ -69,10 +69,10 @@ export function section(it, world, signal) {
   const cards = new Map();
   const count = h("span.figure");
   const title = c(`sections.${name}`);
-  const list = h("ul.things", { "aria-label": title });
+  const list = h("ul.things", { label: title });
   const look = settled(() => attempt(() => world.find(name, kind, words.value)));
   const words = h("input.finder", {
-    type: "search", placeholder: c("find", { name: title }), "aria-label": c("find", { name: title }), maxlength: 200,
+    type: "search", placeholder: c("find", { name: title }), label: c("find", { name: title }), maxlength: 200,
     oninput: () => (words.value.trim() ? look() : draw()),
   });
   const note = h("div.stack.cut", { hidden: true }, h("p.soft", c("cut")), words);
@@ -108,12 +108,10 @@ export function section(it, world, signal) {
     });
     cards.clear();
     shown.forEach((each) => cards.set(each.id, each));
-    const at = document.activeElement;
     const nodes = shown.map(({ element: node }) => node);
     for (const node of [...list.children]) if (!nodes.includes(node)) node.remove();
     // Cards that stay in place are not moved, because one may have the focus.
     nodes.forEach((node, place) => list.children[place] !== node && list.insertBefore(node, list.children[place]));
-    if (at.isConnected && at !== document.activeElement) at.focus({ preventScroll: true });
     rest.hidden = items.length <= most;
     note.hidden = !world.cut.has(kind);
   };
@@ -121,7 +119,7 @@ export function section(it, world, signal) {
     h("summary", title, " ", count),
     note, list, rest,
     it.make && act("plus", c(`add.${name}`), () => attempt(add), "plain"));
-  world.addEventListener("change", draw, { signal });
+  on(world, "change", draw, signal);
   draw();
   return element;
 }
@@ -173,14 +171,14 @@ function now(world, signal) {
   const draw = () => {
     const when = moment(world.state);
     const flag = ([name, is]) => h("button.tag", {
-      "aria-pressed": String(is), onclick: () => world.press("world", null, { flags: { [name]: !is } }),
+      pressed: is, onclick: () => world.press("world", null, { flags: { [name]: !is } }),
     }, name);
     fill(view,
       world.state.precarity && h("p.row",
         h("span.tag", { title: world.state.precarity.voice }, world.state.precarity.label),
         ["heat", "wanted"].filter((each) => world.state.precarity[each] != null).map((each) =>
           h("span.soft", `${label(each)} ${number(world.state.precarity[each])}`))),
-      h("button.value.when", { onclick: edit, title: label("day"), "aria-label": `${label("day")}: ${when}` }, when),
+      h("button.value.when", { onclick: edit, title: label("day"), label: `${label("day")}: ${when}` }, when),
       Object.entries(world.state.flags).map(flag));
     if (!open) return;
     if (!open.form.isUnsaved) open.form.write(world.state);
@@ -192,14 +190,14 @@ function now(world, signal) {
     event.stopPropagation();
     close();
   };
-  world.addEventListener("change", draw, { signal });
+  on(world, "change", draw, signal);
   draw();
   return h("div.now", { onkeydown }, view, body);
 }
 
 /** Links to the other parts of a campaign, with the number of proposed terms. */
 function ways(world, signal) {
-  const row = h("nav.row.ways", { "aria-label": c("parts") });
+  const row = h("nav.row.ways", { label: c("parts") });
   const place = (tab) => `#/campaigns/${world.id}?tab=${tab}`;
   const draw = () => {
     const count = world.of("term").filter(({ status }) => status === "proposed").length;
@@ -209,7 +207,7 @@ function ways(world, signal) {
       h("a", { href: place("versions") }, c("tabs.versions")),
       h("a", { href: place("settings") }, c("tabs.settings")));
   };
-  world.addEventListener("change", draw, { signal });
+  on(world, "change", draw, signal);
   draw();
   return row;
 }

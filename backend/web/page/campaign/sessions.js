@@ -1,10 +1,10 @@
 /** The chats of a campaign. */
-import { act, ago, api, campaigns, chats, fill, h, menu, t, toast, UNDO_SECONDS } from "../core.js";
+import { act, ago, api, campaigns, chats, fill, h, menu, on, t, toast, UNDO_SECONDS } from "../core.js";
 import { c } from "./parts.js";
 
 /** The sessions, latest first. Chats can be added and removed. */
 export default async function (it, { signal }) {
-  const list = h("ul.list", { "aria-label": c("tabs.sessions") });
+  const list = h("ul.list", { label: c("tabs.sessions") });
   const note = h("p.empty", c("no_sessions"));
   const name = (chat) => chat.title || t("chats.untitled");
   const put = async (chat, campaign_id) => {
@@ -31,7 +31,7 @@ export default async function (it, { signal }) {
     const others = (await chats.all()).filter((chat) => chat.campaign_id !== it.id);
     menu(button, others.map((chat) => ({ label: name(chat), act: () => put(chat, it.id) })));
   };
-  addEventListener("chats-changed", draw, { signal });
+  on(window, "chats-changed", draw, signal);
   chats.drop();
   await draw();
   return h("section.stack", note, list, h("div", act("link", c("join"), join)));

@@ -1,5 +1,5 @@
 /** Versions of a campaign: compare with the present, and restore. */
-import { act, ago, api, attempt, dateTime, fill, h, icon, t, undoable } from "../core.js";
+import { act, api, attempt, fill, h, icon, pend, sendLater, t, timed } from "../core.js";
 import { c, label } from "./parts.js";
 import { said, whose } from "./said.js";
 import { World } from "./world.js";
@@ -7,7 +7,7 @@ import { World } from "./world.js";
 export default async function (it, { signal, tell }) {
   const world = new World(it.id, signal);
   await world.read();
-  const list = h("ol.list", { "aria-label": c("tabs.versions") });
+  const list = h("ol.list", { label: c("tabs.versions") });
   const more = h("button", { onclick: () => attempt(() => load(more.value)) }, t("common.more"));
   const load = async (before) => {
     const { items, next } = await api.get(`${world.path}/versions`, { query: { before }, signal });
@@ -28,24 +28,21 @@ export default async function (it, { signal, tell }) {
 /** A version in the list. Unfolded, it shows the changes that restoring it would make. */
 function row({ version, actor, changes: count, created_at: when }, world, restored) {
   const box = h("div.compared");
-  const restore = ({ currentTarget: button }) => undoable(c("restored", { version }), {
-    hide: () => (button.disabled = true),
-    act: async (options) => restored(await api.post(`${world.path}/restore`, { version }, options)),
-    show: () => (button.disabled = false),
-  });
+  const path = `${world.path}/restore`;
+  const restore = () => sendLater(c("restored", { version }), path, { method: "POST", json: { version }, then: restored });
   const open = ({ target }) => target.open && attempt(async () => {
     const { differences, more } = await api.get(`${world.path}/comparison`, { query: { version } });
     fill(box, differences.length
       ? [h("ul", differences.map((each) => difference(each, world))),
         more > 0 && h("p.soft", c("more_differ", { count: more })),
-        act("undo", c("restore_named", { version }), restore)]
+        pend(act("undo", c("restore_named", { version }), restore), path, "POST")]
       : h("p.soft", c("as_now")));
   });
   return h("li", h("details.grow", { ontoggle: open },
     h("summary.row",
       h("strong", c("version", { version })),
       h("span.soft.grow", `${whose(actor)} · ${c("changes", { count })}`),
-      h("time.soft", { datetime: when, title: dateTime(when) }, ago(when))),
+      timed(when, "soft")),
     box));
 }
 

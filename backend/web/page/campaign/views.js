@@ -1,5 +1,5 @@
 /** Views of a world's items. Their values are buttons that open the field in the form. */
-import { h, icon, number, svg } from "../core.js";
+import { combine, h, icon, number, svg } from "../core.js";
 import { dial } from "./clock.js";
 import { c, label } from "./parts.js";
 
@@ -8,7 +8,7 @@ const value = (edit, name, text, look = "") => {
   if (text === "" || text == null) return false;
   const title = label(name);
   const attributes = { class: `value ${look}`, title, onclick: () => edit(name) };
-  return h("button", { ...attributes, "aria-label": `${title}: ${text}` }, text);
+  return h("button", { ...attributes, label: `${title}: ${text}` }, text);
 };
 const title = (edit, name, text) => h("h4.grow", value(edit, name, text || c("nameless"), "title"));
 const tag = (edit, name, text, look) => value(edit, name, text, `tag ${look ?? ""}`);
@@ -27,7 +27,7 @@ function health(edit, { hp, hp_max: most }) {
 
 /** Stress as a row of boxes. */
 const stress = (edit, { stress: at, stress_max: most = 9 }) => Number.isInteger(at) && h("button.value.marks", {
-  title: label("stress"), "aria-label": `${label("stress")}: ${at} / ${most}`,
+  title: label("stress"), label: `${label("stress")}: ${at} / ${most}`,
   onclick: () => edit("attributes"),
 }, label("stress"), Array.from({ length: Math.min(most, 20) }, (_, place) => h("i", { class: place < at ? "on" : "" })));
 
@@ -114,7 +114,7 @@ const scene = (item, world, edit) => [
   h("p.row",
     item.title && world.name(item.location_id) && value(edit, "location_id", c("at", { place: world.name(item.location_id) }), "soft"),
     tag(edit, "type", item.type),
-    tag(edit, "mood", [item.mood, item.variant].filter(Boolean).join(", ")),
+    tag(edit, "mood", combine([item.mood, item.variant], ", ")),
     item.beats > 0 && value(edit, "beats", c("beats", { count: item.beats }), "soft")),
   value(edit, "stakes", item.stakes, "text"),
 ];
@@ -122,7 +122,7 @@ const scene = (item, world, edit) => [
 const chapter = (item, world, edit) => [
   h("header.row", title(edit, "title", item.title), secret(item)),
   value(edit, "summary", item.summary, "text"),
-  item.scene_ids.length > 0 && h("p.row", value(edit, "scene_ids", item.scene_ids.map((id) => world.name(id)).filter(Boolean).join(", "), "soft")),
+  item.scene_ids.length > 0 && h("p.row", value(edit, "scene_ids", combine(item.scene_ids.map((id) => world.name(id)), ", "), "soft")),
 ];
 
 const echo = (item, world, edit) => [

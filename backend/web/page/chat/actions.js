@@ -2,7 +2,7 @@
  * Actions on messages: toolbars, keyboard shortcuts, swipe gestures, and tools next to the
  * composer.
  */
-import { act, api, attempt, dialog, fill, h, menu, t, toast } from "../core.js";
+import { act, api, attempt, dialog, fill, h, menu, on, t, toast } from "../core.js";
 import { share } from "./audience.js";
 import { branch, choose, erase, fork, goOn, lead, remove, say, versions } from "./branches.js";
 import { alone, isGroup } from "./cast.js";
@@ -89,7 +89,7 @@ export function toolbar(message, room) {
   previous.disabled = sibling === 1;
   const next = button("next", "right", () => swipe(message, room, 1), sibling === count ? "last-only" : "");
   next.disabled = sibling === count && !isRemade(message);
-  return h("div.tools", { role: "group", "aria-label": say("tools", { n: position + 1 }) },
+  return h("div.tools", { role: "group", label: say("tools", { n: position + 1 }) },
     count > 1 && h("span.swipes", previous, h("span.figure", `${sibling} / ${count}`), next),
     isReply(message) && [
       button("again", "again", () => again(room), "last-only"),
@@ -173,7 +173,7 @@ export function keys(room) {
     event.preventDefault();
     does();
   };
-  addEventListener("keydown", onkey, { signal: room.signal });
+  on(window, "keydown", onkey, room.signal);
 }
 
 /**
@@ -183,7 +183,7 @@ export function keys(room) {
  */
 export function tools(room) {
   const { signal, events } = room;
-  const chips = h("div.chips", { role: "group", "aria-label": say("suggest") });
+  const chips = h("div.chips", { role: "group", label: say("suggest") });
   const clear = () => fill(chips);
   const chip = (line) => {
     const onclick = () => {
@@ -211,12 +211,12 @@ export function tools(room) {
     show(found?.items ?? [], found?.dropped);
     if (!document.activeElement.matches("textarea")) chips.querySelector("button")?.focus();
   };
-  events.addEventListener("busy", () => {
+  on(events, "busy", () => {
     if (!room.busy) return;
     asking.abort();
     clear();
   });
-  events.addEventListener("played", ({ detail: { event, data } }) => event === "suggestions" && show(data.items));
+  on(events, "played", ({ detail: { event, data } }) => event === "suggestions" && show(data.items));
   const more = ({ currentTarget }) =>
     menu(currentTarget, [
       ...room.members.filter(({ presence }) => presence !== "absent").map(({ id, name }) =>

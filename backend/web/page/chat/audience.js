@@ -1,5 +1,5 @@
 /** Who knows a message: its mark, and the dialog that changes it. */
-import { api, dialog, fill, h, icon, list, sendform } from "../core.js";
+import { api, dialog, h, icon, list, sendform } from "../core.js";
 import { audience } from "../core/audience.js";
 import { m } from "./cast.js";
 

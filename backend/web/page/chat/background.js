@@ -1,19 +1,20 @@
 /** The pictures behind the messages of chats: drawing one, and the field that sets one. */
-import { act, api, attempt, backgrounds, h, progress, refill, set, t, undoable } from "../core.js";
-import { dropping, pick } from "../core/importing.js";
+import { act, api, backgrounds, fill, h, isPending, on, set, t } from "../core.js";
+import { picture } from "../core/picture.js";
 
 const say = (name) => t(`background.${name}`);
 const pathOf = (kind, id) => `/${kind}s/${id}/background`;
+const holderPath = ({ chat_id: chat, character_id: character }) => (chat ? pathOf("chat", chat) : pathOf("character", character));
 
 /** The address of a background. A new picture has another one. */
-const addressOf = ({ id, chat_id, character_id }) =>
-  api.url(`${chat_id ? pathOf("chat", chat_id) : pathOf("character", character_id)}?v=${id}`);
+const addressOf = (item) => api.url(`${holderPath(item)}?v=${item.id}`);
 
 /** Show the chat's background behind `reading`, or that of its first member who has one. */
 export function backdrop(room, reading) {
   const picture = h("img.backdrop", { alt: "", hidden: true });
   const draw = async () => {
-    const all = await backgrounds.all().catch(() => []);
+    const stored = await backgrounds.all().catch(() => []);
+    const all = stored.filter((each) => !isPending(holderPath(each)));
     const ofMember = ({ id }) => all.find((each) => each.character_id === id);
     const found = all.find((each) => each.chat_id === room.chat.id) ?? room.members.map(ofMember).find(Boolean);
     const src = found && addressOf(found);
@@ -21,50 +22,26 @@ export function backdrop(room, reading) {
     if (src !== picture.getAttribute("src")) set(picture, { src, hidden: !found });
   };
   reading.prepend(picture);
-  room.events.addEventListener("chat", draw);
-  addEventListener("backgrounds-changed", draw, { signal: room.signal });
+  on(room.events, "chat", draw);
+  on(window, "backgrounds-changed pending", draw, room.signal);
   draw();
 }
 
 /** The background of a chat or a character, and buttons that set and remove it. */
 export async function backgroundOf(kind, id, signal) {
-  const path = pathOf(kind, id);
   const box = h("div.stack.background");
-  let shown;
+  let found;
   const draw = async () => {
-    const found = (await backgrounds.all()).find((each) => each[`${kind}_id`] === id);
-    shown = found?.id;
-    refill(box,
-      found && h("img", { src: addressOf(found), alt: say("shown") }),
+    found = (await backgrounds.all()).find((each) => each[`${kind}_id`] === id);
+    const is = own.has();
+    fill(box,
+      is && h("img", { src: addressOf(found), alt: say("shown") }),
       h("div.row",
-        act("upload", say(found ? "change" : "choose"), choose),
-        found && act("delete", say("remove"), () => remove(found), "quiet")));
+        act("upload", say(is ? "change" : "choose"), own.choose),
+        is && act("delete", say("remove"), own.remove, "quiet")));
   };
-  const put = async ([file]) => {
-    const bar = progress(say("sending"));
-    box.append(bar.element);
-    const onprogress = (share) => bar.show(share < 1 ? share : null);
-    const sent = await attempt(async () => {
-      await api.upload(path, file, { method: "PUT", onprogress });
-      return true;
-    });
-    bar.element.remove();
-    if (sent) backgrounds.changed();
-  };
-  const choose = () => pick("image/png,image/jpeg,image/webp,image/gif", put);
-  const remove = (found) =>
-    undoable(say("removed"), {
-      hide: () => backgrounds.hide(found.id),
-      async act(options) {
-        // Another picture may have been set in the meantime.
-        if (shown) return;
-        await api.delete(path, undefined, options);
-        backgrounds.changed();
-      },
-      show: () => backgrounds.hide(found.id, false),
-    });
-  dropping(box, box, put, signal);
-  addEventListener("backgrounds-changed", draw, { signal });
+  const own = picture(pathOf(kind, id), box, { has: () => Boolean(found), draw, changed: backgrounds.changed, removed: say("removed"), signal });
+  on(window, "backgrounds-changed", draw, signal);
   await draw();
   return h("section", h(kind === "chat" ? "h3" : "h2", say("title")), h("small.help", say(`help_${kind}`)), box);
 }

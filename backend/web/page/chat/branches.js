@@ -1,5 +1,5 @@
 /** Versions of messages, branches, forks, and deletion. */
-import { ago, api, chats, dialog, h, sendAll, t, toast, undoable } from "../core.js";
+import { ago, api, chats, dialog, h, sendLater, t, toast, undoable } from "../core.js";
 
 /** A text about messages. */
 export const say = (name, values) => t(`message.${name}`, values);
@@ -62,18 +62,11 @@ const askWorld = () =>
 /** Delete messages without those below them, unless the user undoes it. */
 export function erase(messages, room) {
   const { path } = room;
-  const reload = () => room.busy || path.reload();
-  undoable(say("deleted", { count: messages.length }), {
-    hide: () => path.away(messages, true),
-    async act(options) {
-      await sendAll(messages, ({ id }) => api.delete(`/messages/${id}`, undefined, { ...options, query: { alone: true } }));
-      await reload();
-    },
-    show() {
-      path.away(messages, false);
-      // After an error, some of them may be deleted.
-      return reload();
-    },
+  const reload = () => room.signal.aborted || room.busy || path.reload();
+  sendLater(say("deleted", { count: messages.length }), messages.map(({ id }) => `/messages/${id}`), {
+    query: { alone: true },
+    show: reload,
+    then: reload,
   });
 }
 

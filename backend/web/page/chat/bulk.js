@@ -1,23 +1,17 @@
 /** The tools for several chats of the list. */
-import { act, api, attempt, chats, menu, pause, sendAll, t, toast, undoable } from "../core.js";
+import { act, api, attempt, chats, menu, pause, sendAll, sendLater, t, toast } from "../core.js";
 import { listSelection } from "../core/selection.js";
 import { askTags, titleOf } from "./entry.js";
 import { exports } from "./exports.js";
 
 const DOWNLOAD_PAUSE = 400;
 
-const each = (items, request) => sendAll(items, request).finally(chats.changed);
-
 const change = (items, changes) =>
-  each(items, (item) => api.patch(`/chats/${item.id}`, changes(item), { keepalive: true }));
+  sendAll(items, (item) => api.patch(`/chats/${item.id}`, changes(item), { keepalive: true })).finally(chats.changed);
 
 function remove(items) {
-  const ids = items.map(({ id }) => id);
-  undoable(t("chats.removed", { count: ids.length }), {
-    hide: () => chats.hide(ids),
-    act: (options) => each(ids, (id) => api.delete(`/chats/${id}`, undefined, options)),
-    show: () => chats.hide(ids, false),
-  });
+  const paths = items.map(({ id }) => `/chats/${id}`);
+  sendLater(t("chats.removed", { count: paths.length }), paths, { then: chats.changed });
 }
 
 async function archive(items, archived) {

@@ -1,5 +1,5 @@
 /** The members of a chat: in its header, who is there, and what they can do. */
-import { api, attempt, fill, h, icon, menu, settled, t, toast } from "../core.js";
+import { api, attempt, fill, h, icon, menu, on, settled, t, toast } from "../core.js";
 import { face } from "../library/faces.js";
 
 /** A text about members. */
@@ -40,15 +40,14 @@ export function seating(room) {
     room.members = membersOf(views, room.people);
     events.dispatchEvent(new Event("chat"));
   };
-  const soon = settled(() => read().catch(() => {}), 150);
-  signal.addEventListener("abort", soon.drop);
+  const soon = settled(() => read().catch(() => {}), 150, signal);
   let known = end();
-  path.addEventListener("change", () => {
+  on(path, "change", () => {
     if (room.busy || known === end()) return;
     known = end();
     const hasChanges = room.members.some(({ presence, since }) => since != null || presence !== "present");
     if (hasChanges || path.last()?.presence) soon();
-  }, { signal });
+  }, signal);
 }
 
 /** Ask how a character joins or returns. */
@@ -76,13 +75,13 @@ export function acts(member, room) {
 
 /** The row of members in the header. `open` opens their panel. */
 export function cast(room) {
-  const row = h("div.cast", { role: "group", "aria-label": m("title") });
+  const row = h("div.cast", { role: "group", label: m("title") });
   const toggle = ({ currentTarget: { ariaExpanded } }) => room.open(ariaExpanded !== "true" && "members");
   const all = h("button.quiet.crowd", { "data-panel": "members", "aria-expanded": "false", onclick: toggle });
   const one = (member) => {
     const label = m(`states.${member.presence}`, member);
     const onclick = ({ currentTarget }) => menu(currentTarget, acts(member, room));
-    const named = { "aria-label": label, title: label, "aria-haspopup": "menu" };
+    const named = { label, title: label, "aria-haspopup": "menu" };
     return h("button.quiet.member", { ...named, onclick }, likeness(member));
   };
   let drawn = "";
@@ -91,7 +90,6 @@ export function cast(room) {
     const now = JSON.stringify(members.map(({ id, name, presence, has_avatar: has }) => [id, name, presence, has]));
     if (now === drawn) return;
     drawn = now;
-    const focused = [...row.children].indexOf(document.activeElement);
     const rest = members.length - SHOWN;
     const label = m("all", { count: members.length });
     all.title = label;
@@ -101,9 +99,8 @@ export function cast(room) {
       members.length > 1 && h("span.figure", { "aria-hidden": "true" }, members.length),
       h("span.unseen", label));
     fill(row, members.slice(0, rest > 1 ? SHOWN : SHOWN + 1).map(one), all);
-    row.children[focused]?.focus();
   };
-  room.events.addEventListener("chat", draw);
+  on(room.events, "chat", draw);
   draw();
   return row;
 }

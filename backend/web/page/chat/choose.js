@@ -1,7 +1,7 @@
 /** The dialog for a new chat. */
-import { campaigns, characters, control, dialog, finder, h, personas, t } from "../core.js";
+import { attempt, campaigns, characters, control, dialog, finder, h, personas, t } from "../core.js";
 import { face } from "../library/faces.js";
-import { once, play } from "../library/start.js";
+import { play } from "../library/start.js";
 
 /**
  * Ask for the characters and the persona of a new chat. A campaign's chat may have no character.
@@ -17,14 +17,14 @@ export async function choose(campaign_id) {
     });
     const options = [[null, t("chats.persona_standard")], ...own.map((each) => [each.id, each.name])];
     const persona = control({ name: "persona", kind: "select", label: t("chats.persona"), options });
-    const start = h("button.primary", { type: "submit", disabled: !campaign_id }, t("chats.start"));
-    const list = h("ul.casting", find.items.map(([element]) => element));
-    const chosen = () => [...list.querySelectorAll(":checked")].map((box) => box.value);
-    list.onchange = () => (start.disabled = !campaign_id && !chosen().length);
-    start.onclick = once(async () => {
+    const onclick = () => attempt(async () => {
       await play(chosen(), { persona_id: persona.read(), campaign_id });
       if (campaign_id) campaigns.changed();
     });
+    const start = h("button.primary", { type: "submit", disabled: !campaign_id, onclick }, t("chats.start"));
+    const list = h("ul.casting", find.items.map(([element]) => element));
+    const chosen = () => [...list.querySelectorAll(":checked")].map((box) => box.value);
+    list.onchange = () => (start.disabled = !campaign_id && !chosen().length);
     const help = t(campaign_id ? "campaign.cast_help" : "chats.group_help");
     const foot = h("footer", h("small.soft.grow", help), start);
     const stay = (event) => event.preventDefault();

@@ -14,7 +14,7 @@ export function completing(area, find, write) {
   const id = `completions-${++ids}`;
   let offered = [];
   let at = -1;
-  const element = h("ul.completions", { id, role: "listbox", "aria-label": t("command.completions"), hidden: true });
+  const element = h("ul.completions", { id, role: "listbox", label: t("command.completions"), hidden: true });
   set(area, { "aria-autocomplete": "list", "aria-controls": id, onblur: () => show([]) });
 
   const mark = (place) => {

@@ -1,5 +1,5 @@
 /** The text field for the user's lines. Drafts are kept until a turn has accepted them. */
-import { api, complain, explained, fill, h, icon, kept, remedy, session, settled, t } from "../core.js";
+import { api, complain, explained, fill, h, icon, kept, on, remedy, session, settled, t } from "../core.js";
 import { tools } from "./actions.js";
 import { isGroup } from "./cast.js";
 import { completions, read } from "./commands.js";
@@ -71,7 +71,7 @@ export function composer(room) {
   const area = h("textarea", {
     rows: 1,
     value: kept.get(draft, ""),
-    "aria-label": t("chat.line"),
+    label: t("chat.line"),
     placeholder: t("chat.write"),
     enterkeyhint: session.page?.enter_sends ? "send" : null,
     oninput: keep,
@@ -166,10 +166,10 @@ export function composer(room) {
     button.ariaLabel = button.title = t(room.busy ? "chat.stop" : "chat.send");
     weigh();
   };
-  for (const name of ["busy", "chat", "chain"]) room.events.addEventListener(name, draw);
+  on(room.events, "busy chat chain", draw);
   // A question of the turn has to be answered before the next line.
-  room.events.addEventListener("waiting", () => (writing.hidden = Boolean(room.waiting)));
-  room.path.addEventListener("change", weigh);
+  on(room.events, "waiting", () => (writing.hidden = Boolean(room.waiting)));
+  on(room.path, "change", weigh);
   draw();
   tokens.count(area.value, pictures.tokens);
   const onsubmit = (event) => {

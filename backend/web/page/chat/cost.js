@@ -1,5 +1,5 @@
 /** The cost of a chat, of its last reply and of the next one, shown under the chat's name. */
-import { api, fill, h, money, settled, t } from "../core.js";
+import { api, fill, h, money, on, settled, t } from "../core.js";
 import { warnOfLimit } from "./limit.js";
 
 /**
@@ -72,13 +72,13 @@ export function costing(room) {
   };
   // The chat works without costs, so errors are ignored.
   const again = () => read().catch(() => {});
-  room.events.addEventListener("turn", () => {
+  on(room.events, "turn", () => {
     again();
     warnOfLimit(room.signal).catch(() => {});
   });
-  room.events.addEventListener("asked", guess);
+  on(room.events, "asked", guess);
   const typed = settled(guess);
-  room.composer.element.addEventListener("input", typed);
+  on(room.composer.element, "input", typed);
   again();
   return element;
 }

@@ -13,7 +13,7 @@ export function edit(message, room, place) {
   const draft = kept.get(name);
   const before = document.activeElement;
   const oninput = () => kept.set(name, area.value === text ? null : area.value);
-  const area = h("textarea.prose", { "aria-label": say("text"), value: draft ?? text, oninput });
+  const area = h("textarea.prose", { label: say("text"), value: draft ?? text, oninput });
   const trouble = h("p.trouble", { role: "alert" });
   const leave = () => {
     form.remove();

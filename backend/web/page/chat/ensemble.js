@@ -1,5 +1,5 @@
 /** The tools of a chat with several characters: the next speaker, whispers, and automatic replies. */
-import { act, dialog, fill, h, icon, kept, list, menu, refill, sendform, set } from "../core.js";
+import { act, dialog, fill, h, icon, kept, list, menu, on, sendform, set } from "../core.js";
 import { alone, isGroup, m } from "./cast.js";
 import { read } from "./whisper.js";
 
@@ -23,8 +23,8 @@ export function ensemble(room) {
     if (whispering) whom.querySelector("button")?.focus();
   });
   const talk = act("chat", m("talk"), alone(room, ask));
-  const whom = h("div.chips", { role: "group", "aria-label": m("whisper_to") });
-  const row = h("div.row.composing.ensemble", { role: "group", "aria-label": m("group") }, next, whisper, talk);
+  const whom = h("div.chips", { role: "group", label: m("whisper_to") });
+  const row = h("div.row.composing.ensemble", { role: "group", label: m("group") }, next, whisper, talk);
   const element = h("div", whom, row);
 
   function choose({ currentTarget }) {
@@ -63,13 +63,13 @@ export function ensemble(room) {
     for (const id of listeners) if (!ids.has(id)) listeners.delete(id);
     const way = room.settings?.group?.next_speaker ?? "mention";
     fill(next, h("span.clip", speaker ? m("next", { name: nameOf(speaker) }) : m(`next_ways.${way}`)), icon("down"));
-    set(whisper, { "aria-pressed": String(whispering) });
+    set(whisper, { pressed: whispering });
     const chip = ({ id, name }) => {
       const onclick = ({ currentTarget }) => {
         if (!listeners.delete(id)) listeners.add(id);
         currentTarget.ariaPressed = listeners.has(id);
       };
-      return h("button.tag", { "aria-pressed": String(listeners.has(id)), onclick }, name);
+      return h("button.tag", { pressed: listeners.has(id), onclick }, name);
     };
     const end = () => {
       whispering = false;
@@ -77,11 +77,11 @@ export function ensemble(room) {
       draw();
       whisper.focus();
     };
-    refill(whom, whispering && [h("span.soft", m("whisper_to")), room.members.map(chip), act("close", m("whisper_end"), end, "quiet")]);
+    fill(whom, whispering && [h("span.soft", m("whisper_to")), room.members.map(chip), act("close", m("whisper_end"), end, "quiet")]);
     const { at, of } = room.chain ?? {};
     talk.replaceChildren(icon("chat"), of ? m("reply_of", { at, of }) : m("talk"));
   }
-  for (const name of ["chat", "asked", "busy", "chain"]) events.addEventListener(name, draw);
+  on(events, "chat asked busy chain", draw);
   draw();
 
   return {

@@ -1,6 +1,6 @@
 /** A chat in the list, and the actions of its menu. */
 import {
-  act, ago, api, attempt, chats, dateTime, deleting, h, icon, menu, t, toast, usedAt,
+  act, api, attempt, chats, deleting, h, icon, menu, t, tagKey, timed, toast, usedAt,
 } from "../core.js";
 import { plain } from "../core/passage.js";
 import { face } from "../library/faces.js";
@@ -85,8 +85,8 @@ export function entry(chat, cast, box) {
       "div.grow",
       h("div.head",
         h("a.clip", { href: `#/chats/${chat.id}` }, title),
-        chat.pinned_at && h("span.pinned", { role: "img", "aria-label": t("chats.pinned") }, icon("pin")),
-        h("time.figure", { datetime: usedAt(chat), title: dateTime(usedAt(chat)) }, ago(usedAt(chat)))),
+        chat.pinned_at && h("span.pinned", { role: "img", label: t("chats.pinned") }, icon("pin")),
+        timed(usedAt(chat), "figure")),
       names !== title && h("small.soft.clip", names),
       preview && h("small.clip", preview),
       chat.tags.length > 0 && h("span.row", chat.tags.map((each) => h("span.tag", each))),
@@ -94,6 +94,3 @@ export function entry(chat, cast, box) {
     act("more", t("chats.more", { title }), ({ currentTarget }) => menu(currentTarget, menuOf(chat)), "quiet"),
   );
 }
-
-/** The word that the search uses for a tag. */
-export const tagKey = (tag) => `\n#${tag.toLowerCase()}\n`;

@@ -1,14 +1,11 @@
 /** Fields of settings. The name of a field is a path in the settings. */
 import { mergePatch } from "../core/json.js";
-import { has, t } from "../core.js";
+import { has, labels, t } from "../core.js";
 
 /** The label of a setting. Settings that chats and accounts share have one label. */
 export const word = (name, values) => t(`${has(`settings.${name}`) ? "settings" : "account"}.${name}`, values);
 
-export const field = (kind, name, more, says = name.split(".").at(-1)) => {
-  const [label, help] = word(says).split(" | ");
-  return { kind, name, label, help, ...more };
-};
+export const field = (kind, name, more, says = name.split(".").at(-1)) => ({ kind, name, ...labels(word(says)), ...more });
 
 export const text = (name, most) => field("area", name, { count: true, most });
 

@@ -1,5 +1,5 @@
 /** Search in a chat: by words, by meaning, and by message number. */
-import { api, attempt, fill, h, kept, settled, t } from "../core.js";
+import { api, attempt, fill, h, kept, on, settled, t } from "../core.js";
 import { finding, passage } from "../core/passage.js";
 
 const SHOWN = 240;
@@ -9,7 +9,7 @@ export default async function (room, { signal, close }) {
   const { path } = room;
   const results = h("ol.passages");
   const state = h("p.soft", { role: "status" });
-  const labelled = (name, more) => h("input", { "aria-label": t(`find.${name}`), ...more });
+  const labelled = (name, more) => h("input", { label: t(`find.${name}`), ...more });
   const input = labelled("words", {
     type: "search", value: kept.get("find", ""),
     maxlength: 300, placeholder: t("find.words"), oninput: () => soon(),
@@ -50,7 +50,7 @@ export default async function (room, { signal, close }) {
     type: "number", min: 1, required: true, oninput: () => (slider.value = number.value),
   });
   const measure = () => (slider.max = number.max = path.total);
-  path.addEventListener("change", measure, { signal });
+  on(path, "change", measure, signal);
   measure();
   slider.value = number.value = path.total;
 

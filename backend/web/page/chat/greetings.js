@@ -1,5 +1,5 @@
 /** The choice among a character's greetings, before the first line of a chat. */
-import { attempt, h, refill, t } from "../core.js";
+import { attempt, fill, h, on, t } from "../core.js";
 import { lead, say, versions } from "./branches.js";
 
 const SHOWN = 240; // characters of a greeting
@@ -7,7 +7,7 @@ const SHOWN = 240; // characters of a greeting
 /** A card for each greeting. Hidden once there is a line, or if there is only one greeting. */
 export function greetings(room) {
   const { path, signal, events } = room;
-  const cards = h("div.greetings", { role: "radiogroup", "aria-label": t("chat.greetings") });
+  const cards = h("div.greetings", { role: "radiogroup", label: t("chat.greetings") });
   const element = h("div.beginning", { hidden: true }, h("small.soft", { "aria-hidden": "true" }, t("chat.greetings")), cards);
   let known = [];
   let reading = null;
@@ -37,7 +37,7 @@ export function greetings(room) {
   const read = async (id) => {
     const all = await versions(id);
     known = all.map((each) => each.id);
-    refill(cards, all.filter(({ removed }) => !removed).map(card));
+    fill(cards, all.filter(({ removed }) => !removed).map(card));
   };
   const draw = async () => {
     const first = greeting();
@@ -49,8 +49,8 @@ export function greetings(room) {
     mark();
   };
   const show = () => attempt(draw);
-  path.addEventListener("change", show, { signal });
-  events.addEventListener("busy", show);
+  on(path, "change", show, signal);
+  on(events, "busy", show);
   show();
   return element;
 }

@@ -1,5 +1,5 @@
 /** Hints about a chat, one at a time. A hint that was closed is not shown again. */
-import { act, attempt, fill, h, icon, pageSettings, t } from "../core.js";
+import { act, attempt, fill, h, icon, on, pageSettings, t } from "../core.js";
 
 const LONG = 10;
 const LONGER = 20;
@@ -13,7 +13,7 @@ const HINTS = {
 };
 
 export function hints(room) {
-  const box = h("section.hint", { "aria-label": t("hints.title"), hidden: true });
+  const box = h("section.hint", { label: t("hints.title"), hidden: true });
   let isOver = false;
   const close = (name) => {
     // The next hint waits until the chat is opened again.
@@ -37,7 +37,7 @@ export function hints(room) {
       panel && h("button.quiet", { onclick: open }, t("hints.open")),
       act("check", t("hints.close"), () => close(name)));
   };
-  for (const each of ["turn", "asked", "chat"]) room.events.addEventListener(each, draw);
-  room.path.addEventListener("change", draw);
+  on(room.events, "turn asked chat", draw);
+  on(room.path, "change", draw);
   return box;
 }

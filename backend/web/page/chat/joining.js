@@ -16,7 +16,7 @@ export function joining(room, { id, name }, isNew = false) {
       drafting = new AbortController();
       const signal = AbortSignal.any([quit.signal, drafting.signal]);
       const stop = h("button.quiet", { onclick: () => drafting.abort() }, m("draft_stop"));
-      fill(state, h("progress", { "aria-label": m("drafting") }), m("drafting"), stop);
+      fill(state, h("progress", { label: m("drafting") }), m("drafting"), stop);
       const before = area.read();
       const button = (label) => h("button", { onclick: draft }, label);
       try {

@@ -1,6 +1,6 @@
 /** The panel of what a member knows: its memories, its summary, and a search with its eyes. */
 import {
-  act, api, attempt, complain, control, deleting, fill, h, more, refill, settled, t, undoable,
+  act, api, attempt, complain, control, deleting, fill, h, isPending, more, on, sendLater, settled, t,
 } from "../core.js";
 import { finding, passage } from "../core/passage.js";
 import { asking, EVENT, m as memory, signals } from "../memory/parts.js";
@@ -39,16 +39,14 @@ export default async function (room, { options: { character: id }, signal }) {
         : h("a", { href: `#${chat}?at=${position}` }, t("find.at", { author: title, n: position + 1 }))),
       h("p.prose", passage(text, find, SHOWN)));
     fill(found, items.length ? h("ol.deeds", items.map(line)) : h("p.soft", k("nothing", { name })));
-  }), INPUT_PAUSE);
+  }), INPUT_PAUSE, signal);
   const label = k("search", { name });
-  const input = h("input", { type: "search", "aria-label": label, placeholder: label, maxlength: 200, oninput: search });
-  signal.addEventListener("abort", search.drop);
+  const input = h("input", { type: "search", label, placeholder: label, maxlength: 200, oninput: search });
 
   // What it remembers.
-  const list = h("ul.deeds", { "aria-label": k("memories") });
+  const list = h("ul.deeds", { label: k("memories") });
   const empty = h("p.soft", { hidden: true }, k("none", { name }));
   const rest = h("button", { hidden: true, onclick: () => attempt(() => read(true)) }, t("common.more"));
-  const away = new Set();
   let events = [];
   let after = null;
   const read = async (isMore) => {
@@ -63,20 +61,7 @@ export default async function (room, { options: { character: id }, signal }) {
     const send = (values) => api.patch(path(event), values, { ifMatch: event.revision });
     if (await asking(`event.${event.id}.${event.revision}`, t("common.edit"), EVENT, event, send)) await read();
   };
-  const remove = (event) => undoable(memory("deleted"), {
-    hide() {
-      away.add(event.id);
-      draw();
-    },
-    async act(options) {
-      await api.delete(path(event), undefined, options);
-      await read().catch(complain);
-    },
-    show() {
-      away.delete(event.id);
-      draw();
-    },
-  });
+  const remove = (event) => sendLater(memory("deleted"), path(event), { then: () => read() });
   const line = (memory) => {
     const { event, source } = memory;
     const { chat_id: home, chat_title: title, position } = source;
@@ -93,8 +78,8 @@ export default async function (room, { options: { character: id }, signal }) {
       h("p.prose", event.summary));
   };
   const draw = () => {
-    const shown = events.filter(({ event }) => !away.has(event.id));
-    refill(list, shown.map(line));
+    const shown = events.filter(({ event }) => !isPending(path(event)));
+    fill(list, shown.map(line));
     rest.hidden = !after;
     empty.hidden = shown.length > 0;
   };
@@ -124,7 +109,8 @@ export default async function (room, { options: { character: id }, signal }) {
   });
   const card = async () => keeps.write((await api.get(`/characters/${member.id}`, { signal })).keeps_memories);
 
-  room.events.addEventListener("turn", () => read().catch(complain), { signal });
+  on(window, "pending", draw, signal);
+  on(room.events, "turn", () => read().catch(complain), signal);
   await Promise.all([read(), tell(), card()]);
   const part = (title, ...content) => h("section.stack", h("h3", k(title)), content);
   return h("div.stack",

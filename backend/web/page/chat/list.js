@@ -1,6 +1,6 @@
 /** The start page: the chats, or the first steps. */
 import {
-  act, characters, chats, fill, finder, h, icon, kept, refill, session, t, tabs, texts, usedAt,
+  act, characters, chats, fill, finder, h, icon, kept, on, session, t, tabs, tagFilter, texts, usedAt,
 } from "../core.js";
 import { longList } from "../core/long-list.js";
 import { card, importButton, offer } from "../library/start.js";
@@ -8,9 +8,7 @@ import { first, lacksModel } from "../models/first.js";
 import { movingButton } from "../transfer/moving.js";
 import { bulk } from "./bulk.js";
 import { choose } from "./choose.js";
-import { entry, tagKey, textOf, titleOf } from "./entry.js";
-
-const TAGS = 18;
+import { entry, textOf, titleOf } from "./entry.js";
 
 const latest = (time) => (one, other) => (time(one) < time(other) ? 1 : -1);
 const SORTS = {
@@ -53,6 +51,7 @@ export default async function ({ signal, title }) {
   const several = bulk(list, {
     shown: () => rows.items,
     button: select,
+    signal,
     turned(is) {
       tools.hidden = is;
       if (is) several.element.querySelector("button").focus();
@@ -60,7 +59,7 @@ export default async function ({ signal, title }) {
   });
 
   const order = h("select", {
-    "aria-label": t("chats.sort"),
+    label: t("chats.sort"),
     onchange() {
       kept.set("chats.sort", (sort = order.value));
       show();
@@ -73,16 +72,7 @@ export default async function ({ signal, title }) {
     },
   });
   const tools = h("div.row.ordering", find.input, order, archive, select);
-  const filter = h("div.row.tags", { role: "group", "aria-label": t("chats.tags") });
-
-  const tag = ([key, [name, count]]) => {
-    const onclick = ({ currentTarget: button }) => {
-      if (!tags.delete(key)) tags.add(key);
-      button.ariaPressed = tags.has(key);
-      find.run();
-    };
-    return h("button.tag", { "aria-pressed": String(tags.has(key)), onclick }, name, h("small", count));
-  };
+  const filter = tagFilter(t("chats.tags"), tags, find);
 
   /** Show the chats, or those of the archive. */
   function show() {
@@ -93,15 +83,7 @@ export default async function ({ signal, title }) {
     archive.hidden = !archived.length;
     archive.ariaPressed = isArchive;
     fill(archive, icon("archive"), t("chats.archive_of", { count: archived.length }));
-    const known = new Map();
-    for (const name of items.flatMap((chat) => chat.tags)) {
-      const [, count] = known.get(tagKey(name)) ?? [name, 0];
-      known.set(tagKey(name), [name, count + 1]);
-    }
-    for (const key of tags) if (!known.has(key)) tags.delete(key);
-    const often = [...known].sort(([, one], [, other]) => other[1] - one[1]);
-    refill(filter, often.filter(([key], at) => at < TAGS || tags.has(key)).map(tag));
-    filter.hidden = !often.length;
+    filter.show(items);
     find.items = items.map((chat) => [null, textOf(chat, castOf(chat)), chat]);
     find.run();
     if (!items.length) fill(found, t("chats.all_archived"));
@@ -116,20 +98,20 @@ export default async function ({ signal, title }) {
     if (all.length) {
       for (const each of people) cast.set(each.id, each);
       show();
-      if (!list.isConnected) fill(body, tools, several.element, filter, found, rows.element);
+      if (!list.isConnected) fill(body, tools, several.element, filter.element, found, rows.element);
     } else if (people.length) {
       fill(body, h("p.soft.lead", t("chats.choose")), starters.element, h("div.row", importButton(), movingButton()));
       starters.show(people);
     } else if (await lacksModel(signal)) fill(body, await first(draw, signal), h("div.row", movingButton()));
     else fill(body, h("p.soft.lead", t("chats.about")), offer());
   };
-  addEventListener("chats-changed", draw, { signal });
+  on(window, "chats-changed", draw, signal);
   const recast = () => {
     cast.clear();
     rows.clear();
     return draw();
   };
-  addEventListener("characters-changed", recast, { signal });
+  on(window, "characters-changed", recast, signal);
   await draw();
   return h("div.page", h("header", heading, create), areas("chats"), body);
 }

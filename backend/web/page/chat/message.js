@@ -1,5 +1,5 @@
 /** A message: its speaker, text, state and actions. */
-import { ago, dateTime, fill, h, icon, t } from "../core.js";
+import { fill, h, icon, t, timed } from "../core.js";
 import { growing, markdown } from "../core/markdown.js";
 import { face } from "../library/faces.js";
 import { changed, decided } from "../play/changes.js";
@@ -67,13 +67,13 @@ export function drawn(first, room) {
         !isTold && mark(message, room),
         hidden && h("span.tag", { title: t("chat.hidden_help") }, icon("hide"), t("chat.hidden")),
         h("small", !grows && t("common.tokens", { count: message.tokens })),
-        h("time", { datetime: when, title: dateTime(when) }, ago(when)),
+        timed(when),
       ),
       thoughts,
       prose,
       gallery(message),
       grows
-        ? h("p.writing", { role: "img", "aria-label": t("chat.writing", { name: author }) },
+        ? h("p.writing", { role: "img", label: t("chat.writing", { name: author }) },
             h("i"), h("i"), h("i"))
         : [
             status !== "complete" && h("p.state", t(`chat.${waits ? "waiting" : status}`)),

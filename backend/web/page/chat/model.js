@@ -1,5 +1,5 @@
 /** The model of a chat, shown under its name. A click changes it. */
-import { api, attempt, h, icon, set } from "../core.js";
+import { api, attempt, h, icon, on, set } from "../core.js";
 import { choose, m } from "../models/picker.js";
 import { dropped, removed } from "../models/sampling.js";
 import { word } from "./fields.js";
@@ -20,7 +20,7 @@ export function asked(room) {
     Object.assign(room, { settings, model: find(settings.model) });
     const title = room.model?.title ?? word("gone", { value: settings.model });
     name.textContent = title;
-    set(button, { hidden: false, "aria-label": m("asked", { model: title }), title: m("asked", { model: title }) });
+    set(button, { hidden: false, label: m("asked", { model: title }), title: m("asked", { model: title }) });
     room.events.dispatchEvent(new Event("asked"));
   };
   const { signal } = room;
@@ -50,7 +50,7 @@ export function asked(room) {
     await attempt(change);
     button.ariaBusy = null;
   };
-  room.events.addEventListener("settings", ({ detail }) => {
+  on(room.events, "settings", ({ detail }) => {
     settings = detail;
     draw();
   });
@@ -58,11 +58,11 @@ export function asked(room) {
   const show = () => read().then(draw).catch(() => {});
   // After a turn it may be known how the model calls tools.
   let isTried = false;
-  room.events.addEventListener("played", ({ detail: { event } }) => (isTried ||= event === "calls.requested"), { signal });
-  room.events.addEventListener("turn", () => {
+  on(room.events, "played", ({ detail: { event } }) => (isTried ||= event === "calls.requested"), signal);
+  on(room.events, "turn", () => {
     if (isTried) show();
     isTried = false;
-  }, { signal });
+  }, signal);
   show();
   return button;
 }

@@ -2,7 +2,7 @@
  * The active path of a chat. It is loaded in pages, and only messages near the visible ones are
  * kept.
  */
-import { problemOf, send } from "../core.js";
+import { isPending, on, problemOf, send } from "../core.js";
 
 const PAGE = 40;
 const AROUND = 200; // messages kept before and after the last requested ones
@@ -15,7 +15,6 @@ export class Path extends EventTarget {
   #near = [0, 0];
   #tag = "";
   #ask;
-  #away = new Set();
 
   constructor(chat, signal) {
     super();
@@ -24,6 +23,10 @@ export class Path extends EventTarget {
       if (!response.ok && response.status !== 304) throw await problemOf(response);
       return response;
     };
+    on(window, "pending", ({ detail }) => {
+      const drawn = [...this.#held.values()].filter(({ id }) => detail.includes(`DELETE /messages/${id}`));
+      this.#keep(drawn.map((message) => ({ ...message, removed: false })));
+    }, signal);
   }
 
   /** Return the message at a position, or undefined if it is not loaded. */
@@ -36,13 +39,6 @@ export class Path extends EventTarget {
     let place = this.total - 1;
     while (this.at(place)?.removed) place--;
     return this.at(place);
-  }
-
-  /** Draw messages as removed while this can be undone, or draw them again. */
-  away(messages, is) {
-    for (const { id } of messages) this.#away[is ? "add" : "delete"](id);
-    const drawn = messages.filter(({ id, position }) => this.at(position)?.id === id);
-    this.#keep(drawn.map(({ position }) => ({ ...this.at(position), removed: is })));
   }
 
   async #read(before, limit = PAGE) {
@@ -108,7 +104,8 @@ export class Path extends EventTarget {
 
   #keep(messages) {
     for (const message of messages) {
-      const isAway = this.#away.has(message.id) && !message.removed;
+      // While the deletion can be undone, the message is drawn as removed.
+      const isAway = isPending(`/messages/${message.id}`) && !message.removed;
       this.#held.set(message.position, isAway ? { ...message, removed: true } : message);
     }
     const [first, last] = this.#near;

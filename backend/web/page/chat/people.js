@@ -1,5 +1,5 @@
 /** The panel of a chat's members: their presence, and characters that can join. */
-import { attempt, finder, h, more, refill, t } from "../core.js";
+import { attempt, fill, finder, h, more, on, t } from "../core.js";
 import { face } from "../library/faces.js";
 import { acts, alone, enter, likeness, m } from "./cast.js";
 import { joining } from "./joining.js";
@@ -16,7 +16,7 @@ function row(member, room) {
     if (room.busy) choice.value = presence;
     change(event);
   };
-  const choice = h("select", { "aria-label": m("presence", { name }), onchange },
+  const choice = h("select", { label: m("presence", { name }), onchange },
     STATES.map((each) => h("option", { value: each, selected: each === presence }, m(each))));
   return h("li",
     likeness(member, {}),
@@ -34,22 +34,22 @@ export default async function (room, { signal }) {
   const none = h("p.soft");
   const draw = () => {
     const { members, people } = room;
-    refill(list, members.map((each) => row(each, room)));
+    fill(list, members.map((each) => row(each, room)));
     const free = people.filter(({ id }) => !members.some((each) => each.id === id));
     find.items = free.map((each) => {
       const onclick = alone(room, () => joining(room, each, true));
       return [h("li", h("button.choosing.row", { onclick }, face(each, { small: true }), h("span.grow.clip", each.name))), each.name];
     });
-    refill(others, find.items.map(([element]) => element));
+    fill(others, find.items.map(([element]) => element));
     find.input.hidden = free.length < 8;
     none.hidden = free.length > 0;
     none.replaceChildren(m("nobody"), " ", h("a", { href: "#/characters" }, t("library.characters")));
     find.run();
   };
-  room.events.addEventListener("chat", draw, { signal });
+  on(room.events, "chat", draw, signal);
   draw();
   return h("div.stack",
     list,
-    h("section.stack", { "aria-label": m("add") }, h("h3", m("add")), h("small.help", m("add_help")), find.input, others, none),
+    h("section.stack", { label: m("add") }, h("h3", m("add")), h("small.help", m("add_help")), find.input, others, none),
     h("p", h("a", { href: `#/chats/${room.chat.id}?panel=settings` }, m("settings"))));
 }

@@ -1,8 +1,8 @@
 /** Pictures of messages: attach them to the next line, and show them in place and in full. */
-import { act, api, complain, dialog, h, icon, kept, Problem, progress, refill, t } from "../core.js";
+import { act, api, complain, dialog, fill, h, icon, kept, on, Problem, progress, t } from "../core.js";
 import { dropping, pick } from "../core/importing.js";
+import { TYPES } from "../core/picture.js";
 
-const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MOST = 8; // files of a line
 /** The text that the server gives to a line that has only pictures. */
 const ALONE = "[image]";
@@ -42,7 +42,7 @@ export function attaching(room, area) {
   let files = kept.get(name, []);
   const uploads = new Map();
 
-  const list = h("ul.attached", { "aria-label": t("pictures.attached") });
+  const list = h("ul.attached", { label: t("pictures.attached") });
   const blind = h("p.soft", { role: "status" });
   const item = (file) =>
     h("li",
@@ -50,7 +50,7 @@ export function attaching(room, area) {
       act("close", t("pictures.remove", { name: file.name }), () => change(files.filter((each) => each !== file)), "quiet"));
   const draw = () => {
     const held = list.contains(document.activeElement);
-    refill(list, files.map(item), [...uploads.values()]);
+    fill(list, files.map(item), [...uploads.values()]);
     if (held && !list.children.length) area.focus();
     list.hidden = !list.children.length;
     blind.textContent = files.some(({ tokens }) => !tokens) ? t("pictures.blind") : "";
@@ -104,7 +104,7 @@ export function attaching(room, area) {
     good.slice(0, Math.max(0, free)).forEach(upload);
   }
 
-  area.addEventListener("paste", (event) => {
+  on(area, "paste", (event) => {
     const { files: pasted, types } = event.clipboardData;
     // A text that is copied from a document brings a picture of itself.
     if (!pasted.length || types.includes("text/plain")) return;

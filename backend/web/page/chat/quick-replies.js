@@ -1,5 +1,5 @@
 /** Quick replies above the composer: texts of the account, the chat and its characters. */
-import { api, h, refill, t } from "../core.js";
+import { api, fill, h, on, t } from "../core.js";
 
 const SHOWN = 40; // characters of a text without a label
 
@@ -13,8 +13,8 @@ const ofCard = ({ extensions }) => {
 function arrows(row) {
   const buttons = () => [...row.querySelectorAll("button")];
   const reach = (button) => buttons().forEach((each) => (each.tabIndex = each === button ? 0 : -1));
-  row.addEventListener("focusin", ({ target }) => reach(target));
-  row.addEventListener("keydown", (event) => {
+  on(row, "focusin", ({ target }) => reach(target));
+  on(row, "keydown", (event) => {
     const all = buttons();
     const at = all.indexOf(event.target);
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: -1 }[event.key];
@@ -28,7 +28,7 @@ function arrows(row) {
 /** The row of a room's quick replies. `use(text)` gets the text of the chosen one. */
 export function quickReplies(room, use) {
   const { events, signal } = room;
-  const row = h("div.quick", { role: "toolbar", "aria-label": t("replies.title"), hidden: true });
+  const row = h("div.quick", { role: "toolbar", label: t("replies.title"), hidden: true });
   const begin = arrows(row);
   const cards = new Map();
   let account = [];
@@ -43,7 +43,7 @@ export function quickReplies(room, use) {
     // Replies of one set are next to each other.
     const sets = Map.groupBy(all, ({ set }) => set ?? "");
     row.hidden = !all.length;
-    refill(row, [...sets].map(([name, items]) => [name && h("small.soft", name), items.map(button)]));
+    fill(row, [...sets].map(([name, items]) => [name && h("small.soft", name), items.map(button)]));
     if (all.length) begin();
   };
   // The chat works without quick replies, so errors are ignored.
@@ -58,8 +58,8 @@ export function quickReplies(room, use) {
     account = (await api.get("/me/settings", { signal })).quick_replies ?? [];
     draw();
   };
-  events.addEventListener("chat", () => readCards().catch(() => {}));
-  events.addEventListener("asked", draw);
+  on(events, "chat", () => readCards().catch(() => {}));
+  on(events, "asked", draw);
   read().catch(() => {});
   readCards().catch(() => {});
   return row;

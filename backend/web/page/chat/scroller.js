@@ -1,5 +1,5 @@
 /** The scrolling list of messages: a part of the path that grows while the user scrolls. */
-import { h, icon, pause, t } from "../core.js";
+import { h, icon, on, pause, t } from "../core.js";
 import { drawn } from "./message.js";
 
 const AHEAD = 20; // minimum number of rendered messages before and after the visible ones
@@ -24,9 +24,9 @@ export function scroller(room) {
   let [top, bottom] = [0, 0]; // positions in view
   let [seen, tall, frame, loading] = [0, 0, 0, null];
 
-  const track = h("div.track", { role: "feed", "aria-label": t("chat.messages") });
+  const track = h("div.track", { role: "feed", label: t("chat.messages") });
   const nothing = h("p.empty", t("chat.empty"));
-  const log = h("div.log", { tabindex: 0, role: "region", "aria-label": t("chat.log") }, nothing, track);
+  const log = h("div.log", { tabindex: 0, role: "region", label: t("chat.log") }, nothing, track);
   const below = h("span");
   const jump = h("button.jump", { onclick: () => show() }, icon("down"), below);
 
@@ -168,14 +168,14 @@ export function scroller(room) {
   });
   sizes.observe(log);
   sizes.observe(track);
-  signal.addEventListener("abort", () => sizes.disconnect());
-  path.addEventListener("change", soon);
-  room.events.addEventListener("selection", () => {
+  on(signal, "abort", () => sizes.disconnect());
+  on(path, "change", soon);
+  on(room.events, "selection", () => {
     for (const { update, message } of items) update(message);
   });
 
   log.addEventListener("scroll", soon, { passive: true });
-  log.addEventListener("keydown", (event) => {
+  on(log, "keydown", (event) => {
     const go = { Home: () => show(0), End: () => show() }[event.key];
     if (!go || event.target.matches("input, textarea, select")) return;
     event.preventDefault();

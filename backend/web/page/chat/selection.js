@@ -37,7 +37,7 @@ export function messageSelection(room) {
       if (shiftKey) changed();
     };
     const label = say("select_named", { n: message.position + 1, name: message.author });
-    return h("input.pick", { type: "checkbox", "aria-label": label, checked: self.has(message), onclick });
+    return h("input.pick", { type: "checkbox", label, checked: self.has(message), onclick });
   }
 
   /** Hide the selected messages from the model, or show them. */
@@ -61,6 +61,7 @@ export function messageSelection(room) {
     copy(all().map(({ author, text }) => `${author}: ${text}`).join("\n\n")));
   const self = selection({
     label: say("selection"),
+    signal,
     counted: (count) => say("selected", { count }),
     tools: [hide, show, duplicate, act("delete", t("common.delete"), clear)],
     turned(is, leaves) {
@@ -75,13 +76,6 @@ export function messageSelection(room) {
       show.hidden = !isWith(true);
     },
   });
-  const onkey = (event) => {
-    if (event.key !== "Escape" || self.element.hidden || event.defaultPrevented || event.target.closest("dialog, .panel")) return;
-    event.preventDefault();
-    self.turn(false);
-  };
-  addEventListener("keydown", onkey, { signal, capture: true });
-
   return Object.assign(self, {
     box,
     begin(message) {

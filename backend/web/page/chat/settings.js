@@ -1,6 +1,6 @@
 /** The settings of a chat. Unset values come from the account. */
 import {
-  act, api, autoform, campaigns, chats, chronicles, control, h, lorebooks, menu, refill, t,
+  act, api, autoform, campaigns, chats, chronicles, control, fill, h, lorebooks, menu, on, t,
 } from "../core.js";
 import { picker } from "../models/picker.js";
 import { dropped, removed, samplers } from "../models/sampling.js";
@@ -126,7 +126,7 @@ export default async function (room, { signal }) {
     const made = control(one("chronicle_id", await chronicles.all(), { help }, none));
     made.write(chosen);
     made.input.onchange = () => write({ chronicle_id: made.read() });
-    refill(tale, made.element);
+    fill(tale, made.element);
   };
 
   const summary = h("div.stack");
@@ -134,8 +134,8 @@ export default async function (room, { signal }) {
 
   /** A list with a select below it that adds the chosen item. */
   const listed = (where, rows, label, items, add) =>
-    refill(where, rows.length > 0 && h("ul.list", rows), items.length > 0 &&
-      h("select", { "aria-label": label, onchange: ({ target }) => add(target.value) },
+    fill(where, rows.length > 0 && h("ul.list", rows), items.length > 0 &&
+      h("select", { label, onchange: ({ target }) => add(target.value) },
         h("option", { value: "" }, label), items.map((each) => h("option", { value: each.id }, each.name))));
   const away = (name, leave) => act("close", word("leave", { name }), leave, "quiet");
 
@@ -149,7 +149,7 @@ export default async function (room, { signal }) {
     };
     const row = ({ lorebook: { id: book, name }, source, is_off: off }) => {
       const onchange = () => say(book, off ? null : "off");
-      const named = { "aria-label": word("use", { name }) };
+      const named = { label: word("use", { name }) };
       // Lorebooks that are linked to this chat can be removed. Others can be switched off for it.
       const here = source === "chat";
       return h("li",
@@ -211,7 +211,7 @@ export default async function (room, { signal }) {
     form.put({ model: settings.model ?? null, ...sampling.named(settings.sampling, true) });
     suit();
   };
-  room.events.addEventListener("model", chosen, { signal });
+  on(room.events, "model", chosen, signal);
   drawCast();
   await Promise.all([drawTale(), drawSummary(), drawLore()]);
   const remove = () => {
@@ -223,7 +223,7 @@ export default async function (room, { signal }) {
     h("h3", word("characters")), cast,
     h("h3", word("lorebooks")), lore,
     form.element, summary, await backgroundOf("chat", id, signal),
-    h("nav.stack", { "aria-label": word("for_all") },
+    h("nav.stack", { label: word("for_all") },
       h("h3", word("for_all")),
       h("p.row", ["settings", "providers", "presets", "scripts"].map((name) =>
         h("a", { href: `#/${name}` }, word(`areas.${name}`))))),

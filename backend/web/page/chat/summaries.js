@@ -1,5 +1,5 @@
 /** The summaries of a chat. In a group they are pieces that begin where presence changed. */
-import { act, api, autoform, fill, h, list, t, undoable } from "../core.js";
+import { act, api, autoform, fill, h, list, pend, sendLater, t } from "../core.js";
 import { isGroup, m } from "./cast.js";
 import { word } from "./fields.js";
 
@@ -22,18 +22,10 @@ export async function summaries(room, box, { viewpoint, signal }) {
     const save = async (what) => {
       it = await api.put(own, what, { ifMatch: it.revision });
     };
-    const drop = () => undoable(t("common.deleted", { name: label }), {
-      hide: () => (element.hidden = true),
-      async act(options) {
-        await api.delete(own, undefined, options);
-        if (!signal.aborted) await draw();
-      },
-      show: () => (element.hidden = false),
-    });
-    const element = h("div.stack",
+    const drop = () => sendLater(t("common.deleted", { name: label }), own, { then: () => signal.aborted || draw() });
+    return pend(h("div.stack",
       autoform({ signal, value: it, groups, save }).element, names(it),
-      h("div", act("delete", word("drop"), drop)));
-    return element;
+      h("div", act("delete", word("drop"), drop))), own);
   };
   fill(box, items.toReversed().map(piece));
   return items.length;

@@ -1,6 +1,6 @@
 /** Turns: send a line and stream the reply, across interrupted connections. */
 import {
-  api, commit, complain, events, explained, pause, Problem, problemOf, remedy, send, settled, t,
+  api, commit, complain, events, explained, on, pause, Problem, problemOf, remedy, send, settled, t,
 } from "../core.js";
 import { windowLink } from "../models/picker.js";
 
@@ -176,7 +176,7 @@ export function turns(room) {
     const before = room.composer.text && `${room.composer.text}\n`;
     Object.assign(turn, { stream: turn.id, heard: 0, text: "", thinking: "", wait: 0, before, quit });
     wait(null);
-    signal.addEventListener("abort", () => quit.abort());
+    on(signal, "abort", () => quit.abort());
     occupy(turn);
     if (turn.body) room.composer.notice();
     let view;

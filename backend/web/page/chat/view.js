@@ -1,5 +1,5 @@
 /** The view of a chat: messages, composer, and a panel at the side. */
-import { act, api, attempt, characters, chats, fill, h, icon, personas, set, style, t } from "../core.js";
+import { act, api, attempt, characters, chats, fill, h, icon, on, personas, set, style, t } from "../core.js";
 import { chronicleWatch } from "../memory/watch.js";
 import { follow } from "../play/changes.js";
 import { stage } from "../play/stage.js";
@@ -68,7 +68,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   let open = "";
   let leaving = new AbortController();
   const cover = () => (talk.inert = Boolean(open) && NARROW.matches);
-  NARROW.addEventListener("change", cover, { signal });
+  on(NARROW, "change", cover, signal);
 
   async function panel(name, options) {
     leaving.abort();
@@ -117,17 +117,18 @@ export default async function view({ params: { id }, query, signal, title }) {
     event.preventDefault();
     settle(event.detail);
   };
-  addEventListener("moved", moved, { signal });
-  element.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !open || event.defaultPrevented) return;
+  on(window, "moved", moved, signal);
+  on(element, "keydown", (event) => {
+    const selects = !room.selection.element.hidden && !aside.contains(event.target);
+    if (event.key !== "Escape" || !open || selects || event.defaultPrevented) return;
     event.preventDefault();
     room.open(null);
   });
   // The first exchanges bring an automatic title.
   const retitle = () => path.total <= TITLED_WITHIN && room.refresh().catch(() => {});
-  room.events.addEventListener("turn", retitle, { signal });
+  on(room.events, "turn", retitle, signal);
   // The list of chats shows the beginning of the last message.
-  signal.addEventListener("abort", chats.drop);
+  on(signal, "abort", chats.drop);
   keys(room);
   seating(room);
   settle(query);
@@ -155,7 +156,7 @@ function header(room) {
     event.preventDefault();
     name.blur();
   };
-  const words = { placeholder: t("chats.untitled"), "aria-label": t("chat.name"), maxlength: 300 };
+  const words = { placeholder: t("chats.untitled"), label: t("chat.name"), maxlength: 300 };
   const name = h("input.name", { ...words, onkeydown, onchange: () => attempt(save) });
   const draw = () => {
     if (document.activeElement !== name) name.value = room.chat.title;
@@ -169,8 +170,8 @@ function header(room) {
     return set(act(sign, label, toggle, "quiet"), { "data-panel": panel, "aria-expanded": "false" });
   };
   const buttons = Object.entries(PANELS).filter(([, [sign]]) => sign).map(button);
-  room.events.addEventListener("chat", draw);
+  on(room.events, "chat", draw);
   draw();
-  const back = h("a.quiet.button.back", { href: "#/", "aria-label": t("common.back") }, icon("left"));
+  const back = h("a.quiet.button.back", { href: "#/", label: t("common.back") }, icon("left"));
   return h("header", back, cast(room), h("div.grow", name, h("div.facts", asked(room), use), costing(room)), buttons);
 }

@@ -1,5 +1,5 @@
 /** Looks for changes of a chat that were made elsewhere: in another window, or by another client. */
-import { pause } from "../core.js";
+import { on, pause } from "../core.js";
 
 const SHORTEST_WAIT = 1_500;
 const LONGEST_WAIT = 5_000;
@@ -13,8 +13,8 @@ export async function watch(room, onchange) {
   const { path, signal } = room;
   let hurry = new AbortController();
   const soon = () => hurry.abort();
-  document.addEventListener("visibilitychange", soon, { signal });
-  addEventListener("focus", soon, { signal });
+  on(document, "visibilitychange", soon, signal);
+  on(window, "focus", soon, signal);
 
   const look = async () => {
     if (document.hidden || room.busy || !(await path.hasChanged()) || room.busy) return false;

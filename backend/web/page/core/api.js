@@ -138,12 +138,13 @@ export const api = {
 
 /**
  * Send a request for each item at once, so that all of them go on when the page is closed.
- * Throws the first error, after the responses to the others.
+ * Returns their results. Throws the first error, after the responses to the others.
  */
 export async function sendAll(items, request) {
   const results = await Promise.allSettled(items.map(request));
   const failed = results.find(({ status }) => status === "rejected");
   if (failed) throw failed.reason;
+  return results.map(({ value }) => value);
 }
 
 /**

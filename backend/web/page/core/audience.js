@@ -1,5 +1,5 @@
 /** The field of an audience: everyone, the game master, or the selected people. */
-import { h } from "./dom.js";
+import { h, on } from "./dom.js";
 import { boxes, control } from "./form.js";
 import { t } from "./words.js";
 
@@ -15,7 +15,7 @@ export const audience = (people) => ({
     const choice = control({ ...own, options });
     const who = boxes({ label: c("who"), options: people });
     const suit = () => (who.element.hidden = choice.read() !== "some");
-    choice.input.addEventListener("change", suit);
+    on(choice.input, "change", suit);
     return {
       ...choice,
       element: h("div.stack.wide", choice.element, who.element),

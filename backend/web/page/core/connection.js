@@ -1,6 +1,6 @@
 /** The line that says that the server cannot be reached, and that the page tries again. */
 import { api } from "./api.js";
-import { fill, h, icon, pause } from "./dom.js";
+import { fill, h, icon, on, pause } from "./dom.js";
 import { t } from "./words.js";
 
 const FIRST = 1_000;
@@ -26,7 +26,7 @@ export function connection() {
     fill(line);
     dispatchEvent(new Event("reconnected"));
   };
-  addEventListener("unreachable", retry);
-  addEventListener("offline", retry);
+  on(window, "unreachable", retry);
+  on(window, "offline", retry);
   return line;
 }

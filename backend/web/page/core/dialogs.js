@@ -1,5 +1,6 @@
 /** Toasts, dialogs, menus, and actions that can be undone. */
-import { act, fill, h, icon, set } from "./dom.js";
+import { api, sendAll } from "./api.js";
+import { act, fill, h, icon, on, set } from "./dom.js";
 import { has, t } from "./words.js";
 
 const shelf = h("div.toasts", { role: "status", "aria-live": "polite" });
@@ -11,40 +12,51 @@ function shelve() {
   if (shelf.parentNode !== top) top.append(shelf);
 }
 
+/** Focus an element that had the focus before, or the view if it no longer exists. */
+const focus = (before) => (before?.isConnected ? before : document.querySelector("main"))?.focus();
+
 /** Functions that close the toasts. All toasts close with the page. */
 const shown = new Set();
 /** The time in which an action can be undone. */
 export const UNDO_SECONDS = 10;
-addEventListener("pagehide", () => shown.forEach((pass) => pass()));
+on(window, "pagehide", () => shown.forEach((pass) => pass()));
 
 /**
  * Show a toast for some seconds.
  *
  * @param {string|Array} text A text, or elements.
  * @param {object} [options] `action` (a label) and `onaction`; `kind` ("error" stays longer);
- *   `seconds`; `onover`, called when it closes without the action.
+ *   `seconds`; `onover`, called when it closes without the action; `over`, a label for the button
+ *   that closes it.
  * @returns {Function} Closes the toast without the action, and returns the result of `onover`.
  */
-export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 : 6, onover } = {}) {
+export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 : 6, onover, over } = {}) {
   let timer;
+  let before;
   const wait = () => clearTimeout(timer);
   const close = (then) => {
     wait();
     if (!shown.delete(pass)) return;
+    const had = item.contains(document.activeElement);
     item.remove();
+    if (had) focus(before);
     return then?.();
   };
   const pass = () => close(onover);
+  const enter = ({ relatedTarget }) => {
+    wait();
+    if (!shelf.contains(relatedTarget)) before = relatedTarget;
+  };
   const start = () => {
     wait();
     timer = setTimeout(pass, seconds * 1000);
   };
   // A toast stays open while the pointer or the focus is on it.
-  const patience = { onpointerenter: wait, onfocusin: wait, onpointerleave: start, onfocusout: start };
+  const patience = { onpointerenter: wait, onfocusin: enter, onpointerleave: start, onfocusout: start };
   const item = h("div.toast", { class: kind, role: kind ? "alert" : null, ...patience },
     h("div", text),
     action && h("button.quiet", { onclick: () => close(onaction) }, action),
-    act("close", t("common.dismiss"), pass, "quiet"));
+    over ? h("button.quiet", { onclick: pass }, over) : act("close", t("common.dismiss"), pass, "quiet"));
   shelve();
   shelf.append(item);
   shown.add(pass);
@@ -110,9 +122,10 @@ const waiting = new Map();
 /**
  * Run an action that can be undone for some seconds.
  * `hide` runs at once. `act` runs unless the user undoes it, with `{ keepalive: true }` because the
- * page may be closing. `show` runs after an undo or an error.
+ * page may be closing. `show` runs after an undo or an error. `now` is a label for the button that
+ * runs it at once.
  */
-export function undoable(text, { hide, act, show }) {
+export function undoable(text, { hide, act, show, now }) {
   hide();
   const run = async () => {
     try {
@@ -132,8 +145,68 @@ export function undoable(text, { hide, act, show }) {
     waiting.set(end, done);
     return done;
   };
-  const end = toast(text, { action: t("common.undo"), seconds: UNDO_SECONDS, onaction: undo, onover: begin });
+  const end = toast(text, { action: t("common.undo"), seconds: UNDO_SECONDS, onaction: undo, onover: begin, over: now });
   waiting.set(end, null);
+}
+
+/** Requests that can still be undone, that run, or that have deleted an item: "DELETE /chats/ID". */
+const pending = new Set();
+const keyOf = (path, method = "DELETE") => `${method} ${path}`;
+/** The end of a path with an id, which is never used again. */
+const ID = /[\da-f]{12}$/;
+
+/** True if a request waits or runs, or has deleted the item. Lists leave out such items. */
+export const isPending = (path, method) => pending.has(keyOf(path, method));
+
+function suit(element) {
+  const is = pending.has(element.dataset.pending);
+  if (element.matches("button")) element.ariaBusy = is ? "true" : null;
+  else element.hidden = is;
+}
+
+/** Hide an element, or stop a button, while `isPending` is true for a request. Returns the element. */
+export function pend(element, path, method) {
+  element.dataset.pending = keyOf(path, method);
+  suit(element);
+  return element;
+}
+
+function mark(keys, is) {
+  for (const key of keys) pending[is ? "add" : "delete"](key);
+  document.querySelectorAll("[data-pending]").forEach(suit);
+  dispatchEvent(new CustomEvent("pending", { detail: [...keys] }));
+}
+
+/**
+ * Send a request to a path, or to several, unless the user undoes it within some seconds. By
+ * default it deletes. Each change of `isPending` sends the event "pending" with the requests.
+ *
+ * @param {object} [options] `method`; `json`; `hides`: paths of items that are hidden as well;
+ *   `hide` and `show` as for `undoable`; `then(...results)` runs at the end; and those of `send`.
+ */
+export function sendLater(text, paths, { method = "DELETE", json, hides = [], hide, show, then, now, ...more } = {}) {
+  const all = [paths].flat();
+  const keys = new Set([...all.map((path) => keyOf(path, method)), ...hides.map((path) => keyOf(path))]);
+  undoable(text, {
+    now,
+    hide() {
+      mark(keys, true);
+      hide?.();
+    },
+    async act(options) {
+      const results = await sendAll(all, async (path) => {
+        const result = await api[method.toLowerCase()](path, json, { ...more, ...options });
+        if (ID.test(path)) keys.delete(keyOf(path, method));
+        return result;
+      });
+      await attempt(() => then?.(...results));
+      mark(keys, false);
+    },
+    show() {
+      mark(keys, false);
+      show?.();
+    },
+  });
 }
 
 /** Run the actions that can still be undone now, because the next request depends on them. */
@@ -156,13 +229,13 @@ export function dialog(title, build, { wide = false } = {}) {
       removeEventListener("hashchange", dismiss);
       shelve();
       box.remove();
-      (before?.isConnected ? before : document.querySelector("main"))?.focus();
+      focus(before);
       resolve(result);
     };
     // Keyboard shortcuts of the page do not apply behind a dialog.
     const onkeydown = (event) => event.stopPropagation();
-    const box = h("dialog", { "aria-label": title, class: wide ? "wide" : "", onclose, onkeydown });
-    addEventListener("hashchange", dismiss);
+    const box = h("dialog", { label: title, class: wide ? "wide" : "", onclose, onkeydown });
+    on(window, "hashchange", dismiss);
     fill(box, h("header", h("h2", title), act("close", t("common.close"), dismiss, "quiet")), build(close));
     // A click beside a form must not discard the input.
     set(box, { closedby: box.querySelector("form") ? "closerequest" : "any" });
@@ -186,7 +259,7 @@ export function menu(anchor, items) {
     return h("button", { role: "menuitem", class: danger ? "danger" : "", onclick }, sign && icon(sign), label);
   };
   fill(box, items.map((item) => (item ? entry(item) : h("hr"))));
-  box.addEventListener("keydown", (event) => {
+  on(box, "keydown", (event) => {
     event.stopPropagation();
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step) return;
@@ -195,7 +268,7 @@ export function menu(anchor, items) {
     const at = buttons.indexOf(document.activeElement);
     buttons[(at + step + buttons.length) % buttons.length].focus();
   });
-  box.addEventListener("toggle", (event) => {
+  on(box, "toggle", (event) => {
     anchor.ariaExpanded = event.newState === "open";
     if (event.newState === "closed") box.remove();
   });

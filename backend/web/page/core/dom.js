@@ -6,9 +6,10 @@
  * `h("button.primary", { onclick: save, "aria-label": "Save" }, icon("check"), "Save")`
  *
  * @param {string} what Tag name, followed by classes with dots.
- * @param {object} [attributes] `on…` are listeners; true sets a bare attribute; false, null and
+ * @param {object} [attributes] `on…` are listeners, and clicks wait for the promise of the one
+ *   before; true sets a bare attribute; false, null and
  *   undefined leave it out; `value`, `checked`, `selected`, `indeterminate` are properties; `vars`
- *   sets custom properties of its style.
+ *   sets custom properties of its style; `label` and `pressed` are `aria-label` and `aria-pressed`.
  * @param {...(Node|string|number|null|false|Array)} children
  */
 export function h(what, ...parts) {
@@ -22,21 +23,38 @@ export function h(what, ...parts) {
 }
 
 const PROPERTIES = new Set(["value", "checked", "selected", "indeterminate", "disabled", "hidden"]);
+const ARIA = { label: "ariaLabel", pressed: "ariaPressed" };
 
 /** Set attributes of an element, as `h` does. */
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (name === "onclick") on(element, "click", alone(element, value));
+    else if (name.startsWith("on")) on(element, name.slice(2), value);
     else if (name === "vars") {
       for (const [key, each] of Object.entries(value)) element.style.setProperty(`--${key}`, each);
     } else if (name === "class") element.classList.add(...value.split(" ").filter(Boolean));
     else if (PROPERTIES.has(name)) element[name] = value ?? "";
+    else if (name in ARIA) element[ARIA[name]] = value;
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
     else element.removeAttribute(name);
   }
   return element;
 }
+
+/** Listen for events, whose names are words of a text, until the signal aborts. */
+export function on(target, names, act, signal) {
+  for (const name of names.split(" ")) target.addEventListener(name, act, { signal });
+}
+
+/** Return a handler that ignores events until its last promise has settled. */
+const alone = (element, does) => async (event) => {
+  if (element.ariaBusy) return;
+  const running = does(event);
+  if (!running?.finally) return;
+  element.ariaBusy = "true";
+  await running.finally(() => (element.ariaBusy = null));
+};
 
 /** Replace the children of an element. */
 export function fill(element, ...children) {
@@ -47,20 +65,12 @@ export function fill(element, ...children) {
 const flat = (children) =>
   children.flat(Infinity).filter((child) => child != null && typeof child !== "boolean");
 
-/** Replace the children of an element. The focus stays, or moves to the first button. */
-export function refill(box, ...children) {
-  const at = document.activeElement;
-  const had = box.contains(at);
-  fill(box, ...children);
-  if (had) (at.isConnected ? at : box.querySelector("button, select"))?.focus();
-}
-
 /** Tabs: links `[name, text, address]`. `here` is the name of the current one. */
 export function tabs(label, here, places) {
   const links = places.map(([name, text, href]) => h("a", { href, "aria-current": name === here && "page" }, text));
   // On a phone, the current tab may be outside the visible part.
   requestAnimationFrame(() => links[places.findIndex(([name]) => name === here)]?.scrollIntoView({ block: "nearest", inline: "center" }));
-  return h("nav.tabs", { "aria-label": label }, links);
+  return h("nav.tabs", { label }, links);
 }
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -82,11 +92,13 @@ export function icon(name) {
 export function act(sign, label, onclick, look = "") {
   const attributes = { class: look, onclick };
   if (!look.includes("quiet")) return h("button", attributes, icon(sign), label);
-  return h("button", { ...attributes, "aria-label": label, title: label }, icon(sign));
+  return h("button", { ...attributes, label, title: label }, icon(sign));
 }
 
-/** Debounce `act`. `.now()` calls it at once, `.drop()` cancels the call. */
-export function settled(act, milliseconds = 300) {
+/**
+ * Debounce `act`. `.now()` calls it at once, `.drop()` cancels the call, as does the signal.
+ */
+export function settled(act, milliseconds = 300, signal) {
   let timer = 0;
   const drop = () => {
     clearTimeout(timer);
@@ -101,6 +113,7 @@ export function settled(act, milliseconds = 300) {
     drop();
     timer = setTimeout(now, milliseconds);
   };
+  if (signal) on(signal, "abort", drop);
   return Object.assign(later, { now, drop });
 }
 

@@ -1,7 +1,7 @@
 /** Forms from a description of their fields: labels, help, token counts, and automatic saving. */
 import { api } from "./api.js";
 import { complain, explain } from "./dialogs.js";
-import { fill, h, icon, set, settled } from "./dom.js";
+import { fill, h, icon, on, set, settled } from "./dom.js";
 import { dateTime, number, t } from "./words.js";
 
 let ids = 0;
@@ -74,7 +74,7 @@ export function control(field) {
     note,
   );
   const recount = () => tokens && counted(input, tokens);
-  input.addEventListener("input", recount);
+  on(input, "input", recount);
   return {
     element,
     input,
@@ -92,7 +92,7 @@ export function control(field) {
 
 /** Checkboxes for the members of a list, with the interface of `control`. */
 export function boxes({ label, help, options }) {
-  const inputs = options.map(([value, name]) => h("input", { type: "checkbox", value, "aria-label": name }));
+  const inputs = options.map(([value, name]) => h("input", { type: "checkbox", value, label: name }));
   return {
     element: h(
       "fieldset.field.wide",
@@ -142,6 +142,8 @@ export function autoform({ groups, value, save, signal }) {
   const state = h("p.saving", { role: "status" });
   const controls = new Map();
   let running = Promise.resolve();
+  // A word that is being typed is not saved before the user leaves the field or the view.
+  let isComplete = false;
 
   const show = (each, now) => {
     each.write(now);
@@ -151,6 +153,7 @@ export function autoform({ groups, value, save, signal }) {
   const changes = () => {
     const found = {};
     for (const [name, each] of controls) {
+      if (!isComplete && each.input?.matches(".words > :focus")) continue;
       const now = each.read();
       const fault = each.input?.validationMessage;
       each.fault(fault);
@@ -180,9 +183,15 @@ export function autoform({ groups, value, save, signal }) {
   // Saves run one after the other, because each one needs the revision of the one before it.
   const soon = settled(() => (running = running.then(store)), 700);
 
+  const typed = ({ type, target }) => {
+    const isWord = target.closest(".words");
+    if (isWord) isComplete = type === "change";
+    if (!isWord || isComplete) soon();
+  };
+
   const element = h(
     "form.autoform",
-    { onsubmit: (event) => event.preventDefault(), oninput: soon, onchange: soon },
+    { onsubmit: (event) => event.preventDefault(), oninput: typed, onchange: typed },
     groups.map(({ title, open, fields }) => {
       const made = fields.map((field) => {
         const each = (field.control ?? control)(field);
@@ -195,9 +204,14 @@ export function autoform({ groups, value, save, signal }) {
     }),
     state,
   );
-  const flush = () => (soon.now(), running);
+  const flush = () => {
+    isComplete = true;
+    soon();
+    soon.now();
+    return running;
+  };
   signal?.addEventListener("abort", flush, { once: true });
-  addEventListener("pagehide", flush, { signal });
+  on(window, "pagehide", flush, signal);
   return {
     element,
     flush,
@@ -261,7 +275,7 @@ export function sendform({ fields, submit, send, extra }) {
 
 /** A progress bar: a share from 0 to 1, or null if it is unknown. */
 export function progress(label) {
-  const bar = h("progress", { max: 1, "aria-label": label });
+  const bar = h("progress", { max: 1, label });
   const figure = h("span.figure");
   return {
     element: h("div.progress", bar, figure),
@@ -278,7 +292,7 @@ export function progress(label) {
  * `told(count, found)` shows what was found.
  */
 export function finder(label, told, also = []) {
-  const attributes = { type: "search", "aria-label": label, placeholder: label };
+  const attributes = { type: "search", label, placeholder: label };
   const input = h("input.finder", { ...attributes, oninput: () => self.run() });
   const self = {
     input,

@@ -1,7 +1,7 @@
 /** Import of chosen, dropped or pasted files, with one row per file for its progress. */
 import { Problem } from "./api.js";
 import { complain, explain } from "./dialogs.js";
-import { act, h, icon, refill } from "./dom.js";
+import { act, fill, h, icon, on } from "./dom.js";
 import { progress } from "./form.js";
 import { t } from "./words.js";
 
@@ -15,7 +15,7 @@ const state = h("p.grow", { role: "status" });
 const clear = act("check", t("files.clear"), () => tidy("li:not(.busy)"));
 
 /** All imports of this page. The frame shows them above every view. */
-export const imports = h("section.card.imports", { "aria-label": t("files.imports"), hidden: true },
+export const imports = h("section.card.imports", { label: t("files.imports"), hidden: true },
   h("div.row", state, clear), rows);
 
 function tidy(which) {
@@ -27,7 +27,7 @@ function tidy(which) {
 export const forget = () => tidy("li.done");
 
 // Files that are not uploaded yet are lost with the page.
-addEventListener("beforeunload", (event) => rows.querySelector(".busy:not(.sent)") && event.preventDefault());
+on(window, "beforeunload", (event) => rows.querySelector(".busy:not(.sent)") && event.preventDefault());
 
 function count() {
   const found = (state) => rows.querySelectorAll(`.${state}`).length;
@@ -55,7 +55,7 @@ export function track(name, run, isSent = false) {
   const row = h("li");
   const show = (as, sign, text, button) => {
     row.className = as;
-    refill(row, sign, h("div.grow", text), button);
+    fill(row, sign, h("div.grow", text), button);
     count();
   };
   let next = run;
@@ -123,8 +123,8 @@ export function dropping(target, element, take, signal) {
     timer = setTimeout(() => element.classList.remove("dropping"), 400);
     if (event.type === "drop") take(filesOf(event.dataTransfer));
   };
-  target.addEventListener("dragover", over, { signal });
-  target.addEventListener("drop", over, { signal });
+  on(target, "dragover", over, signal);
+  on(target, "drop", over, signal);
 }
 
 /** Importers of files that are dropped anywhere. The last one belongs to the view. */
@@ -133,9 +133,9 @@ const takers = [];
 /** Accept files that are dropped on the page or pasted into it. `frame` shows that they can be. */
 export function receive(frame) {
   const taker = () => takers.at(-1);
-  addEventListener("dragenter", () => (frame.dataset.drop = taker().drop));
+  on(window, "dragenter", () => (frame.dataset.drop = taker().drop));
   dropping(document, frame, (files) => taker().take(files));
-  addEventListener("paste", ({ clipboardData, target }) => {
+  on(window, "paste", ({ clipboardData, target }) => {
     // A text that is copied from a document brings a picture of itself.
     if (!target.closest("input, textarea, dialog")) taker().take([...clipboardData.files]);
   });

@@ -4,6 +4,17 @@ import { pause, settled } from "./dom.js";
 
 const SILENCE = 40_000; // the server sends a heartbeat every 15 seconds
 
+/**
+ * Read a state again until the signal aborts: each second while `read()` returns true, and while the
+ * page is visible.
+ */
+export async function poll(read, signal, busy) {
+  while (!signal.aborted) {
+    await pause(busy ? 1000 : 5000, signal);
+    busy = !document.hidden && (await read().catch(() => false));
+  }
+}
+
 /** True if a job has ended. A deleted job is null. */
 const hasEnded = (job) => !job || /done|dead/.test(job.state);
 

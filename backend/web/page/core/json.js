@@ -1,4 +1,5 @@
 /** Form fields for JSON values, and merge patches. */
+import { on } from "./dom.js";
 import { control } from "./form.js";
 import { t } from "./words.js";
 
@@ -25,7 +26,7 @@ export function json(field) {
     input.setCustomValidity(fault);
     return form === "text" && value ? text : value;
   };
-  input.addEventListener("input", read);
+  on(input, "input", read);
   return {
     ...made,
     read,

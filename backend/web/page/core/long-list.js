@@ -1,5 +1,5 @@
 /** Long lists: the document contains only the rows near those in view. */
-import { h, set } from "./dom.js";
+import { h, on, set } from "./dom.js";
 
 /** The height of a row, in pixels, until one is measured. */
 const GUESS = 150;
@@ -87,9 +87,9 @@ export function longList(list, make, signal) {
 
   const sizes = new ResizeObserver(soon);
   sizes.observe(list);
-  signal.addEventListener("abort", () => sizes.disconnect());
+  on(signal, "abort", () => sizes.disconnect());
   addEventListener("scroll", soon, { capture: true, passive: true, signal });
-  addEventListener("resize", soon, { signal });
+  on(window, "resize", soon, signal);
 
   return {
     element: h("div", above, list, below),

@@ -1,21 +1,22 @@
 /** The selection of several items, and the bar with the actions for them. */
-import { act, fill, h } from "./dom.js";
+import { act, fill, h, on } from "./dom.js";
 import { t } from "./words.js";
 
 /**
  * @param {object} options `label` names the bar. `counted(count)` is the text for a number of
  *   items. `tools` are the buttons. `all()` selects all items, if that is possible. `drawn(items)`
  *   runs after each change of the bar, `turned(is, leaves)` when the selection begins or ends.
- *   `leaves` is true if the bar or the box that has the focus is hidden.
+ *   `leaves` is true if the bar or the box that has the focus is hidden. Until `signal` aborts,
+ *   Escape ends it wherever nothing else uses the key.
  * @returns {{element, items, has, choose, keep, turn, draw}} `items` are the selected ones;
  *   `choose(item, is)` selects an item or not; `keep(items)` forgets all others and replaces
  *   those that have changed; `turn(is)` begins or ends.
  */
-export function selection({ label, counted, tools, all, look = "", turned = () => {}, drawn = () => {} }) {
+export function selection({ label, counted, tools, all, signal, look = "", turned = () => {}, drawn = () => {} }) {
   const chosen = new Map();
   const count = h("span.grow", { role: "status" });
   const self = {
-    element: h("div.row.selection", { role: "group", class: look, "aria-label": label, hidden: true },
+    element: h("div.row.selection", { role: "group", class: look, label, hidden: true },
       count, all && act("check", t("common.select_all"), all), tools, act("close", t("common.done"), () => self.turn(false))),
     get items() {
       return [...chosen.values()];
@@ -45,6 +46,14 @@ export function selection({ label, counted, tools, all, look = "", turned = () =
       drawn(self.items);
     },
   };
+  on(window, "keydown", (event) => {
+    const { target } = event;
+    if (event.key !== "Escape" || self.element.hidden || event.defaultPrevented) return;
+    // In a field with a text, browsers or the field itself use the key.
+    if (target.closest("dialog, [role=menu]") || (target.matches("input[type=search]") && target.value)) return;
+    event.preventDefault();
+    self.turn(false);
+  }, signal);
   return self;
 }
 
@@ -77,11 +86,8 @@ export function listSelection(list, { shown, named, button, turned, ...options }
       if (leaves) button.focus();
     },
   });
-  for (const each of [button, self.element, list]) each.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !self.element.hidden) self.turn(false);
-  });
   // While items are selected, a click anywhere on one selects it.
-  list.addEventListener("click", (event) => {
+  on(list, "click", (event) => {
     if (self.element.hidden || event.target.closest("button, input")) return;
     event.preventDefault();
     event.target.closest("li")?.querySelector(".pick").click();
@@ -89,7 +95,7 @@ export function listSelection(list, { shown, named, button, turned, ...options }
   return Object.assign(self, {
     box(item) {
       const onchange = ({ target }) => (self.choose(item, target.checked), self.draw());
-      return h("input.pick", { type: "checkbox", value: item.id, "aria-label": named(item), checked: self.has(item), onchange });
+      return h("input.pick", { type: "checkbox", value: item.id, label: named(item), checked: self.has(item), onchange });
     },
   });
 }

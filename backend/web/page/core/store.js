@@ -1,6 +1,7 @@
 /** The session, and values that the page stores in this browser. */
 import { api } from "./api.js";
-import { undoable } from "./dialogs.js";
+import { isPending, sendLater } from "./dialogs.js";
+import { on } from "./dom.js";
 import { speaks, t } from "./words.js";
 
 /**
@@ -75,21 +76,26 @@ export const pageSettings = {
 function list(name, sort = (items) => items) {
   const path = `/${name}`;
   const tell = () => dispatchEvent(new CustomEvent(`${name}-changed`));
-  const away = new Set();
+  on(window, "pending", ({ detail }) => detail.some((each) => each.startsWith(`DELETE ${path}/`)) && tell());
+  let known = new Map();
+  /** An unchanged item keeps its object, so that it is not drawn again. */
+  const same = (item) => {
+    const before = known.get(item.id);
+    return JSON.stringify(before) === JSON.stringify(item) ? before : item;
+  };
   let reading = null;
   const store = {
     path,
     async all() {
-      reading ??= api.all(path).catch((error) => {
+      reading ??= api.all(path).then((found) => {
+        const items = found.map(same);
+        known = new Map(items.map((item) => [item.id, item]));
+        return items;
+      }).catch((error) => {
         reading = null;
         throw error;
       });
-      return sort((await reading).filter((item) => !away.has(item.id)));
-    },
-    /** Hide or show an item, or several, whose deletion can still be undone. */
-    hide(ids, is = true) {
-      for (const id of [ids].flat()) away[is ? "add" : "delete"](id);
-      tell();
+      return sort((await reading).filter(({ id }) => !isPending(`${path}/${id}`)));
     },
     /** Replace an item with its current version. */
     put(item) {
@@ -103,14 +109,11 @@ function list(name, sort = (items) => items) {
     drop: () => (reading = null),
     /** Delete an item. The deletion can be undone for some seconds. `then` runs after it. */
     remove: (id, title, then) =>
-      undoable(t("common.deleted", { name: title }), {
-        hide: () => store.hide(id),
-        act: async (options) => {
-          await api.delete(`${path}/${id}`, undefined, options);
+      sendLater(t("common.deleted", { name: title }), `${path}/${id}`, {
+        then() {
           store.changed();
           then?.();
         },
-        show: () => store.hide(id, false),
       }),
   };
   return store;

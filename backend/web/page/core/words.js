@@ -72,6 +72,15 @@ const moment = new Intl.DateTimeFormat(LANGUAGE, { dateStyle: "medium", timeStyl
 const relative = new Intl.RelativeTimeFormat(LANGUAGE, { numeric: "auto" });
 
 const listing = new Intl.ListFormat(LANGUAGE);
+/** Join the parts that are not empty. */
+export const combine = (parts, separator = " · ") => parts.filter(Boolean).join(separator);
+
+/** The label and the help of a field from its text: "Label | Help". */
+export function labels(text) {
+  const [label, help] = text.split(" | ");
+  return { label, help };
+}
+
 /** `Alda, Bor and Cid`. */
 export const list = (names) => listing.format(names);
 

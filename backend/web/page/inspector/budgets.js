@@ -27,7 +27,7 @@ export function budgets(room, onchange) {
     const label = t(`context.${name}`);
     const count = control({ name, label, kind: "number", min: least, step: 1, required: true });
     const state = h("small.soft");
-    const range = h("input", { type: "range", "aria-label": label, oninput: slide });
+    const range = h("input", { type: "range", label, oninput: slide });
     const most = () => (name === "reply_reserve" ? spec?.max_output_tokens : spec?.context_window) ?? 1e6;
     // Each step multiplies the value by the same factor.
     const factor = () => (most() / low) ** (1 / STEPS);

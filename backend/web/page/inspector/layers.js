@@ -19,7 +19,7 @@ export function layers(message, signal) {
     h("summary", t("context.layers_title")), list, injected);
   const row = ([name, tokens], all) => [
     h("dt", t(`context.layers.${name}`), h("small.soft", t(`context.layers_help.${name}`))),
-    h("dd.figure", { "aria-label": t("common.tokens", { count: tokens }) }, number(tokens)),
+    h("dd.figure", { label: t("common.tokens", { count: tokens }) }, number(tokens)),
     h("dd", { "aria-hidden": "true", vars: { n: all ? tokens / all : 0 } }),
   ];
   return {

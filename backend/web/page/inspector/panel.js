@@ -1,5 +1,5 @@
 /** The context inspector: the items of a prompt, the reasons for them, and the items left out. */
-import { act, api, control, explain, fill, h, money, number, set, settled, t } from "../core.js";
+import { act, api, combine, control, explain, fill, h, money, number, on, set, settled, t } from "../core.js";
 import { copy } from "../chat/actions.js";
 import { isGroup } from "../chat/cast.js";
 import { costs } from "../chat/cost.js";
@@ -47,7 +47,7 @@ export default async function panel(room, { options: { message, viewpoint }, sig
   const seen = !message && isGroup(room) ? viewer(room, viewpoint, () => soon()) : null;
   const speaks = h("p.soft.speaks", { hidden: true });
   const sum = h("p.sum");
-  const bar = h("div.window", { role: "group", "aria-label": t("context.window") });
+  const bar = h("div.window", { role: "group", label: t("context.window") });
   const reuse = h("small.soft");
   const price = h("small.soft");
   const trouble = h("div", { role: "alert" });
@@ -79,7 +79,7 @@ export default async function panel(room, { options: { message, viewpoint }, sig
       speaker && t("context.speaker", { name: speaker.name, why: why(speaker.reasons ?? []) }),
       from && from.id !== "public" && t("context.limited", { name: from.name }),
     ];
-    speaks.textContent = said.filter(Boolean).join(" ");
+    speaks.textContent = combine(said, " ");
     speaks.hidden = !speaks.textContent;
     if (message) fill(which, t("context.sent", { model: view.model }), " ", next());
     fill(sum, h("strong", number(totals.prompt)), ` ${t("context.of", { total: totals.total })}`);
@@ -128,7 +128,7 @@ export default async function panel(room, { options: { message, viewpoint }, sig
     const lines = Object.entries(SIGNS).flatMap(([name, sign]) =>
       difference[name].filter(({ kind }) => kind !== "user_line").map((item) => {
         const line = piece(item, known);
-        line.prepend(h("b.sign", { role: "img", "aria-label": t(`context.${name}`), class: name }, sign));
+        line.prepend(h("b.sign", { role: "img", label: t(`context.${name}`), class: name }, sign));
         return line;
       }),
     );
@@ -149,7 +149,7 @@ export default async function panel(room, { options: { message, viewpoint }, sig
     });
     exact.show(lines, act("copy", t("context.copy"), () => copy(json)));
   }
-  exact.element.addEventListener("toggle", () => {
+  on(exact.element, "toggle", () => {
     if (!exact.element.open) return;
     exact.show([], t("common.loading"));
     refresh();
@@ -198,12 +198,11 @@ export default async function panel(room, { options: { message, viewpoint }, sig
     }
     asking = false;
   }
-  const soon = settled(refresh, 120);
-  signal.addEventListener("abort", soon.drop);
+  const soon = settled(refresh, 120, signal);
   if (!message) {
-    document.addEventListener("input", soon, { signal });
-    for (const name of ["turn", "model", "speaker"]) room.events.addEventListener(name, soon, { signal });
-    room.path.addEventListener("change", () => room.busy || soon(), { signal });
+    on(document, "input", soon, signal);
+    on(room.events, "turn model speaker", soon, signal);
+    on(room.path, "change", () => room.busy || soon(), signal);
   }
   refresh();
   return element;
@@ -234,7 +233,7 @@ function group(name, bar, known) {
       const part = Math.round((count / totals.total) * 100);
       const percent = part || !count ? `${part} %` : "<1 %";
       const title = `${label}: ${t("common.tokens", { count })}, ${percent}`;
-      set(segment, { vars: { n: count, same }, hidden: !count, title, "aria-label": title });
+      set(segment, { vars: { n: count, same }, hidden: !count, title, label: title });
       element.hidden = !count && !isPlain;
       tokens.textContent = number(count);
       share.textContent = percent;

@@ -1,5 +1,5 @@
 /** The items of a prompt by group, with links to their sources. */
-import { h, icon, number, set, t } from "../core.js";
+import { combine, h, icon, number, set, t } from "../core.js";
 import { upper, why } from "./why.js";
 
 /** The groups of a window in the order of a prompt, with their kinds of items. */
@@ -88,16 +88,16 @@ export function piece(item, known) {
   return h(
     "li.piece",
     set(body, { class: "fold" }),
-    href && h("a.button.quiet", { href, "aria-label": t("context.source", { title }) }, icon("link")),
+    href && h("a.button.quiet", { href, label: t("context.source", { title }) }, icon("link")),
   );
 }
 
 /** Describe the history: its length, hidden and changed messages, and the omitted middle. */
 function stretch({ count, hidden, changed, omitted_first: from, omitted_last: to }) {
-  return [
+  return combine([
     t("context.kept", { count }),
     hidden.length > 0 && t("context.hidden", { count: hidden.length }),
     changed.length > 0 && t("context.reworded", { count: changed.length }),
     from != null && t("context.omitted", { from: from + 1, to: to + 1 }),
-  ].filter(Boolean).join(" ");
+  ], " ");
 }

@@ -1,6 +1,6 @@
 /** Actions of one character or of several: favourites, copies, exports, deletion. */
 import {
-  act, api, attempt, characters, deleting, h, more, problemOf, send, sendAll, set, t, toast, undoable,
+  act, api, attempt, characters, deleting, h, more, problemOf, send, sendAll, sendLater, set, t, toast,
 } from "../core.js";
 import { say } from "./parts.js";
 
@@ -19,11 +19,11 @@ async function favour(item, is) {
 export function star(item) {
   const press = () => attempt(async () => {
     await favour(item, !item.is_favourite);
-    set(button, { "aria-pressed": String(item.is_favourite) });
+    set(button, { pressed: item.is_favourite });
     characters.put(item);
   });
   const button = act("star", say("favourite", item), press, "quiet star");
-  return set(button, { "aria-pressed": String(item.is_favourite) });
+  return set(button, { pressed: item.is_favourite });
 }
 
 /** Mark several characters as favourites. */
@@ -96,10 +96,6 @@ export function menuOf(item) {
 
 /** Delete several characters. The deletion can be undone for some seconds. */
 export function removeAll(items) {
-  const ids = items.map(({ id }) => id);
-  undoable(say("deleted", { count: ids.length }), {
-    hide: () => characters.hide(ids),
-    act: (options) => sendAll(ids, (id) => api.delete(`/characters/${id}`, undefined, options)).finally(characters.changed),
-    show: () => characters.hide(ids, false),
-  });
+  const paths = items.map(({ id }) => `/characters/${id}`);
+  sendLater(say("deleted", { count: paths.length }), paths, { then: characters.changed });
 }

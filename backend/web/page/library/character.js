@@ -1,7 +1,7 @@
 /** A character: its card, picture, lorebooks, and chats. */
 import {
-  act, ago, api, attempt, characters, control, deleting, fill, h, icon, lorebooks, menu, more, refill, t,
-  undoable,
+  act, ago, api, attempt, characters, control, deleting, fill, h, icon, labels, lorebooks, menu, more, on,
+  t, undoable,
 } from "../core.js";
 import { backgroundOf } from "../chat/background.js";
 import { at, NOTE, patchOf } from "../chat/fields.js";
@@ -32,10 +32,7 @@ const KINDS = {
 };
 const AREA = { kind: "area", count: true };
 
-const formed = (name, more) => {
-  const [label, help] = say(`fields.${name.split(".").at(-1)}`).split(" | ");
-  return { name, label, help, ...more };
-};
+const formed = (name, more) => ({ name, ...labels(say(`fields.${name.split(".").at(-1)}`)), ...more });
 
 /** Fields of the card's extensions that matter in chats with several characters. */
 const TOGETHER = [
@@ -130,14 +127,13 @@ async function books(id, box) {
     const label = say("unlink", { name: book.name });
     return book.character_id !== id && act("close", label, change("delete", book), "quiet");
   };
-  refill(box, links(say("books"), items, "lorebooks", unlink, act("link", say("link"), link)));
+  fill(box, links(say("books"), items, "lorebooks", unlink, act("link", say("link"), link)));
 }
 
 /** The prompt preset of the character's chats. */
 function presetOf(item, presets) {
-  const [label, help] = t("presets.chosen").split(" | ");
   const options = [[null, t("presets.default")], ...presets.map((each) => [each.id, each.name])];
-  const chosen = control({ kind: "select", label, help, options });
+  const chosen = control({ kind: "select", ...labels(t("presets.chosen")), options });
   chosen.write(presets.some((each) => each.id === item.preset_id) ? item.preset_id : null);
   chosen.input.onchange = () => attempt(async () => {
     await api.put(`/characters/${item.id}/preset`, { preset_id: chosen.read() });
@@ -167,7 +163,7 @@ export default async function ({ params: { id }, signal, title }) {
   };
   const sum = h("p.figure", { role: "status" });
   const counts = {};
-  form.element.addEventListener("counted", ({ target, detail }) => {
+  on(form.element, "counted", ({ target, detail }) => {
     if (ALWAYS.includes(target.name)) counts[target.name] = detail;
     const count = Object.values(counts).reduce((all, each) => all + each, 0);
     fill(sum, say("always", { count }));

@@ -1,5 +1,5 @@
 /** The list of characters. */
-import { act, characters, chats, fill, finder, h, kept, refill, set } from "../core.js";
+import { act, characters, chats, fill, finder, h, kept, on, set, tagFilter, tagKey } from "../core.js";
 import { longList } from "../core/long-list.js";
 import { menuOf, star } from "./acts.js";
 import { face } from "./faces.js";
@@ -7,7 +7,6 @@ import { overview, say } from "./parts.js";
 import { characterSelection } from "./selection.js";
 import { card, chatButton, importButton, makeButton, offer } from "./start.js";
 
-const TAGS = 18;
 /** The mark of favourites among the texts that are searched. Tags are marked with `#`. */
 const FAVOURITE = "\n*\n";
 
@@ -47,13 +46,13 @@ export default async function ({ signal, title }) {
     rows.show(found.map(([, , item]) => item));
   };
   const find = finder(say("search"), told, wanted);
-  const tags = h("div.row.tags", { role: "group", "aria-label": say("tags") });
+  const tags = tagFilter(say("tags"), wanted, find);
   const list = h("ul");
   const body = h("div.stack");
   const select = act("check", say("select"), () => chosen.turn(chosen.element.hidden));
-  const turned = (is) => set(select, { "aria-pressed": String(is) });
-  const chosen = characterSelection(list, { shown: () => rows.items, button: select, turned });
-  set(select, { "aria-pressed": "false" });
+  const turned = (is) => set(select, { pressed: is });
+  const chosen = characterSelection(list, { shown: () => rows.items, button: select, turned, signal });
+  set(select, { pressed: false });
   const element = (item) => (look === "list" ? line : card)(item, star(item), menuOf(item), chosen.box(item));
   const rows = longList(list, element, signal);
 
@@ -63,7 +62,7 @@ export default async function ({ signal, title }) {
     kept.set("characters.order", (order = target.value));
     draw();
   };
-  const orders = h("select.order", { "aria-label": say("order"), onchange: reordered },
+  const orders = h("select.order", { label: say("order"), onchange: reordered },
     Object.keys(ORDERS).map((each) => h("option", { value: each, selected: each === order }, say(`orders.${each}`))));
   const looks = ["gallery", "list"].map((name) => act(name, say(name), () => {
     kept.set("characters.look", (look = name));
@@ -72,47 +71,32 @@ export default async function ({ signal, title }) {
   }, "quiet"));
   const favourites = act("star", say("favourites"), () => {
     if (!wanted.delete(FAVOURITE)) wanted.add(FAVOURITE);
-    set(favourites, { "aria-pressed": String(wanted.has(FAVOURITE)) });
+    set(favourites, { pressed: wanted.has(FAVOURITE) });
     find.run();
   }, "star");
-  set(favourites, { "aria-pressed": "false" });
-
-  const tag = ([key, times]) => {
-    const press = ({ currentTarget: button }) => {
-      if (!wanted.delete(key)) wanted.add(key);
-      button.ariaPressed = wanted.has(key);
-      find.run();
-    };
-    const attributes = { "aria-pressed": String(wanted.has(key)), onclick: press };
-    return h("button.tag", attributes, key.slice(2, -1), h("small", times));
-  };
+  set(favourites, { pressed: false });
 
   const draw = async () => {
     const [items, talks] = await Promise.all([characters.all(), chats.all().catch(() => [])]);
     list.className = look === "list" ? "list cast-list" : "people";
-    looks.forEach((button, at) => set(button, { "aria-pressed": String(at === Number(look === "list")) }));
+    looks.forEach((button, at) => set(button, { pressed: at === Number(look === "list") }));
     chosen.keep(items);
     chosen.element.hidden || list.classList.add("selecting");
     const by = ORDERS[order](lastUses(talks));
-    const times = new Map();
     const sorted = items.toSorted((a, b) => b.is_favourite - a.is_favourite || by(a, b));
     find.items = sorted.map((item) => {
-      const own = [...new Set(item.tags.map((each) => `\n#${each.toLowerCase()}\n`))];
-      for (const each of own) times.set(each, (times.get(each) ?? 0) + 1);
-      const text = [item.name, item.nickname, item.creator, ...own, item.is_favourite ? FAVOURITE : ""];
+      const text = [item.name, item.nickname, item.creator, ...item.tags.map(tagKey), item.is_favourite ? FAVOURITE : ""];
       return [null, text.join("\n"), item];
     });
-    const known = [...times].sort((one, other) => other[1] - one[1]);
-    for (const key of wanted) if (key !== FAVOURITE && !times.has(key)) wanted.delete(key);
-    refill(tags, known.filter(([key], at) => at < TAGS || wanted.has(key)).map(tag));
+    tags.show(items);
     find.run();
     if (!items.length) fill(body, offer());
     else if (!list.isConnected) {
-      const view = h("div.row", { role: "group", "aria-label": say("looks") }, looks);
-      fill(body, h("div.row", find.input, orders, favourites, view, select, count), tags, chosen.element, rows.element);
+      const view = h("div.row", { role: "group", label: say("looks") }, looks);
+      fill(body, h("div.row", find.input, orders, favourites, view, select, count), tags.element, chosen.element, rows.element);
     }
   };
-  addEventListener("characters-changed", draw, { signal });
+  on(window, "characters-changed", draw, signal);
   await draw();
   const acts = h("div.row", importButton(), makeButton("primary"));
   return overview("characters", acts, body);

@@ -1,6 +1,5 @@
 /** The examples of a lorebook and of a campaign. They belong to the example character's world. */
-import { act, api, asset, campaigns, lorebooks, t } from "../core.js";
-import { once } from "./start.js";
+import { act, api, asset, attempt, campaigns, lorebooks, t } from "../core.js";
 
 async function book() {
   const response = await fetch(asset("example-lorebook.json"));
@@ -23,5 +22,5 @@ async function world() {
   location.hash = `#/campaigns/${id}`;
 }
 
-export const exampleBook = () => act("spark", t("lore.example"), once(book));
-export const exampleCampaign = () => act("spark", t("campaign.example"), once(world));
+export const exampleBook = () => act("spark", t("lore.example"), () => attempt(book));
+export const exampleCampaign = () => act("spark", t("campaign.example"), () => attempt(world));

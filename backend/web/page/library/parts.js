@@ -1,8 +1,6 @@
 /** Building blocks of the library: creating and changing an item, and its picture. */
-import {
-  act, api, attempt, autoform, dialog, h, progress, refill, sendform, t, tabs, undoable,
-} from "../core.js";
-import { dropping, pick } from "../core/importing.js";
+import { act, api, autoform, dialog, fill, h, sendform, t, tabs } from "../core.js";
+import { picture } from "../core/picture.js";
 import { face, repictured } from "./faces.js";
 
 /** A text of the library. */
@@ -55,48 +53,23 @@ export const editing = (store, item, groups, signal, told, value = { ...item }, 
 
 /** The picture of an item. It is replaced with a click or by dropping another one. */
 export function portrait(store, item, signal) {
-  const path = `${store.path}/${item.id}/avatar`;
   const box = h("div.portrait");
-  let shown;
-  const draw = (is, bar) => {
-    shown = item.has_avatar = is;
-    const label = say(is ? "picture_other" : "picture_add");
-    const picture = face(item, { kind: store.path.slice(1), size: "full" });
-    refill(
+  const draw = () => {
+    const is = own.has();
+    const shown = face({ ...item, has_avatar: is }, { kind: store.path.slice(1), size: "full" });
+    fill(
       box,
-      h("button.poster", { onclick: choose }, picture, h("small", label)),
-      bar ?? (is && act("delete", say("picture_remove"), drop, "quiet")),
+      h("button.poster", { onclick: own.choose }, shown, h("small", say(is ? "picture_other" : "picture_add"))),
+      is && act("delete", say("picture_remove"), own.remove, "quiet"),
     );
   };
-  const done = (is) => {
+  const changed = (is) => {
+    item.has_avatar = is;
     repictured(item.id);
     store.changed();
-    return is;
+    draw();
   };
-  const put = async ([file]) => {
-    const before = shown;
-    const bar = progress(say("sending"));
-    draw(before, bar.element);
-    const onprogress = (share) => bar.show(share < 1 ? share : null);
-    const sent = await attempt(async () => {
-      await api.upload(path, file, { method: "PUT", onprogress });
-      return done(true);
-    });
-    draw(sent ?? before);
-  };
-  const choose = () => pick("image/png,image/jpeg,image/webp,image/gif", put);
-  const drop = () =>
-    undoable(say("picture_removed"), {
-      hide: () => draw(false),
-      act: async (options) => {
-        // The picture may have been replaced in the meantime.
-        if (shown) return;
-        await api.delete(path, undefined, options);
-        done(false);
-      },
-      show: () => draw(true),
-    });
-  dropping(box, box, put, signal);
-  draw(item.has_avatar);
+  const own = picture(`${store.path}/${item.id}/avatar`, box, { has: () => item.has_avatar, draw, changed, removed: say("picture_removed"), signal });
+  draw();
   return box;
 }

@@ -1,5 +1,5 @@
 /** Personas: the user's roles in chats. */
-import { act, api, fill, h, personas, refill, t } from "../core.js";
+import { act, api, fill, h, on, personas, t } from "../core.js";
 import { face } from "./faces.js";
 import { NAME, editing, naming, overview, portrait, say } from "./parts.js";
 
@@ -46,7 +46,7 @@ export default async function ({ signal, title }) {
         ),
         is && h("span.tag", say("standard")),
       );
-      refill(foot, prefers, erase);
+      fill(foot, prefers, erase);
     };
     const open = ({ target }) => {
       if (!target.open || body.firstChild) return;
@@ -64,14 +64,14 @@ export default async function ({ signal, title }) {
       row.show();
       return row.element;
     });
-    refill(list, all.length ? all : h("li.empty", say("personas_none")));
+    fill(list, all.length ? all : h("li.empty", say("personas_none")));
   };
   const opened = async ({ id }) => {
     await draw();
     rows.get(id).element.firstChild.open = true;
   };
   const add = () => naming(personas, say("new_persona"), opened);
-  addEventListener("personas-changed", draw, { signal });
+  on(window, "personas-changed", draw, signal);
   await draw();
   const create = act("plus", say("new_persona"), add, "primary");
   return overview("personas", create, h("p.soft.lead", say("personas_help")), list);

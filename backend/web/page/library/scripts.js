@@ -1,14 +1,11 @@
 /** Regex scripts: a list, and a dialog that edits and tests one. */
 import {
-  act, api, attempt, autoform, control, dialog, fill, h, Problem, refill, settled, t, toast, UNDO_SECONDS,
+  act, api, attempt, autoform, control, dialog, fill, h, labels, Problem, settled, t, toast, UNDO_SECONDS,
 } from "../core.js";
 import { pick } from "../core/importing.js";
 
 const say = (name, values) => t(`scripts.${name}`, values);
-const field = (name, more) => {
-  const [label, help] = say(name).split(" | ");
-  return { name, label, help, ...more };
-};
+const field = (name, more) => ({ name, ...labels(say(name)), ...more });
 
 /** SillyTavern's numbers for the targets of a script. */
 const PLACES = { user: 1, reply: 2, lore: 5, reasoning: 6 };
@@ -70,8 +67,7 @@ function tester(character, signal) {
     state.textContent = wish.text ? say(`state.${step.state}`, { count: step.matches }) : "";
     result.textContent = after;
     result.hidden = !after;
-  }), 350);
-  signal.addEventListener("abort", run.drop);
+  }), 350, signal);
   result.hidden = true;
   const element = h("div.stack", { oninput: run }, text.element, state, result);
   return { element, run: (next) => ((script = next), run()) };
@@ -132,13 +128,13 @@ export function scripts({ list, store, character = "", signal }) {
       toast(said, { action: t("common.undo"), seconds: UNDO_SECONDS, onaction });
     });
     return h("li",
-      h("input", { type: "checkbox", role: "switch", checked: !script.disabled, onchange, "aria-label": say("use", { name: name(at) }) }),
+      h("input", { type: "checkbox", role: "switch", checked: !script.disabled, onchange, label: say("use", { name: name(at) }) }),
       h("div.grow",
         h("button.quiet", { onclick: () => attempt(() => open(at)) }, name(at)),
         h("small.help.clip", script.findRegex)),
       act("delete", say("delete", { name: name(at) }), remove, "quiet"));
   };
-  const draw = () => refill(rows, list.map(row));
+  const draw = () => fill(rows, list.map(row));
   draw();
   return h("div.stack", rows, h("div.row",
     act("plus", say("add"), () => attempt(add)),

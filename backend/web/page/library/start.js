@@ -13,16 +13,9 @@ export async function play(character_ids, more) {
   location.hash = `#/chats/${id}`;
 }
 
-/** Return a handler that disables its button while it runs. */
-export const once = (does) => async ({ currentTarget: button }) => {
-  button.disabled = true;
-  await attempt(does);
-  button.disabled = false;
-};
-
 /** The button that opens a chat with a character. */
 export function chatButton({ id, name }) {
-  const button = act("chat", say("chat"), once(() => play([id])), "primary");
+  const button = act("chat", say("chat"), () => attempt(() => play([id])), "primary");
   button.ariaLabel = say("chat_with", { name });
   return button;
 }
@@ -87,7 +80,7 @@ export const offer = () =>
     h("p", say("drop_help")),
     h(
       "div.row",
-      act("spark", say("example"), once(example), "primary"),
+      act("spark", say("example"), () => attempt(example), "primary"),
       importButton(),
       makeButton(),
     ),

@@ -71,12 +71,12 @@ export default async function ({ params: { id }, query, signal, title }) {
   const named = () => title((heading.textContent = book.name));
   const trial = await tester(id, show, signal);
   const list = await entryList(path, { open: show, add, toggle, changed: trial.run }, signal);
-  const pane = h("section.card.lore-pane", { "aria-label": t("lore.pane") });
+  const pane = h("section.card.lore-pane", { label: t("lore.pane") });
   const view = h(
     "div.page.lore-book",
     h(
       "header",
-      h("a.button.quiet", { href: "#/lorebooks", "aria-label": t("shell.lorebooks") }, icon("left")),
+      h("a.button.quiet", { href: "#/lorebooks", label: t("shell.lorebooks") }, icon("left")),
       heading,
       trying(),
       act("settings", t("lore.settings"), () => show("settings"), "quiet"),

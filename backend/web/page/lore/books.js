@@ -1,5 +1,7 @@
 /** The list of lorebooks: search, create, import, export, delete. */
-import { act, api, attempt, deleting, fill, finder, h, lorebooks, more, style, t } from "../core.js";
+import {
+  act, api, attempt, combine, deleting, fill, finder, h, lorebooks, more, on, style, t,
+} from "../core.js";
 import { importing } from "../core/importing.js";
 import { exampleBook } from "../library/examples.js";
 import { naming } from "../library/parts.js";
@@ -48,7 +50,7 @@ export default async function ({ signal, title }) {
     find.items = books.map((book) => {
       const ids = [book.character_id, book.chronicle_id, ...Object.values(book.links).flat()];
       const names = [book.is_global && t("lore.fields.is_global"), ...ids.map((id) => all.get(id)?.name)];
-      const where = names.filter(Boolean).join(" · ");
+      const where = combine(names);
       const about = h("div.grow", open(book), h("small.soft.clip", where || t("lore.unused")));
       return [h("li", about, entries(book), actions(book)), `${book.name}\n${where}`];
     });
@@ -57,7 +59,7 @@ export default async function ({ signal, title }) {
     find.input.hidden = !books.length;
     find.run();
   };
-  addEventListener("lorebooks-changed", () => attempt(draw), { signal });
+  on(window, "lorebooks-changed", () => attempt(draw), signal);
   await Promise.all([draw(), style("library")]);
   const load = act("upload", t("common.import"), () => files.choose());
   const make = act("plus", t("lore.new"), create, "primary");

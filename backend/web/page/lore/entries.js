@@ -1,6 +1,7 @@
 /** The list of a book's entries: search, open, switch, move, delete. */
 import {
-  act, api, attempt, deleting, finder, h, lorebooks, more, settled, t, texts, undoable,
+  act, api, attempt, combine, deleting, finder, h, isPending, lorebooks, more, on, sendLater, settled, t,
+  texts,
 } from "../core.js";
 import { longList } from "../core/long-list.js";
 import { called, patch, place } from "./entry.js";
@@ -16,7 +17,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   const rows = new Map();
   const state = h("p.figure.grow", { role: "status" });
   const wanted = ["\n"];
-  const list = longList(h("ol.lore-entries", { "aria-label": t("lore.list") }), ({ element }) => element, signal);
+  const list = longList(h("ol.lore-entries", { label: t("lore.list") }), ({ element }) => element, signal);
   const told = (count, found) => {
     state.textContent = t("lore.entries", { count });
     list.show(found.map(([, , row]) => row));
@@ -24,7 +25,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   const find = finder(t("lore.find_entry"), told, wanted);
   const filter = h(
     "select",
-    { "aria-label": t("lore.show"), onchange: () => find.run((wanted[0] = `\n${filter.value}\n`)) },
+    { label: t("lore.show"), onchange: () => find.run((wanted[0] = `\n${filter.value}\n`)) },
     Object.entries(texts.lore.shown).map(([value, label]) =>
       h("option", { value: value === "all" ? "" : value }, label),
     ),
@@ -35,7 +36,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     return attempt(() => api.put(`${path}/entries/order`, { entry_ids }, { keepalive: true }));
   }, 600);
   signal.addEventListener("abort", arrange.now, { once: true });
-  addEventListener("pagehide", arrange.now, { signal });
+  on(window, "pagehide", arrange.now, signal);
   /** Move a row among the visible ones. */
   const move = (row, way) => {
     const all = list.items;
@@ -52,15 +53,11 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   };
 
   const drop = (row) => {
-    const gone = (is) => find.run(row.draw((row.isGone = is)));
-    undoable(t("common.deleted", { name: called(row.entry) }), {
-      hide: () => gone(true),
-      async act(options) {
-        await api.delete(`${path}/entries/${row.id}`, undefined, options);
+    sendLater(t("common.deleted", { name: called(row.entry) }), row.path, {
+      then() {
         find.items = find.items.filter(([, , each]) => each !== row);
         lorebooks.changed();
       },
-      show: () => gone(false),
     });
     if (row.element.ariaCurrent) open();
   };
@@ -69,7 +66,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
   const build = (row) => {
     const { entry } = row;
     const [name, about] = [h("strong.clip"), h("small.soft.clip")];
-    const on = h("input", { type: "checkbox", role: "switch", onchange: () => toggle(row, on.checked) });
+    const box = h("input", { type: "checkbox", role: "switch", onchange: () => toggle(row, box.checked) });
     const button = h("button.lore-open", { onclick: () => open(row.id) }, name, about);
     const moving = (way) => ({ label: t(`lore.${way}`), act: () => move(row, way) });
     const ways = ["up", "down", "top", "bottom"].map(moving);
@@ -77,29 +74,30 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     row.paint = () => {
       const label = called(entry);
       name.textContent = label;
-      about.textContent = [
+      about.textContent = combine([
         entry.constant ? t("lore.shown.always") : entry.keys.join(", "),
         entry.position !== "before_character" && place(entry),
         entry.probability < 100 && `${entry.probability} %`,
-      ].filter(Boolean).join(" · ");
-      on.checked = entry.enabled;
-      on.ariaLabel = t("lore.on", { name: label });
+      ]);
+      box.checked = entry.enabled;
+      box.ariaLabel = t("lore.on", { name: label });
       others.ariaLabel = t("lore.more", { name: label });
     };
     row.paint();
-    return h("li", on, button, others);
+    return h("li", box, button, others);
   };
 
   const put = (entry) => {
     let element;
     const row = {
       id: entry.id,
+      path: `${path}/entries/${entry.id}`,
       entry,
       get element() {
         return (element ??= build(row));
       },
       async save(changes) {
-        const saved = await patch(`${path}/entries/${row.id}`, entry, changes, entry.revision);
+        const saved = await patch(row.path, entry, changes, entry.revision);
         row.draw();
         changed();
         return saved;
@@ -109,7 +107,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
         const words = [called(entry), ...keys, ...entry.secondary_keys, entry.content];
         const states = ["", enabled ? "on" : "off", constant ? "always" : "", ""];
         // Entries that are being deleted are not found.
-        item[1] = row.isGone ? "" : [...words, ...states].join("\n");
+        item[1] = isPending(row.path) ? "" : [...words, ...states].join("\n");
         row.paint?.();
       },
     };
@@ -120,6 +118,10 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     return row;
   };
 
+  on(window, "pending", () => {
+    for (const row of rows.values()) row.draw();
+    find.run();
+  }, signal);
   await api.all(`${path}/entries`, { signal, each: put });
   find.run();
 
@@ -136,7 +138,8 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
       row.element.querySelector("button").focus();
     },
     add(entry) {
-      find.input.value = "";
+      find.input.value = filter.value = "";
+      wanted[0] = "\n";
       const row = put(entry);
       find.run();
       list.reveal(row);

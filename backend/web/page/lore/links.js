@@ -1,6 +1,6 @@
 /** The links of a lorebook. */
 import {
-  act, api, attempt, characters, chats, chronicles, h, lorebooks, personas, refill, t,
+  act, api, attempt, characters, chats, chronicles, fill, h, lorebooks, personas, t,
 } from "../core.js";
 
 /** Return everything that can have a lorebook, by id: `{ kind, name }`. */
@@ -41,9 +41,9 @@ export function links(book) {
         free.push(h("option", { value: id }, `${label}: ${name}`));
       }
     }
-    const choice = h("select", { "aria-label": t("lore.link_to") }, free);
+    const choice = h("select", { label: t("lore.link_to") }, free);
     const add = act("link", t("lore.link"), () => put(choice.value, true));
-    refill(
+    fill(
       box,
       h("h3", t("lore.links")),
       tags.length > 0 && h("ul.row", tags),

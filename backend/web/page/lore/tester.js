@@ -1,5 +1,5 @@
 /** Test a lorebook: the entries that a text activates, the reasons, and their tokens. */
-import { act, api, attempt, control, fill, h, kept, progress, settled, t } from "../core.js";
+import { act, api, attempt, combine, control, fill, h, kept, progress, settled, t } from "../core.js";
 import { why } from "../inspector/why.js";
 import { titles } from "../memory/parts.js";
 import { place } from "./entry.js";
@@ -30,7 +30,7 @@ export async function tester(id, open, signal) {
     const name = h("button.lore-link", { onclick: () => open(entry.id) }, entry.title);
     return h(
       "li",
-      h("div.grow", name, h("small.soft", about.filter(Boolean).join(" · "))),
+      h("div.grow", name, h("small.soft", combine(about))),
       entry.tokens > 0 && h("span.figure", t("common.tokens", { count: entry.tokens })),
     );
   };
@@ -56,8 +56,7 @@ export async function tester(id, open, signal) {
     const found = await api.post(`/lorebooks/${id}/test`, wish, { signal });
     if (mine === last) show(found, texts);
   });
-  const soon = settled(run, 350);
-  signal.addEventListener("abort", soon.drop);
+  const soon = settled(run, 350, signal);
   text.write(draft.text);
   chat.write(chats.has(draft.chat) ? draft.chat : "");
   const oninput = () => {
@@ -86,6 +85,6 @@ function marked(texts, entries) {
     }
     return h("p", parts, cut(at));
   };
-  const attributes = { "aria-label": t("lore.marked"), role: "group", tabindex: "0" };
+  const attributes = { label: t("lore.marked"), role: "group", tabindex: "0" };
   return h("div.card.prose.lore-marked", attributes, texts.map(paragraph));
 }

@@ -1,5 +1,5 @@
 /** A chronicle: its timeline, the agent's runs, and rebuilds. */
-import { act, api, fill, h, icon, more } from "../core.js";
+import { act, api, fill, h, icon, more, on } from "../core.js";
 import { acts, files, m, tabs } from "./parts.js";
 import { rebuild, strip } from "./rebuild.js";
 import { runs } from "./runs.js";
@@ -36,7 +36,7 @@ export default async function chronicle({ params, query, signal, title }) {
   };
   if (line) {
     look();
-    document.addEventListener("visibilitychange", look, { signal });
+    on(document, "visibilitychange", look, signal);
   }
 
   const view = h("div.page",

@@ -1,5 +1,5 @@
 /** The list of chronicles. */
-import { act, chronicles, fill, h, icon, more, t } from "../core.js";
+import { act, chronicles, fill, h, icon, more, on, t } from "../core.js";
 import { acts, areas, files, m, make, titles } from "./parts.js";
 
 async function create() {
@@ -18,7 +18,7 @@ export default async function list({ signal, title }) {
   };
   // The agent may have changed the chronicles.
   chronicles.drop();
-  addEventListener("chronicles-changed", show, { signal });
+  on(window, "chronicles-changed", show, signal);
   await show();
   return h("div.page",
     h("header",

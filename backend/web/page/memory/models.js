@@ -1,6 +1,6 @@
 /** Embedding models that an administrator can download, with their progress and use. */
 import { row } from "../activity.js";
-import { api, attempt, h, pause, refill, size, texts } from "../core.js";
+import { api, attempt, fill, h, pause, size, texts } from "../core.js";
 import { m } from "./parts.js";
 
 const w = (path, values) => m(`models.${path}`, values);
@@ -14,7 +14,7 @@ export function models(signal, changed) {
   const read = async () => {
     const view = await api.get("/admin/embedding-models", { signal });
     const now = JSON.stringify(view);
-    if (now !== before) refill(out, shown(view));
+    if (now !== before) fill(out, shown(view));
     if (before && now !== before) changed();
     before = now;
     busy = view.models.some(isUnderWay);
@@ -28,7 +28,7 @@ export function models(signal, changed) {
     const { name, state, job, languages } = model;
     const label = w(state === "fetched" ? "use" : "fetch");
     const act = () =>
-      h("button", { "aria-label": `${label}: ${name}`, disabled: isUnderWay(model), onclick: () => fetched(name) }, label);
+      h("button", { label: `${label}: ${name}`, disabled: isUnderWay(model), onclick: () => fetched(name) }, label);
     const told = { ...model, size: size(model.size), count: languages.length };
     const names = languages.map((each) => tongue.of(each)).join(", ");
     return [
@@ -41,7 +41,7 @@ export function models(signal, changed) {
   };
   const shown = ({ models: all, embedder, is_used: isUsed }) => [
     !isUsed && h("p.help", w("unused", { embedder })),
-    h("ul.list", { "aria-label": w("title") }, all.map(line)),
+    h("ul.list", { label: w("title") }, all.map(line)),
   ];
   const watch = async () => {
     if (watching) return;

@@ -1,6 +1,7 @@
 /** Shared parts of the memory views: texts, tabs, dialogs, import, and menus of chronicles. */
 import {
-  api, chats, chronicles, deleting, dialog, h, kept, lorebooks, sendform, settled, t, tabs as links, texts,
+  api, chats, chronicles, deleting, dialog, h, kept, lorebooks, on, sendform, settled, t, tabs as links,
+  texts,
 } from "../core.js";
 import { importing } from "../core/importing.js";
 
@@ -59,7 +60,7 @@ export const asking = (key, label, fields, value, send) =>
       },
     });
     form.element.classList.add("fields");
-    form.element.addEventListener("input", () =>
+    on(form.element, "input", () =>
       kept.set(key, Object.fromEntries([...form.controls].map(([name, each]) => [name, each.read()]))));
     return form.element;
   }, { wide: fields.length > 2 });
@@ -77,17 +78,16 @@ export function sieve(place, query, signal, inputs, changed) {
   const input = ([name, what]) => {
     const value = query.get(name);
     if (typeof what === "string") {
-      const label = { "aria-label": what, placeholder: what };
+      const label = { label: what, placeholder: what };
       return h("input", { type: "search", name, value, maxlength: 200, ...label });
     }
-    return h("select", { name, "aria-label": what[0][1] }, what.map(([each, label]) =>
+    return h("select", { name, label: what[0][1] }, what.map(([each, label]) =>
       h("option", { value: each, selected: each === value }, label)));
   };
   const soon = settled(() => {
     history.replaceState(null, "", `#${place}?${new URLSearchParams(wanted())}`);
     changed();
-  });
-  signal.addEventListener("abort", soon.drop);
+  }, 300, signal);
   const onsubmit = (event) => event.preventDefault();
   const element = h("form.row.sieve", { role: "search", oninput: () => soon(), onsubmit },
     Object.entries(inputs).map(input));

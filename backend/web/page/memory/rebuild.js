@@ -1,6 +1,6 @@
 /** Rebuild a chronicle from a chat: its cost and its progress. */
 import { row } from "../activity.js";
-import { api, dialog, fill, h, pause, refill, sendform, toast } from "../core.js";
+import { api, dialog, fill, h, on, pause, sendform, toast } from "../core.js";
 import { m, titles } from "./parts.js";
 
 /** Ask for the messages to read, show the cost, and start. Returns the job, or undefined. */
@@ -30,7 +30,7 @@ export async function rebuild({ id, chat_ids: chats }) {
       part("to"),
     ];
     const { element } = sendform({ fields, submit: m("estimate"), send: estimate });
-    element.addEventListener("input", () => fill(costs));
+    on(element, "input", () => fill(costs));
     return h("div.stack", h("p.soft", m("rebuild_text")), element, costs);
   });
 }
@@ -43,11 +43,11 @@ export function strip({ id }, signal, ended) {
   const read = () => api.get(`/chronicles/${id}/rebuild`, { signal });
   const watch = async (job) => {
     for (; isUnderWay(job); job = await read().catch(() => job)) {
-      refill(element, row(job, () => {}));
+      fill(element, row(job, () => {}));
       await pause(1000, signal);
       if (signal.aborted) return;
     }
-    refill(element, row(job, async () => watch(await read())));
+    fill(element, row(job, async () => watch(await read())));
     toast(m("result", { events: 0, entries: 0, replaced: 0, ...job.counts }), { seconds: 12 });
     ended();
   };

@@ -1,7 +1,7 @@
 /** The agent's runs for the chats of a chronicle. */
-import { act, ago, api, attempt, dateTime, fill, h, t, told } from "../core.js";
+import { act, api, attempt, fill, h, t, timed, told } from "../core.js";
 import { m, titles } from "./parts.js";
-import { follow, isBusy, standing, undo, written } from "./watch.js";
+import { follow, isBusy, pendRun, standing, undo, written } from "./watch.js";
 
 /** One section per chat with its runs, newest first. */
 export async function runs({ chat_ids: ids }, signal) {
@@ -12,7 +12,7 @@ export async function runs({ chat_ids: ids }, signal) {
 
 async function section(id, title, signal) {
   const state = h("p", { role: "status" });
-  const list = h("ol.deeds", { "aria-label": title });
+  const list = h("ol.deeds", { label: title });
   const more = h("button", { onclick: () => attempt(() => load(more.value)) }, t("common.more"));
   const say = (view) =>
     fill(state, standing(view, load), h("span.soft", " ", m("today", view)));
@@ -34,7 +34,6 @@ function card(run, chat, changed) {
   const { from_position: from, to_position: to, written: wrote } = run;
   const isQuiet = run.kind === "glossary" ? !run.significant : !wrote.length && run.kind !== "summary";
   const state = run.state === "done" && isQuiet ? "quiet" : run.state;
-  const back = ({ currentTarget }) => undo(run.id, currentTarget, changed);
   const took = {
     ...run,
     count: run.calls,
@@ -47,8 +46,8 @@ function card(run, chat, changed) {
       h("span.tag", m(`run_state.${state}`)),
       h("span.soft.grow",
         h("a", { href: `#/chats/${chat}?at=${from}` }, m("lines", { from: from + 1, to: to + 1 })), ", ",
-        h("time", { title: dateTime(run.created_at) }, ago(run.created_at))),
-      run.can_undo && act("undo", t("common.undo"), back)),
+        timed(run.created_at)),
+      run.can_undo && pendRun(act("undo", t("common.undo"), () => undo(run.id, changed)), run.id)),
     run.error && h("div.trouble", run.problem ? told(run.problem) : run.error.replaceAll("-", " ")),
     h("ul", wrote.map((it) => h("li",
       h("span.tag", m(`effect.${it.what}`)), " ",

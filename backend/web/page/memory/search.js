@@ -36,7 +36,7 @@ export default async function search({ query, signal, title }) {
     fill(out,
       notes.map((note) => h("p.soft.row", icon("alert"), note)),
       items.length
-        ? h("ol.results", { "aria-label": m("matches") }, items.map((it) => result(it, find, names)))
+        ? h("ol.results", { label: m("matches") }, items.map((it) => result(it, find, names)))
         : h("p.empty", m("nothing")),
       close.length > 0 && h("details.group", h("summary", m("close")),
         h("ul.results", close.map((it) => result(it, find, names)))),
@@ -65,5 +65,5 @@ function result(it, find, names) {
       h("h2.row", icon(sign), h("a.plain", { href }, it.title || home)),
       h("p.soft", m(`found.${it.kind}`, { home }), it.story_time ? `, ${it.story_time}` : it.said_at && `, ${date(it.said_at)}`),
       h("p.prose", passage(text, find, SHOWN))),
-    h("ul.signals", { "aria-label": m("why") }, reasons.map((each) => h("li", upper(each)))));
+    h("ul.signals", { label: m("why") }, reasons.map((each) => h("li", upper(each)))));
 }

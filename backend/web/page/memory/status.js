@@ -1,12 +1,14 @@
 /** Memory status: the model, indexed and waiting texts, problems, and a rebuild. */
 import { row } from "../activity.js";
-import { ago, api, h, has, icon, number, pause, refill, session, undoable } from "../core.js";
+import { ago, api, combine, fill, h, has, icon, number, pend, sendLater, session } from "../core.js";
+import { poll } from "../core/jobs.js";
 import { models } from "./models.js";
 import { areas, m } from "./parts.js";
 
 const s = (path, values) => m(`status.${path}`, values);
 const section = (name, ...content) => h("section.stack", h("h2", s(name)), content);
 
+const REBUILD = "/memory/rebuild";
 const isRebuild = ({ kind, state }) => kind.endsWith("reindex") && !/done|dead/.test(state);
 
 const counted = ({ kind, total, waiting: count }) =>
@@ -25,13 +27,13 @@ function shown({ model, indexed, points, move, compared_at: at, jobs, problems }
     section("search",
       h("p", model ? s("model", model) : s("words")),
       move && h("p", { role: "status" }, s(from, move)),
-      problems.length > 0 && h("ul.list", { "aria-label": s("wrong") }, problems.map(problem))),
+      problems.length > 0 && h("ul.list", { label: s("wrong") }, problems.map(problem))),
     section("indexed",
       h("ul.list", indexed.map(counted)),
-      h("p.help", [
+      h("p.help", combine([
         points != null && s("points", { count: points }),
         at ? s("compared", { when: ago(at) }) : s("never"),
-      ].filter(Boolean).join(" "))),
+      ], " "))),
     jobs.length > 0 && section("jobs", h("ul.list", jobs.map((job) => row(job, read)))),
   ];
 }
@@ -43,28 +45,14 @@ export default async function status({ signal, title }) {
   const read = async () => {
     const view = await api.get("/memory", { signal });
     const now = JSON.stringify(view);
-    if (now !== before) refill(out, shown(view, read));
+    if (now !== before) fill(out, shown(view, read));
     before = now;
     begin.disabled = view.jobs.some(isRebuild);
     return view.jobs.some(({ state }) => /running|queued/.test(state));
   };
-  const rebuild = () => undoable(s("rebuilds"), {
-    hide: () => (begin.disabled = true),
-    async act(options) {
-      await api.post("/memory/rebuild", undefined, options);
-      busy = await read();
-    },
-    show: () => (begin.disabled = false),
-  });
-  const begin = h("button", { onclick: rebuild }, s("rebuild"));
-  let busy = await read();
-  const follow = async () => {
-    while (!signal.aborted) {
-      await pause(busy ? 1000 : 5000, signal);
-      busy = !document.hidden && (await read().catch(() => false));
-    }
-  };
-  follow();
+  const rebuild = () => sendLater(s("rebuilds"), REBUILD, { method: "POST", then: read });
+  const begin = pend(h("button", { onclick: rebuild }, s("rebuild")), REBUILD, "POST");
+  poll(read, signal, await read());
   return h("div.page.index",
     h("header", h("h1", m("memory"))), areas("state"),
     out,

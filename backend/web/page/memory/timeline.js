@@ -1,5 +1,7 @@
 /** The events of a chronicle in the order of the story. */
-import { act, api, attempt, date, deleting, fill, h, icon, more, t, undoable } from "../core.js";
+import {
+  act, api, attempt, date, deleting, fill, h, icon, isPending, more, on, sendLater, t,
+} from "../core.js";
 import { EVENT, KINDS, asking, m, sieve, signals, titles } from "./parts.js";
 
 const PAGE = 200;
@@ -8,13 +10,12 @@ const PAGE = 200;
 export async function timeline(it, query, signal) {
   const path = `/chronicles/${it.id}/events`;
   const names = await titles();
-  const list = h("ol.timeline", { "aria-label": m("timeline") });
+  const list = h("ol.timeline", { label: m("timeline") });
   const spot = h("div");
   const bar = h("div.card.row.picked", { role: "status" });
   const empty = h("p.empty", { hidden: true });
   const rest = h("button", { onclick: () => refresh((count += PAGE)) }, t("common.more"));
   const chosen = new Set();
-  const away = new Set();
   let events = [];
   let nodes = new Map();
   let count = PAGE;
@@ -47,12 +48,10 @@ export async function timeline(it, query, signal) {
   const refresh = () => attempt(read);
 
   const show = () => {
-    const at = document.activeElement;
-    const focused = at.closest(".timeline > li")?.event.id;
     const kept = nodes;
     nodes = new Map();
     let day;
-    for (const event of events.filter(({ id }) => !away.has(id))) {
+    for (const event of events.filter(({ id }) => !isPending(`${path}/${id}`))) {
       const old = kept.get(event.id);
       const node = JSON.stringify(old?.event) === JSON.stringify(event) ? old : draw(event);
       // A day is shown once, where it begins.
@@ -66,10 +65,6 @@ export async function timeline(it, query, signal) {
     [...nodes.values()].forEach((node, place) => {
       if (list.children[place] !== node) list.insertBefore(node, list.children[place]);
     });
-    if (focused) {
-      const heir = at.isConnected ? at : nodes.get(focused)?.querySelector("header button");
-      heir?.focus({ preventScroll: true });
-    }
     empty.hidden = nodes.size || !rest.hidden;
     empty.textContent = m(Object.keys(filters.wanted()).length ? "unmatched" : "empty");
   };
@@ -95,21 +90,10 @@ export async function timeline(it, query, signal) {
   const alter = (event, changes) => attempt(async () => put(await change(event, changes)));
   const edit = (event) =>
     ask(`${event.id}.${event.revision}`, t("common.edit"), event, (values) => change(event, values));
-  const remove = ({ id }) => undoable(m("deleted"), {
-    hide() {
-      away.add(id);
-      if (spot.querySelector("li")?.event.id === id) fill(spot);
-      show();
-    },
-    async act(options) {
-      await api.delete(`${path}/${id}`, undefined, options);
-      // The events that it replaced are active again.
-      await refresh();
-    },
-    show() {
-      away.delete(id);
-      show();
-    },
+  const remove = ({ id }) => sendLater(m("deleted"), `${path}/${id}`, {
+    hide: () => spot.querySelector("li")?.event.id === id && fill(spot),
+    // The events that it replaced are active again.
+    then: refresh,
   });
 
   const draw = (event) => {
@@ -118,7 +102,7 @@ export async function timeline(it, query, signal) {
       h("button.tag", { class: name, onclick: () => filters.narrow(name, value) }, value);
     const onchange = ({ target }) => choose(id, target.checked);
     const checked = chosen.has(id);
-    const pick = h("input.pick", { type: "checkbox", "aria-label": summary, checked, onchange });
+    const pick = h("input.pick", { type: "checkbox", label: summary, checked, onchange });
     const menu = more(m("acts", { name: summary.slice(0, 80) }), [
       { label: t("common.edit"), icon: "edit", act: () => edit(event) },
       { label: m(pinned ? "unpin" : "pin"), icon: "pin", act: () => alter(event, { pinned: !pinned }) },
@@ -183,19 +167,17 @@ export async function timeline(it, query, signal) {
   };
   const merge = () => {
     const [first, ...others] = [...chosen];
-    const hide = (is) => () => {
-      for (const id of others) away[is ? "add" : "delete"](id);
-      show();
-    };
     leave();
-    undoable(m("merge_text", { count: others.length + 1 }), {
-      hide: hide(true),
-      act: async (options) => put(await api.post(`${path}/merge`, { event_ids: [first, ...others] }, options)),
-      show: hide(false),
+    sendLater(m("merge_text", { count: others.length + 1 }), `${path}/merge`, {
+      method: "POST",
+      json: { event_ids: [first, ...others] },
+      hides: others.map((each) => `${path}/${each}`),
+      then: put,
     });
   };
 
   const element = h("div", spot, filters.element, bar, list, empty, rest);
+  on(window, "pending", show, signal);
   const id = query.get("event");
   if (id) await attempt(async () => feature(await api.get(`${path}/${id}`, { signal })));
   await read();

@@ -1,5 +1,5 @@
 /** The agent's work for a chat: state, progress, and undo. */
-import { api, attempt, fill, h, icon, pause, t, toast, UNDO_SECONDS, undoable } from "../core.js";
+import { api, attempt, fill, h, icon, on, pause, pend, sendLater, t, toast, UNDO_SECONDS } from "../core.js";
 import { m, signals } from "./parts.js";
 
 /** True if a job is queued or running. */
@@ -32,20 +32,24 @@ export function written({ what, id, container_id: home, title }) {
   return h("a", { href: `#/${way}=${id}` }, title);
 }
 
+const undoing = (id) => `/enrichment/runs/${id}/undo`;
+
+/** Hide the element of a run, or stop its button, while the run is being undone. Returns the element. */
+export const pendRun = (element, id) => pend(element, undoing(id), "POST");
+
 /**
- * Undo a run, unless the user takes this back. `element` is hidden, and `done()` is called afterwards.
+ * Undo a run, unless the user takes this back. `done()` is called afterwards.
  * Items that could not be undone are shown, with an option to force it.
  */
-export const undo = (id, element, done, force) => undoable(m(force ? "force_text" : "undo_text"), {
-  hide: () => (element.hidden = true),
-  async act(options) {
-    const { kept } = await api.post(`/enrichment/runs/${id}/undo`, undefined, { query: { force }, ...options });
+export const undo = (id, done, force) => sendLater(m(force ? "force_text" : "undo_text"), undoing(id), {
+  method: "POST",
+  query: { force },
+  async then({ kept }) {
     const words = kept.map(({ title, reason }) => m(`kept.${reason}`, { title })).join(" ");
-    const onaction = () => undo(id, element, done, true);
+    const onaction = () => undo(id, done, true);
     if (words && !force) toast(words, { action: m("force"), seconds: UNDO_SECONDS, onaction });
     await done();
   },
-  show: () => (element.hidden = false),
 });
 
 /** A line in the chat about the agent's work after each turn. Hidden if the agent is off. */
@@ -63,14 +67,12 @@ export function chronicleWatch({ chat, events, signal }) {
     if (line.textContent !== element.textContent) fill(element, line);
     if (!view.job) newest = view.items[0]?.id ?? "";
   };
-  const wrote = ({ id, written: all }) => {
-    const element = h("p", icon("spark"),
+  const wrote = ({ id, written: all }) =>
+    pendRun(h("p", icon("spark"),
       h("span.grow", t("chat.wrote"), all.map((it) => [" ", written(it)])),
-      h("button.quiet", { onclick: () => undo(id, element, look) }, t("common.undo")));
-    return element;
-  };
-  addEventListener("chronicles-changed", look, { signal });
-  events.addEventListener("turn", look, { signal });
+      h("button.quiet", { onclick: () => undo(id, look) }, t("common.undo"))), id);
+  on(window, "chronicles-changed", look, signal);
+  on(events, "turn", look, signal);
   look();
   return element;
 }

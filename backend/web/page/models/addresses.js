@@ -1,5 +1,5 @@
 /** Refused addresses of providers: possible remedies, and the list of allowed addresses. */
-import { act, api, attempt, fill, h, sendform, session, t, toast, undoable } from "../core.js";
+import { act, api, attempt, fill, h, pend, sendform, sendLater, session, t, toast } from "../core.js";
 import { m } from "./picker.js";
 
 const ALLOWED = "/admin/provider-addresses";
@@ -37,7 +37,7 @@ export function remedies(address, { url, use, again }) {
 
 /** The allowed addresses, for administrators. */
 export async function allowed(signal) {
-  const list = h("ul.list", { "aria-label": m("addresses.title") });
+  const list = h("ul.list", { label: m("addresses.title") });
   const none = h("p.soft", m("addresses.none"));
   const read = async () => {
     const { items, networks_are_set: isSet } = await api.get(ALLOWED, { signal });
@@ -47,16 +47,9 @@ export async function allowed(signal) {
   };
   const line = (item) => {
     const name = shown(item);
-    const remove = () => undoable(t("common.deleted", { name }), {
-      hide: () => (element.hidden = true),
-      async act(options) {
-        await api.delete(`${ALLOWED}/${item.id}`, undefined, options);
-        if (!signal.aborted) await read();
-      },
-      show: () => (element.hidden = false),
-    });
-    const element = h("li", h("div.grow", name), act("delete", m("addresses.refuse", { address: name }), remove, "quiet"));
-    return element;
+    const path = `${ALLOWED}/${item.id}`;
+    const remove = () => sendLater(t("common.deleted", { name }), path, { then: () => signal.aborted || read() });
+    return pend(h("li", h("div.grow", name), act("delete", m("addresses.refuse", { address: name }), remove, "quiet")), path);
   };
   const send = async (values) => {
     await api.post(ALLOWED, values);

@@ -1,6 +1,6 @@
 /** The available models of a provider, and the user's settings for each. */
 import {
-  act, ago, api, attempt, control, dialog, fill, finder, h, Problem, sendform, t, told,
+  act, ago, api, attempt, control, dialog, fill, finder, h, labels, on, Problem, sendform, t, told,
 } from "../core.js";
 import { PATH } from "./parts.js";
 import { about, m } from "./picker.js";
@@ -28,16 +28,15 @@ function figures(model, own) {
   const sizes = Object.entries(SIZES).map(([name, min]) => made(name, { min, step: 1 }, own[name], model[name]));
   const prices = PRICES.map((name) => made(name, { min: 0 }, own.price?.[name], model.price?.[name]));
   const switches = Object.entries(SWITCHES).map(([name, values]) => {
-    const [label, help] = m(`figures.${name}`).split(" | ");
     const now = own[name] ? m("automatic") : m("automatic_now", { value: m(`${name}s.${model[name]}`) });
     const options = [[null, now], ...values.map((each) => [each, m(`${name}s.${each}`)])];
-    const each = control({ name: `${model.name} ${name}`, kind: "select", label, help, options });
+    const each = control({ name: `${model.name} ${name}`, kind: "select", ...labels(m(`figures.${name}`)), options });
     each.write(own[name] ?? null);
     return [name, each];
   });
   const read = (all) => Object.fromEntries(all.map(([name, each]) => [name, each.read()]).filter(([, value]) => value != null));
   return {
-    element: h("div.fields", { role: "group", "aria-label": m("figures_of", { name: model.name }) },
+    element: h("div.fields", { role: "group", label: m("figures_of", { name: model.name }) },
       [...sizes, ...prices].map(([, { element }]) => element),
       h("small.help.field.wide", m("figures_help")),
       switches.map(([, { element }]) => element)),
@@ -97,7 +96,7 @@ export function chosen(provider, model) {
     const all = control({ kind: "check", name: "all", label: m("all_listed"), help: m("all_help") });
     const choice = h("div.stack", find.input, said, list);
     const suit = () => (choice.hidden = all.read());
-    all.input.addEventListener("change", suit);
+    on(all.input, "change", suit);
     const send = async () => {
       const some = [...rows].filter(([, { box }]) => box.checked);
       if (!all.read() && !some.length) throw new Problem({ title: m("choose_one") });
@@ -107,7 +106,7 @@ export function chosen(provider, model) {
     };
     const refresh = () => attempt(() => read(true));
     // Enter in the search field must not submit the form.
-    find.input.addEventListener("keydown", (event) => event.key === "Enter" && event.preventDefault());
+    on(find.input, "keydown", (event) => event.key === "Enter" && event.preventDefault());
     const { element } = sendform({
       fields: [{ name: "all", control: () => all, value: !kept.size }],
       submit: t("common.save"),

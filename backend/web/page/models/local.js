@@ -11,18 +11,13 @@ const found = async (signal) =>
 function row({ preset, title, base_url: url, models, is_used: isUsed }, done) {
   const report = h("div.stack");
   const provider = { preset, base_url: url };
-  const use = ({ currentTarget: button }) => attempt(async () => {
-    button.disabled = true;
-    try {
-      const tested = await test(() => api.post(`${PATH}/test`, provider), report, {});
-      if (!tested?.ok) return;
-      const made = await api.post(PATH, provider);
-      await api.get(`${PATH}/${made.id}/models`).catch(() => {});
-      toast(m("added", { name: made.name }));
-      done();
-    } finally {
-      button.disabled = false;
-    }
+  const use = () => attempt(async () => {
+    const tested = await test(() => api.post(`${PATH}/test`, provider), report, {});
+    if (!tested?.ok) return;
+    const made = await api.post(PATH, provider);
+    await api.get(`${PATH}/${made.id}/models`).catch(() => {});
+    toast(m("added", { name: made.name }));
+    done();
   });
   const names = models.length ? models.slice(0, 5).join(", ") : m("local_empty");
   return h("li",
@@ -33,7 +28,7 @@ function row({ preset, title, base_url: url, models, is_used: isUsed }, done) {
 
 /** Rows for servers that are not used yet. They appear once they are found. */
 export function offers(done, signal) {
-  const list = h("ul.list", { "aria-label": m("local_found") });
+  const list = h("ul.list", { label: m("local_found") });
   const draw = async () => {
     const items = await found(signal);
     fill(list, items.filter((each) => !each.is_used).map((each) => row(each, then)));
@@ -50,7 +45,7 @@ export function offers(done, signal) {
 
 /** The section of all servers. */
 export async function local(signal) {
-  const list = h("ul.list", { "aria-label": m("local_found") });
+  const list = h("ul.list", { label: m("local_found") });
   const none = h("p.soft", m("local_none"));
   const read = async () => {
     const items = await found(signal);

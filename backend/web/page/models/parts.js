@@ -1,6 +1,6 @@
 /** Shared parts of the provider views: the form that adds one, and the result of a test. */
 import {
-  api, attempt, explained, fill, h, icon, number, sendform, session, t, toast, told,
+  api, attempt, explained, fill, h, icon, number, on, sendform, session, t, toast, told,
 } from "../core.js";
 import { remedies } from "./addresses.js";
 import { m, windowOf } from "./picker.js";
@@ -40,7 +40,7 @@ export async function test(ask, box, remedy) {
           !went && ok && h("small.help", detail)),
         h("small.soft", m("milliseconds", { count: number(milliseconds) })));
     fill(box,
-      h("ul.list", { "aria-label": m("test") }, steps.map(line)),
+      h("ul.list", { label: m("test") }, steps.map(line)),
       answered && h("small.soft", m("answered", { window: windowOf(answered), shape: m(`message_shapes.${answered.shape}`) })),
       h("div", { role: ok ? "status" : "alert", class: ok ? "" : "trouble" }, ok ? m("works") : problem ? told(problem) : m("fails")),
       remedies(problem?.address, remedy));
@@ -86,10 +86,7 @@ export async function adding(done, signal) {
     const tested = await test(() => api.post(`${PATH}/test`, provider), report, { url, use, again });
     if (!tested) return;
     if (tested.ok) return add(provider, tested);
-    const anyway = ({ currentTarget: button }) => {
-      button.disabled = true;
-      attempt(() => add(provider, tested)).finally(() => (button.disabled = false));
-    };
+    const anyway = () => attempt(() => add(provider, tested));
     report.append(h("div.row", h("button", { onclick: anyway }, m("save_anyway")),
       h("small.soft.grow", m("save_anyway_help"))));
     report.scrollIntoView({ block: "nearest" });
@@ -112,9 +109,9 @@ export async function adding(done, signal) {
     fill(link, port ? h("p.soft", m("taken_port", { port: String(port), next: String(port + 1) })) : keyLink(preset));
     fill(report);
   };
-  service.input.addEventListener("change", suit);
+  on(service.input, "change", suit);
   // After a change, the result of the test no longer applies.
-  element.addEventListener("input", () => fill(report));
+  on(element, "input", () => fill(report));
   suit();
   return element;
 }

@@ -1,5 +1,5 @@
 /** Choose a model from a few or hundreds, by its context window, price and abilities. */
-import { control, dialog, fill, finder, h, icon, money, set, t } from "../core.js";
+import { combine, control, dialog, fill, finder, h, icon, money, set, t } from "../core.js";
 
 /** A text of the model views. */
 export const m = (path, values) => t(`models.${path}`, values);
@@ -23,14 +23,14 @@ export const windowLink = (id) => figuresLink(id, m("set_window"));
 /** The details of a model as text. */
 export function about(model, options) {
   const { provider_name: provider, price, abilities = [], tool_support: support = "native" } = model;
-  return [
+  return combine([
     provider,
     windowOf(model, options),
     price && m("price", { input: money(price.input), output: money(price.output) }),
     price?.cached_input != null && m("cached", { cached: money(price.cached_input) }),
     ...abilities.map((each) => m(`abilities.${each}`)),
     support !== "native" && m("tools_by", { way: m(`tool_supports.${support}`) }),
-  ].filter(Boolean).join(" · ");
+  ]);
 }
 
 /**
@@ -44,7 +44,7 @@ export const choose = (label, options, models, chosen) =>
     find.items = options.map(([id, title]) => {
       const model = models.find((each) => each.id === id);
       const facts = model && about(model);
-      const button = h("button.choosing", { "aria-pressed": String(id === chosen), onclick: () => close(id) },
+      const button = h("button.choosing", { pressed: id === chosen, onclick: () => close(id) },
         h("span", title), facts && h("small", facts));
       return [h("li", button), `${title} ${id} ${facts ?? ""}`];
     });
@@ -77,7 +77,7 @@ export function picker(field) {
     const [, title] = options.find(([id]) => id === value) ?? [value, value];
     const model = models.find(({ id }) => id === value);
     fill(shown, title);
-    set(button, { "aria-label": `${label}: ${title}` });
+    set(button, { label: `${label}: ${title}` });
     fill(facts, model && about(model));
   };
   button.onclick = async () => {

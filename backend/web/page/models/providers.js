@@ -1,7 +1,7 @@
 /** Route: #/providers */
 import {
-  act, api, attempt, deleting, dialog, explained, fill, h, more, Problem, refill, sendform, session, t,
-  toast, undoable,
+  act, api, attempt, combine, deleting, dialog, explained, fill, h, isPending, more, on, Problem,
+  sendform, sendLater, session, t, toast,
 } from "../core.js";
 import { json, mergePatch } from "../core/json.js";
 import { areas } from "../account/parts.js";
@@ -97,35 +97,26 @@ const tested = ({ id, name }) =>
     return box;
   });
 
-/** Providers whose deletion can still be undone. */
-const away = new Set();
-
 export default async function ({ signal, title, query }) {
   title(m("providers"));
-  const list = h("ul.list", { "aria-label": m("providers") });
+  const list = h("ul.list", { label: m("providers") });
   const empty = h("div.empty", h("p", m("none")));
   let items;
-  const read = async () => {
-    items = (await api.all(PATH, { signal })).filter(({ id }) => !away.has(id));
-    empty.hidden = items.length > 0;
-    refill(list, items.map(line));
+  const draw = () => {
+    const shown = items.filter(({ id }) => !isPending(`${PATH}/${id}`));
+    empty.hidden = shown.length > 0;
+    fill(list, shown.map(line));
   };
+  const read = async () => {
+    items = await api.all(PATH, { signal });
+    draw();
+  };
+  on(window, "pending", draw, signal);
   const line = (item) => {
     const { id, name, slug, models, base_url: url, key_hint: hint, scope, is_editable: mine, revision: ifMatch } = item;
     const then = (does) => () => attempt(async () => (await does(item)) && read());
-    const hide = (is) => () => {
-      away[is ? "add" : "delete"](id);
-      if (!signal.aborted) attempt(read);
-    };
-    const remove = () => undoable(t("common.deleted", { name }), {
-      hide: hide(true),
-      async act(options) {
-        await api.delete(`${PATH}/${id}`, undefined, { ...options, ifMatch });
-        if (!signal.aborted) await read();
-      },
-      show: hide(false),
-    });
-    const facts = [m(`scopes.${scope}`), url, hint && m("key_hint", { hint })].filter(Boolean).join(" · ");
+    const remove = () => sendLater(t("common.deleted", { name }), `${PATH}/${id}`, { ifMatch });
+    const facts = combine([m(`scopes.${scope}`), url, hint && m("key_hint", { hint })]);
     const names = models.map((each) => each.name).join(", ") || m("all");
     return h("li",
       h("div.grow",

@@ -1,6 +1,6 @@
 /** Sampling settings: fields of an account and of a chat. */
 import { among, field, numbers, text, word } from "../chat/fields.js";
-import { attempt, control, fill, h, set, t, toast, UNDO_SECONDS } from "../core.js";
+import { attempt, combine, control, fill, h, labels, set, t, toast, UNDO_SECONDS } from "../core.js";
 import { json } from "../core/json.js";
 import { m } from "./picker.js";
 
@@ -58,7 +58,7 @@ const GROUPS = {
 
 const isSet = (value) => value != null && value !== "" && value.length !== 0;
 /** The label of a setting. */
-const label = (name) => word(name).split(" | ")[0];
+const label = (name) => labels(word(name)).label;
 export const names = (all) => all.map(label).join(", ");
 const shown = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
 
@@ -128,11 +128,11 @@ export function samplers() {
       group.hidden = [...group.querySelectorAll(":scope > .fields > .field:not(.help)")].every((each) => each.hidden);
     }
     const lacking = [...made.keys()].filter((name) => !accepts.has(name) && !refused.includes(name));
-    fill(note, [
+    fill(note, combine([
       m("empty_is_usual"),
       refused.length > 0 && m("refused", { names: names(refused) }),
       lacking.length > 0 && m("lacking", { model: model.title, names: names(lacking) }),
-    ].filter(Boolean).join(" "));
+    ], " "));
   };
   /** Settings by the names of their fields. With `all`, unset ones are included. */
   const named = (values, all) =>

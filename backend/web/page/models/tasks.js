@@ -1,5 +1,5 @@
 /** Models for background tasks: fields of an account and of a chat. */
-import { control, h } from "../core.js";
+import { control, h, labels } from "../core.js";
 import { m, picker } from "./picker.js";
 
 const TASKS = ["triage", "agent", "summary", "suggestions", "compaction"];
@@ -12,14 +12,13 @@ export function embedding(providers, models) {
   const named = [...able.values()].filter((each) => each.embedding_model).map((each) => `${each.slug}/${each.embedding_model}`);
   const listed = models.map(({ id }) => id).filter((id) => EMBEDS.test(id) && able.has(id.split("/")[0]));
   const list = h("datalist", { id: "embedding-models" }, [...new Set([...named, ...listed])].map((value) => h("option", { value })));
-  const [label, help] = m("tasks.embedding").split(" | ");
   const make = (field) => {
     const made = control(field);
     made.input.setAttribute("list", list.id);
     made.element.append(list);
     return made;
   };
-  return { name: name("embedding"), label, help, placeholder: m("as.server"), most: 200, wide: true, control: make };
+  return { name: name("embedding"), ...labels(m("tasks.embedding")), placeholder: m("as.server"), most: 200, wide: true, control: make };
 }
 
 /**
@@ -34,9 +33,8 @@ export function tasks(models) {
     return each;
   };
   const field = (task, path) => {
-    const [label, help] = m(`tasks.${task}`).split(" | ");
     const options = [[null, ""], ...models.map(({ id, title }) => [id, title])];
-    return { name: path, label, help, options, models, wide: true, control: make };
+    return { name: path, ...labels(m(`tasks.${task}`)), options, models, wide: true, control: make };
   };
   const fields = [field("all", "enrichment.model"), ...TASKS.map((task) => field(task, name(task)))];
   const known = (id) => models.find((each) => each.id === id);

@@ -1,5 +1,5 @@
 /** Changes of the campaign's world below the replies that made them, with undo. */
-import { api, attempt, fill, h, style, t } from "../core.js";
+import { api, attempt, combine, fill, h, on, style, t } from "../core.js";
 import { FACES, named } from "./stage.js";
 
 const NEWEST = 200;
@@ -22,9 +22,9 @@ export function follow(room) {
       if (changes.some(({ message_id: id }) => id === message?.id)) path.put({ ...message });
     }
   };
-  room.events.addEventListener("played", ({ detail: { event, data } }) => {
+  on(room.events, "played", ({ detail: { event, data } }) => {
     if (event === "state.changed") put(data.changes);
-  }, { signal });
+  }, signal);
   const read = async () => {
     const { campaign_id: id } = room.chat;
     if (!id) return;
@@ -34,11 +34,11 @@ export function follow(room) {
   attempt(read);
   // The choice is kept even if the rest of the turn fails.
   let hasChosen = false;
-  room.events.addEventListener("played", ({ detail: { event } }) => (hasChosen ||= event === "turn.choice_made"), { signal });
-  room.events.addEventListener("turn", () => {
+  on(room.events, "played", ({ detail: { event } }) => (hasChosen ||= event === "turn.choice_made"), signal);
+  on(room.events, "turn", () => {
     if (hasChosen) attempt(read);
     hasChosen = false;
-  }, { signal });
+  }, signal);
 }
 
 /** The die roll that decided a reply, and its result. */
@@ -48,7 +48,7 @@ export function decided(message, room) {
   if (!tier) return false;
   const said = die ? t("play.decided", { die, tier: named(tier) }) : named(tier);
   return h("p.row.die", die && h("span.pips", { "aria-hidden": "true" }, FACES[die - 1]),
-    h("span", [said, outcome].filter(Boolean).join(" · ")));
+    h("span", combine([said, outcome])));
 }
 
 /** The line below a reply with changes. It unfolds to the list of changes. */

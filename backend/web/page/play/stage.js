@@ -1,7 +1,7 @@
 /**
  * The stage of a played turn: the mood, the model's actions, and the question that it waits with.
  */
-import { api, complain, fill, h, has, icon, settled, style, t } from "../core.js";
+import { api, complain, fill, h, has, icon, on, settled, style, t } from "../core.js";
 import { figuresLink } from "../models/picker.js";
 import { pause } from "./downtime.js";
 
@@ -35,7 +35,7 @@ export function stage(room) {
     const words = [p("no_tools"), " ", figuresLink(id, p("no_tools_change"))];
     fill(untold, isPlayed && support === "none" && words);
   };
-  events.addEventListener("asked", warn, { signal });
+  on(events, "asked", warn, signal);
 
   /** Show the mood of the active path, and the button for downtime. */
   const read = async () => {
@@ -48,11 +48,10 @@ export function stage(room) {
     warn();
     fill(rest, campaign?.settings.tools && !room.waiting && (await pause(campaign, play, soon, signal)));
   };
-  const soon = settled(() => room.busy || read().catch(complain), 250);
-  signal.addEventListener("abort", soon.drop);
-  events.addEventListener("turn", soon, { signal });
+  const soon = settled(() => room.busy || read().catch(complain), 250, signal);
+  on(events, "turn", soon, signal);
   let end;
-  room.path.addEventListener("change", () => end !== (end = room.path.last()?.id) && soon(), { signal });
+  on(room.path, "change", () => end !== (end = room.path.last()?.id) && soon(), signal);
   soon();
 
   const tune = ({ mood: name, variant, position, effect }) => {
@@ -67,8 +66,8 @@ export function stage(room) {
     "tool.used": ({ name, summary }) => fill(doing, icon("spark"), summary || named(name)),
     "calls.requested": () => fill(doing, icon("spark"), p("asks_for_calls")),
   };
-  events.addEventListener("played", ({ detail: { event, data } }) => heard[event]?.(data), { signal });
-  events.addEventListener("busy", () => room.busy || fill(doing), { signal });
+  on(events, "played", ({ detail: { event, data } }) => heard[event]?.(data), signal);
+  on(events, "busy", () => room.busy || fill(doing), signal);
 
   /** Send the chosen option. */
   const take = async (option) => {
@@ -87,7 +86,7 @@ export function stage(room) {
       h("span.grow", h("b", option.label), option.detail && h("small", option.detail))));
   /** An answer in the player's own words. */
   const answer = (id) => {
-    const said = h("input.grow", { maxlength: 2000, required: true, "aria-label": p("own") });
+    const said = h("input.grow", { maxlength: 2000, required: true, label: p("own") });
     const onsubmit = (event) => {
       event.preventDefault();
       const text = said.value.trim();
@@ -109,7 +108,7 @@ export function stage(room) {
     room.announce(`${prompt} ${options.map(({ label }) => label).join(", ")}`);
     question.querySelector("p").focus({ preventScroll: true });
   };
-  events.addEventListener("waiting", ask, { signal });
+  on(events, "waiting", ask, signal);
   ask();
   return element;
 }

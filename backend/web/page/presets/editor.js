@@ -1,16 +1,13 @@
 /** A prompt preset: its blocks in order, the editor of a block, and a preview of the prompt. */
 import { samplers } from "../models/sampling.js";
 import {
-  act, api, attempt, autoform, complain, control, dialog, explain, fill, h, icon, menu, number, refill,
-  settled, t, undoable,
+  act, api, attempt, autoform, combine, complain, control, dialog, explain, fill, h, icon, labels, menu,
+  number, on, settled, t, undoable,
 } from "../core.js";
 import { at, patchOf } from "../chat/fields.js";
 
 const say = (name, values) => t(`presets.${name}`, values);
-const field = (name, more) => {
-  const [label, help] = say(name).split(" | ");
-  return { name, label, help, ...more };
-};
+const field = (name, more) => ({ name, ...labels(say(name)), ...more });
 const choice = (name, ...values) =>
   field(name, { kind: "select", options: values.map((each) => [each, say(`${name}_${each}`)]) });
 
@@ -66,10 +63,9 @@ function preview(chats, draft, told, signal) {
       fill(list);
     }
   };
-  const soon = settled(show, 500);
-  signal.addEventListener("abort", soon.drop);
-  chat.input.addEventListener("change", show);
-  const element = h("section", { "aria-label": say("prompt") }, h("h2", say("prompt")), chats.length > 0 && chat.element, state, list);
+  const soon = settled(show, 500, signal);
+  on(chat.input, "change", show);
+  const element = h("section", { label: say("prompt") }, h("h2", say("prompt")), chats.length > 0 && chat.element, state, list);
   return { element, soon, show };
 }
 
@@ -116,9 +112,9 @@ export default async function ({ params: { id }, signal, title }) {
   const store = () => (running = running.then(() => patch({ blocks })).catch(complain));
   const later = settled(store, 500);
   signal.addEventListener("abort", later.now, { once: true });
-  addEventListener("pagehide", later.now, { signal });
+  on(window, "pagehide", later.now, signal);
 
-  const rows = h("ol.list.blocks", { "aria-label": say("blocks") });
+  const rows = h("ol.list.blocks", { label: say("blocks") });
   const live = h("p.unseen", { role: "status" });
   const change = (next) => {
     blocks = next;
@@ -186,7 +182,7 @@ export default async function ({ params: { id }, signal, title }) {
     };
     // Not a button, because some browsers cannot drag by a button.
     const label = say("move", { name: name(block) });
-    const grip = h("span.grip", { role: "button", tabindex: 0, title: label, "aria-label": label, onkeydown, onclick: ask }, icon("grip"));
+    const grip = h("span.grip", { role: "button", tabindex: 0, title: label, label, onkeydown, onclick: ask }, icon("grip"));
     const off = block.enabled === false;
     const onchange = ({ target: box }) =>
       change(blocks.map((each) => (each === block ? { ...block, enabled: box.checked } : each)));
@@ -194,23 +190,23 @@ export default async function ({ params: { id }, signal, title }) {
       grip,
       h("input", {
         type: "checkbox", role: "switch", checked: !off, onchange, disabled: block.marker === "history",
-        "aria-label": say("use", { name: name(block) }),
+        label: say("use", { name: name(block) }),
       }),
       h("button.quiet.grow.clip", { onclick: () => attempt(() => edit(block)) }, name(block)),
-      h("small.soft", [
+      h("small.soft", combine([
         block.role && block.role !== "system" && say(`role_${block.role}`),
         block.depth != null && say("at_depth", { depth: block.depth }),
-      ].filter(Boolean).join(", ")),
+      ], ", ")),
       h("span.figure", !off && tokens[block.id] ? number(tokens[block.id]) : ""),
       !block.marker && act("delete", say("delete", { name: name(block) }), () => remove(block), "quiet"));
-    item.addEventListener("dragstart", (event) => {
+    on(item, "dragstart", (event) => {
       dragged = place;
       // Some browsers only drag elements that carry data.
       event.dataTransfer.setData("text/plain", name(block));
     });
-    item.addEventListener("dragend", () => (dragged = null));
-    item.addEventListener("dragover", (event) => dragged != null && event.preventDefault());
-    item.addEventListener("drop", (event) => {
+    on(item, "dragend", () => (dragged = null));
+    on(item, "dragover", (event) => dragged != null && event.preventDefault());
+    on(item, "drop", (event) => {
       event.preventDefault();
       const from = dragged;
       dragged = null;
@@ -220,14 +216,7 @@ export default async function ({ params: { id }, signal, title }) {
   };
   const controls = (block) =>
     [...rows.children].find((item) => item.dataset.block === block)?.querySelectorAll("[tabindex], input, button") ?? [];
-  /** Draw the rows. The focus stays with its block. */
-  const draw = () => {
-    const held = rows.contains(document.activeElement) && document.activeElement;
-    const block = held && held.closest("li").dataset.block;
-    const place = held && [...controls(block)].indexOf(held);
-    refill(rows, blocks.map(row));
-    if (held) controls(block)[place]?.focus();
-  };
+  const draw = () => fill(rows, blocks.map(row));
 
   const sampling = samplers();
   const groups = [

@@ -1,5 +1,7 @@
 /** Prompt presets: list, import, export. */
-import { act, api, attempt, complain, deleting, h, more, refill, t, toast, undoable } from "../core.js";
+import {
+  act, api, attempt, complain, deleting, fill, h, isPending, more, on, sendLater, t, toast,
+} from "../core.js";
 import { areas } from "../account/parts.js";
 import { pick } from "../core/importing.js";
 
@@ -11,11 +13,10 @@ export default async function ({ signal, title }) {
   const rows = h("ul.list");
   const empty = h("p.soft", say("empty"));
   const open = (id) => (location.hash = `#/presets/${id}`);
-  const away = new Set();
   let items = [];
   const draw = () => {
-    const shown = items.filter(({ id }) => !away.has(id));
-    refill(rows, shown.map(row));
+    const shown = items.filter(({ id }) => !isPending(`/presets/${id}`));
+    fill(rows, shown.map(row));
     empty.hidden = shown.length > 0;
   };
   const read = async () => {
@@ -38,17 +39,7 @@ export default async function ({ signal, title }) {
     }
     await read().catch(complain);
   };
-  const remove = (item) => {
-    const hide = (is) => () => {
-      away[is ? "add" : "delete"](item.id);
-      draw();
-    };
-    undoable(say("deleted", { name: item.name }), {
-      hide: hide(true),
-      act: (options) => api.delete(`/presets/${item.id}`, undefined, { ...options, ifMatch: item.revision }),
-      show: hide(false),
-    });
-  };
+  const remove = ({ id, name, revision: ifMatch }) => sendLater(say("deleted", { name }), `/presets/${id}`, { ifMatch });
   const row = (item) =>
     h("li",
       h("a.grow.clip", { href: `#/presets/${item.id}` }, item.name),
@@ -57,6 +48,7 @@ export default async function ({ signal, title }) {
         { label: say("export"), icon: "download", act: () => api.download(`/presets/${item.id}/export`) },
         deleting(() => remove(item)),
       ]));
+  on(window, "pending", draw, signal);
   await read();
   return h("div.page",
     h("header", h("h1", say("title")), h("div.row",

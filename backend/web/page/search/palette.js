@@ -1,7 +1,7 @@
 /** One search field: chats, characters and settings as the user types, then texts on the server. */
 import {
-  api, campaigns, characters, chats, chronicles, complain, dialog, fill, h, icon, lorebooks, session, set,
-  settled, style, t, texts,
+  api, campaigns, characters, chats, chronicles, combine, complain, dialog, fill, h, icon, lorebooks, on,
+  session, set, settled, style, t, texts,
 } from "../core.js";
 import { finding, passage } from "../core/passage.js";
 import { face } from "../library/faces.js";
@@ -64,14 +64,14 @@ const hit = ({ href, sign, title, note }) =>
     sign, h("span.grow", h("span.clip", title), note && h("small.clip", note)));
 
 const group = (label, options) =>
-  options.length > 0 && h("div", { role: "group", "aria-label": label }, h("small", { "aria-hidden": "true" }, label), options);
+  options.length > 0 && h("div", { role: "group", label }, h("small", { "aria-hidden": "true" }, label), options);
 
 /** Lists that are searched by their names: label, icon, items, and their places. */
 async function named() {
   const quiet = (store) => store.all().catch(() => []);
   const [talks, people, books, worlds, tales] = await Promise.all([chats, characters, lorebooks, campaigns, chronicles].map(quiet));
   const names = new Map(people.map((each) => [each.id, each.nickname || each.name]));
-  const cast = ({ character_ids }) => character_ids.map((id) => names.get(id)).filter(Boolean).join(", ");
+  const cast = ({ character_ids }) => combine(character_ids.map((id) => names.get(id)), ", ");
   const rows = (place, items, sign, note = () => "") => items.map((item) => {
     const title = item.title ?? item.name;
     const shown = title || t("chats.untitled");
@@ -106,7 +106,7 @@ function content(close, signal) {
   let lists = { titles: new Map(), groups: [] };
   const near = h("div");
   const far = h("div");
-  const list = h("div.hits", { id: "hits", role: "listbox", "aria-label": t("search.results") }, near, far);
+  const list = h("div.hits", { id: "hits", role: "listbox", label: t("search.results") }, near, far);
   const state = h("p.soft", { role: "status" });
   let active = null;
 
@@ -134,7 +134,7 @@ function content(close, signal) {
     const row = (it) => {
       const [sign, place, key] = KINDS[it.kind];
       const home = lists.titles.get(it.container_id);
-      const title = it.kind === "message" ? [home, it.title].filter(Boolean).join(" · ") : it.title || home;
+      const title = it.kind === "message" ? combine([home, it.title]) : it.title || home;
       const href = `#/${place}/${it.container_id}?${key}=${it.position ?? it.source_id}`;
       return hit({ href, sign: icon(sign), title, note: passage(it.text, find, SHOWN) });
     };
@@ -142,8 +142,7 @@ function content(close, signal) {
     fill(far, Object.keys(KINDS).map((kind) => group(t(`memory.places.${kind}`), of(kind))));
     const count = options().length;
     fill(state, count ? t("search.count", { count }) : t("search.nothing"));
-  }, 350);
-  signal.addEventListener("abort", ask.drop);
+  }, 350, signal);
 
   const draw = () => {
     const words = typed();
@@ -175,10 +174,10 @@ function content(close, signal) {
   };
   const input = h("input", {
     type: "search", role: "combobox", autofocus: true, autocomplete: "off", maxlength: 200,
-    "aria-label": t("search.title"), "aria-expanded": "true", "aria-controls": "hits", "aria-autocomplete": "list",
+    label: t("search.title"), "aria-expanded": "true", "aria-controls": "hits", "aria-autocomplete": "list",
     placeholder: t("search.placeholder"), oninput: draw, onkeydown,
   });
-  list.addEventListener("click", (event) => event.target.closest("a") && close());
+  on(list, "click", (event) => event.target.closest("a") && close());
   draw();
   named().then((found) => {
     lists = found;

@@ -1,5 +1,7 @@
 /** The archive of the account: everything in one zip file, made by a job. */
-import { act, api, attempt, dateTime, h, has, progress, refill, size, t, undoable } from "../core.js";
+import {
+  act, api, attempt, dateTime, fill, h, has, isPending, on, progress, sendLater, size, t,
+} from "../core.js";
 import { followJob } from "../core/jobs.js";
 import { i } from "./files.js";
 
@@ -20,22 +22,18 @@ export async function archiveBox(signal) {
     }
   };
   const begin = () => attempt(async () => show(await api.post(PATH)));
-  const remove = (item) => undoable(t("common.deleted", { name: a("title") }), {
-    hide: () => say(""),
-    async act(options) {
-      await api.delete(PATH, undefined, options);
-      show(null);
-    },
-    show: () => show(item),
-  });
+  const remove = () => sendLater(t("common.deleted", { name: a("title") }), PATH, { then: () => (now = null) });
   const make = (name = "begin") => act("copy", a(name), begin);
 
   const say = (text, ...buttons) => {
     said.textContent = text;
     bar.element.hidden = true;
-    refill(acts, buttons);
+    fill(acts, buttons);
   };
-  const show = (item) => {
+  let now;
+  const show = (item = now) => {
+    now = item;
+    if (isPending(PATH)) return say("");
     if (!item) return say("", make());
     const { state, job, size: bytes, unreadable: count, created_at: when, expires_at: until } = item;
     if (state === "ready") {
@@ -43,7 +41,7 @@ export async function archiveBox(signal) {
       return say(count ? `${ready} ${a("unreadable", { count })}` : ready,
         act("download", a("download"), () => api.download(PATH), "primary"),
         make("renew"),
-        act("delete", a("delete"), () => remove(item), "quiet"));
+        act("delete", a("delete"), remove, "quiet"));
     }
     if (state !== "making") return say(a(has(`archive.${job?.error}`) ? job.error : state), make());
     const stop = () => attempt(() => api.post(`/jobs/${job.id}/stop`));
@@ -57,6 +55,7 @@ export async function archiveBox(signal) {
     show(await read());
   };
 
+  on(window, "pending", () => show(), signal);
   show(await read());
   return h("div.stack", said, bar.element, acts);
 }

@@ -1,6 +1,7 @@
 /** Import of any file: its upload, the progress of its job, and its end. */
 import {
-  act, api, attempt, campaigns, characters, chats, chronicles, h, has, icon, lorebooks, personas, t,
+  act, api, attempt, campaigns, characters, chats, chronicles, combine, h, has, icon, lorebooks, personas,
+  t,
 } from "../core.js";
 import { importing, track } from "../core/importing.js";
 import { followJob } from "../core/jobs.js";
@@ -41,9 +42,6 @@ export async function followImport({ id, job_id: job }, signal, show) {
   return item;
 }
 
-/** Imports whose deletion can still be undone. */
-export const away = new Set();
-
 export const stop = ({ job_id: job }) => attempt(() => api.post(`/jobs/${job}/stop`));
 export const goOn = ({ id }) => api.post(`/imports/${id}/continue`);
 
@@ -64,7 +62,7 @@ async function end(item, resume) {
   const again = () => resume(async (row) => work(await goOn(item))(row));
   const isWhole = state === "finished" && !counts.failed;
   return {
-    text: [h("a", { href: `#/imports/${id}` }, name), h("small", [i(`states.${state}`), summary(item)].filter(Boolean).join(": "))],
+    text: [h("a", { href: `#/imports/${id}` }, name), h("small", combine([i(`states.${state}`), summary(item)], ": "))],
     sign: icon(isWhole ? "check" : "alert"),
     button: item.can_continue && act("continue", i("continue_named", { name }), again, "quiet"),
     state: isWhole ? "done" : { finished: "partial", stopped: "stopped" }[state] ?? "refused",
@@ -79,7 +77,7 @@ async function single(result, name) {
   }
   const href = addressOf(result);
   const isThere = /imported|already_there/.test(outcome);
-  const words = [i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)].filter(Boolean).join(" · ");
+  const words = combine([i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)]);
   return {
     text: [
       href ? h("a", { href }, name) : h("p.clip", name),

@@ -1,8 +1,8 @@
 /** Import and export: files of any kind, earlier imports, and the archive of the account. */
-import { act, ago, api, attempt, dateTime, h, icon, refill, session, size, t } from "../core.js";
+import { act, api, attempt, combine, fill, h, icon, isPending, on, session, size, timed } from "../core.js";
 import { areas } from "../account/parts.js";
 import { archive } from "./archive.js";
-import { away, files, i, summary } from "./files.js";
+import { files, i, summary } from "./files.js";
 import { steps } from "./moving.js";
 
 const section = (name, ...content) => h("section.stack", h("h2", i(name)), content);
@@ -13,13 +13,13 @@ const line = (item) =>
     icon(item.state === "finished" && !item.counts.failed ? "check" : item.state === "running" ? "upload" : "alert"),
     h("div.grow",
       h("a.clip", { href: `#/imports/${item.id}` }, item.name),
-      h("small.soft", [i(`states.${item.state}`), summary(item), item.size > 0 && size(item.size)].filter(Boolean).join(" · "))),
-    h("time.help", { title: dateTime(item.created_at) }, ago(item.created_at)));
+      h("small.soft", combine([i(`states.${item.state}`), summary(item), item.size > 0 && size(item.size)]))),
+    timed(item.created_at, "help"));
 
 const backups = () =>
   section("backups",
     h("p", i("backups_help")),
-    h("pre.commands", { tabindex: 0, role: "region", "aria-label": i("backups") },
+    h("pre.commands", { tabindex: 0, role: "region", label: i("backups") },
       h("code", "talekeeper backup FILE\ntalekeeper restore FILE\ntalekeeper doctor")),
     h("p", i("backups_schedule")),
     h("p.help", i("backups_key")));
@@ -27,14 +27,14 @@ const backups = () =>
 /** Route: #/imports */
 export default async function ({ signal, title }) {
   title(i("title"));
-  const list = h("ul.list", { "aria-label": i("earlier") });
+  const list = h("ul.list", { label: i("earlier") });
   const earlier = section("earlier", list);
   const draw = async () => {
-    const items = (await api.all("/imports", { signal })).filter(({ id }) => !away.has(id));
+    const items = (await api.all("/imports", { signal })).filter(({ id }) => !isPending(`/imports/${id}`));
     earlier.hidden = !items.length;
-    refill(list, items.map(line));
+    fill(list, items.map(line));
   };
-  addEventListener("imports-changed", () => attempt(draw), { signal });
+  on(window, "imports-changed pending", () => attempt(draw), signal);
   await draw();
   return h("div.page.narrow",
     h("header", h("h1", i("title"))),

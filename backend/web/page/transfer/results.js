@@ -1,10 +1,9 @@
 /** One import: its progress, and the result of each file. */
 import {
-  act, ago, api, attempt, dateTime, deleting, fill, h, has, icon, more, pause, progress, refill, size, t,
-  undoable,
+  act, api, attempt, combine, deleting, fill, h, has, icon, more, pause, progress, sendLater, size, t,
+  timed,
 } from "../core.js";
-import { areas } from "../account/parts.js";
-import { addressOf, away, followImport, goOn, i, OUTCOMES, stop } from "./files.js";
+import { addressOf, followImport, goOn, i, OUTCOMES, stop } from "./files.js";
 
 const SIGNS = { imported: "check", already_there: "minus", skipped: "minus", failed: "alert" };
 const PAGE = 100;
@@ -23,7 +22,7 @@ function line(result) {
   const { path, outcome, kind, detail, warnings } = result;
   const href = addressOf(result);
   const isThere = /imported|already_there/.test(outcome);
-  const facts = [i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)].filter(Boolean).join(" · ");
+  const facts = combine([i(`outcomes.${outcome}`), kind && i(`kinds.${kind}`)]);
   return h("li", { class: outcome },
     icon(SIGNS[outcome]),
     h("div.grow",
@@ -40,7 +39,7 @@ export default async function ({ params: { id }, signal, title }) {
   const bar = progress(t("files.importing", item));
   const state = h("p.grow", { role: "status" });
   const acts = h("div.row");
-  const list = h("ul.list.results", { "aria-label": i("results") });
+  const list = h("ul.list.results", { label: i("results") });
   const none = h("p.empty", { hidden: true }, i("no_results"));
   const older = act("down", t("common.more"), () => attempt(() => load(older.value)));
   let outcome = null;
@@ -82,7 +81,7 @@ export default async function ({ params: { id }, signal, title }) {
     const isLost = /stopped|failed/.test(item.state) && !item.can_continue;
     fill(state, i(`states.${item.state}`), isLost && [". ", i("lost")]);
     bar.element.hidden = !isRunning;
-    refill(acts,
+    fill(acts,
       isRunning && act("stop", i("stop"), () => stop(item)),
       item.can_continue && act("continue", i("continue"), () => attempt(resume), "primary"),
       !isRunning && more(t("common.more"), [deleting(remove)]));
@@ -93,17 +92,10 @@ export default async function ({ params: { id }, signal, title }) {
     draw();
     await follow();
   };
-  const remove = () => undoable(t("common.deleted", { name: item.name }), {
-    hide() {
-      away.add(id);
-      location.hash = "#/imports";
-    },
-    act: (options) => api.delete(`/imports/${id}`, undefined, options),
-    show() {
-      away.delete(id);
-      dispatchEvent(new Event("imports-changed"));
-    },
-  });
+  const remove = () => {
+    sendLater(t("common.deleted", item), `/imports/${id}`);
+    location.hash = "#/imports";
+  };
   /** Show the first results while the import runs. */
   const watch = async () => {
     while (item.state === "running" && !signal.aborted) {
@@ -130,9 +122,9 @@ export default async function ({ params: { id }, signal, title }) {
     h("a.row.back", { href: "#/imports" }, icon("left"), i("title")),
     h("header",
       h("div.grow", h("h1.clip", item.name),
-        h("small.soft", item.size > 0 && `${size(item.size)} · `, h("time", { title: dateTime(item.created_at) }, ago(item.created_at)))),
+        h("small.soft", item.size > 0 && `${size(item.size)} · `, timed(item.created_at))),
       acts),
     h("div.row", state), bar.element,
-    h("div.row.tags", { role: "group", "aria-label": i("filter") }, filters.map(({ button }) => button)),
+    h("div.row.tags", { role: "group", label: i("filter") }, filters.map(({ button }) => button)),
     list, none, older);
 }

@@ -1,0 +1,1 @@
+"""The benchmark of `scripts/bench_scale.py`."""

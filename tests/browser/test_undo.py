@@ -1,0 +1,147 @@
+"""Actions that can be undone: they stay pending across views, and run once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Locator, Page, Request, expect
+
+from tests.support.browser import Account, finish_deletion
+from tests.support.drawings import portrait
+
+pytestmark = pytest.mark.browser
+
+
+def count_requests(page: Page, method: str, path: str) -> Callable[[], int]:
+    """Count the requests whose address ends with a path."""
+    found: list[Request] = []
+    # Playwright sets an attribute of the function, which a method of a list cannot have.
+    page.on("request", lambda request: found.append(request))  # noqa: PLW0108
+    return lambda: sum(each.method == method and each.url.endswith(path) for each in found)
+
+
+def delete_in_menu(page: Page, row: Locator) -> None:
+    row.get_by_role("button", name="More").click()
+    page.get_by_role("menuitem", name="Delete").click()
+
+
+def test_what_is_being_deleted_stays_away_when_its_list_is_opened_again(
+    page: Page, account: Account
+) -> None:
+    for name in ("Plain", "Ornate"):
+        account.post("/presets", {"name": name})
+        account.post("/api-keys", {"label": name, "scope": "chat"})
+    page.goto("/#/presets")
+    delete_in_menu(page, page.get_by_role("listitem").filter(has_text="Plain"))
+    expect(page.get_by_role("link", name="Plain")).to_be_hidden()
+    page.goto("/#/security")
+    end = page.get_by_role("button", name="End “Ornate”")
+    end.click()
+    expect(end).to_be_hidden()
+
+    page.goto("/#/presets")
+    expect(page.get_by_role("link", name="Ornate")).to_be_visible()
+    expect(page.get_by_role("link", name="Plain")).to_be_hidden()
+    page.goto("/#/security")
+    expect(page.get_by_role("button", name="End “Plain”")).to_be_visible()
+    expect(end).to_be_hidden()
+    page.get_by_role("button", name="Undo").last.click()
+    expect(end).to_be_visible()
+
+    finish_deletion(page)
+    page.goto("/#/presets")
+    expect(page.get_by_role("link", name="Ornate")).to_be_visible()
+    expect(page.get_by_role("link", name="Plain")).to_be_hidden()
+    assert [each["name"] for each in account.get("/presets")["items"]] == ["Ornate"]
+    assert len(account.get("/api-keys")["items"]) == 2
+
+
+def test_a_message_that_is_being_deleted_stays_away_when_the_chat_is_opened_again(
+    page: Page, account: Account
+) -> None:
+    chat = account.new_chat(title="Harbour")["id"]
+    for text in ("The first line.", "The second line."):
+        account.post(f"/chats/{chat}/messages", {"role": "user", "text": text})
+    page.goto(f"/#/chats/{chat}")
+    line = page.get_by_text("The first line.")
+    tools = page.get_by_role("group", name="Actions for message 1")
+    tools.get_by_role("button", name="More").click()
+    page.get_by_role("menuitem", name="Delete this message only").click()
+    expect(line).to_be_hidden()
+
+    page.goto("/#/characters")
+    page.goto(f"/#/chats/{chat}")
+    expect(page.get_by_text("The second line.")).to_be_visible()
+    expect(line).to_be_hidden()
+    page.get_by_role("button", name="Undo").click()
+    expect(line).to_be_visible()
+
+
+def test_a_rebuild_cannot_be_started_twice(page: Page, account: Account) -> None:
+    count = count_requests(page, "POST", "/memory/rebuild")
+    page.goto("/#/memory/status")
+    again = page.get_by_role("button", name="Rebuild index")
+    again.click()
+    expect(again).to_have_attribute("aria-busy", "true")
+    again.click()
+    # The view reads its state again in the meantime.
+    page.goto("/#/memory")
+    page.goto("/#/memory/status")
+    expect(again).to_have_attribute("aria-busy", "true")
+    again.click()
+    finish_deletion(page, "POST")
+    expect(page.get_by_role("button", name="Undo")).to_be_hidden()
+    assert count() == 1
+
+
+def test_a_second_click_waits_for_the_request_of_the_first(page: Page, account: Account) -> None:
+    page.goto("/#/presets")
+    page.get_by_role("button", name="New preset").dblclick()
+    expect(page.get_by_role("heading", name="My preset")).to_be_visible()
+    assert len(account.get("/presets")["items"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "button"), [("avatar", "Change picture"), ("background", "Change picture")]
+)
+def test_a_replaced_picture_comes_back(
+    page: Page, account: Account, kind: str, button: str
+) -> None:
+    character = account.import_card()["id"]
+    path = f"/characters/{character}/{kind}"
+    first, second = portrait("#703048", "hat"), portrait("#304870", "hood")
+    headers = {"x-csrftoken": account.client.cookies["csrftoken"]}
+    answer = account.client.put(path, files={"file": ("first.png", first)}, headers=headers)
+    assert answer.is_success, answer.text
+    before = account.client.get(path).content
+    page.goto(f"/#/characters/{character}")
+    place = page.locator(".portrait" if kind == "avatar" else ".background")
+
+    def replace() -> None:
+        with page.expect_file_chooser() as chooser:
+            place.get_by_role("button", name=button).click()
+        with page.expect_response(lambda answer: answer.request.method == "PUT"):
+            chooser.value.set_files(
+                [{"name": "second.png", "mimeType": "image/png", "buffer": second}]
+            )
+
+    replace()
+    expect(page.get_by_text("The picture was replaced.")).to_be_visible()
+    assert account.client.get(path).content != before
+    with page.expect_response(lambda answer: answer.request.method == "PUT"):
+        page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("The picture was replaced.")).to_be_hidden()
+    assert account.client.get(path).content == before
+
+    # A picture that is being removed does not take the new one with it.
+    place.get_by_role("button", name="Remove").click()
+    expect(place.get_by_role("button", name="Remove")).to_be_hidden()
+    with page.expect_file_chooser() as chooser:
+        place.get_by_role("button", name=re.compile("picture")).click()
+    with page.expect_response(lambda answer: answer.request.method == "PUT"):
+        chooser.value.set_files([{"name": "second.png", "mimeType": "image/png", "buffer": second}])
+    expect(place.get_by_role("button", name="Remove")).to_be_visible()
+    expect(page.get_by_role("button", name="Undo")).to_be_hidden()
+    assert account.client.get(path).status_code == 200
