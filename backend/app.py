@@ -22,7 +22,7 @@ from backend.accounts.auth.controller import (
     SessionController,
     SignInController,
 )
-from backend.accounts.auth.idempotency import IdempotencyMiddleware, delete_old_responses
+from backend.accounts.auth.idempotency import IdempotencyMiddleware
 from backend.accounts.auth.middleware import (
     NEEDS_KEY,
     IdentityMiddleware,
@@ -30,16 +30,13 @@ from backend.accounts.auth.middleware import (
     provide_identity,
 )
 from backend.accounts.auth.second_factor.controller import SecondFactorController
-from backend.accounts.profile.activity import delete_old_activity
 from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController
-from backend.accounts.service import finish_deletions
 from backend.backgrounds.controller import BACKGROUND_CONTROLLERS
 from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
-from backend.chats.files import delete_expired_uploads
 from backend.chats.member_controller import MemberController
 from backend.chronicles.controller import (
     ChronicleController,
@@ -284,7 +281,6 @@ async def _run_services(services: Services) -> AsyncGenerator[None]:
     """Start the background tasks, and stop them and the services after the last request."""
     begin = partial(persist, services.database)
     await begin("processes", services.processes.start)
-    await begin("deletions", partial(finish_deletions, services.database))
     await services.database.optimize()
     # Imported objects are never freed, so exclude them from garbage collection. A full prompt
     # creates thousands of objects at once, and the full collections after it took over 100 ms.
@@ -297,6 +293,7 @@ async def _run_services(services: Services) -> AsyncGenerator[None]:
     backing_up = asyncio.create_task(services.backups.run())
     await begin("index", services.memory.prepare)
     await begin("recount", services.recount.schedule)
+    await begin("pruning", services.pruning.schedule)
     services.worker.start()
     try:
         yield
@@ -352,7 +349,6 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
         "user_models": services.user_models.sweep,
         "turns": services.turns.recover,
         "sessions": services.sessions.drop_ended_keys,
-        "idempotency": partial(delete_old_responses, database, at=now()),
         "ledger": services.ledger_folder.fold,
         "jobs": partial(services.jobs.clean, at=now()),
         "index_model": memory.follow_model,
@@ -362,11 +358,9 @@ def _list_chores(services: Services, *, is_long_round: bool) -> dict[str, Callab
     if is_long_round:
         chores |= {
             "optimize": database.optimize,
-            "deletions": partial(finish_deletions, database),
-            "activity": partial(delete_old_activity, database),
             "uploads": services.imports.sweep,
-            "waiting_files": partial(delete_expired_uploads, database),
-            "unfinished_chats": services.chat_importer.delete_abandoned,
+            "deletions": services.deletions.schedule,
+            "pruning": services.pruning.schedule,
         }
     return chores
 

@@ -102,7 +102,9 @@ from backend.openai_api.plain_replies import PlainCompletions
 from backend.openai_api.requests import RequestLog
 from backend.openai_api.stored_paths import PathCache
 from backend.operations.backup.schedule import BackupSchedule
+from backend.operations.deletions import Deletions
 from backend.operations.metrics import MetricsService
+from backend.operations.pruning import Pruning
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
@@ -190,6 +192,8 @@ class Services:
         self.provider_tests = ProviderTests(database, self.providers, user_models)
         self.local_servers = LocalServers(self.providers, user_models, settings)
 
+        self.deletions = Deletions(database, queue)
+        self.pruning = Pruning(database, queue, settings)
         participants = Participants(RequestCaches())
         self.open_keys = open_keys = OpenKeys(participants)
         open_keys.on_arrival(queue.wake_here)
@@ -462,7 +466,9 @@ class Services:
         )
         self.text_completions = plain_completions
         rows = RowReader(database, SOURCES)
-        self.contexts = ContextService(database, builder, prompts, pool, rows)
+        self.contexts = ContextService(
+            database, builder, prompts, pool, rows, kept_days=settings.keep_prompts_days
+        )
         self.message_files = FileService(
             database,
             pool,
@@ -548,12 +554,14 @@ class Services:
                 SingleFilePlanner(services),
             ),
         )
-        participants.add(self.archives, self.imports)
+        participants.add(self.archives, self.imports, self.deletions)
         self.kinds = {
             **memory.kinds,
             **self.model_fetches.kinds,
             **job_kinds(enrichment),
             **self.recount.kinds,
+            **self.deletions.kinds,
+            **self.pruning.kinds,
             **self.archives.kinds,
             **self.imports.kinds,
         }

@@ -352,6 +352,19 @@ class Settings(BaseSettings):
     """Prompt and reply tokens per day (UTC) above which no turn, suggestion or rebuild starts.
     Tokens of the agent and of summaries count, but are not refused."""
 
+    # Old records (0: kept as long as their chat or account)
+    keep_prompts_days: int = Field(180, ge=0, le=36_500)
+    """Days for which the prompt of a reply is kept for the inspector: its record and its texts."""
+    keep_run_details_days: int = Field(365, ge=0, le=36_500)
+    """Days for which the details of background work are kept: its reasons, and the earlier values
+    for an undo. Its tokens are kept as long as the chat."""
+    keep_activity_days: int = Field(365, ge=0, le=36_500)
+    """Days for which an account's recent activity is kept. Addresses are kept for 30 days."""
+    keep_imports_days: int = Field(365, ge=0, le=36_500)
+    """Days for which imports and the results of their files are listed. Imported items stay."""
+    keep_failed_jobs_days: int = Field(30, ge=0, le=36_500)
+    """Days for which jobs that failed for good are listed, and can be retried."""
+
     # Input limits
     max_message_chars: int = Field(100_000, ge=1000, le=1_000_000)
     """Maximum length of a user's message, in characters."""

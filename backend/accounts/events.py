@@ -20,3 +20,12 @@ class AccountDeleted(Protocol):
     """An account is deleted. The handler runs in the transaction that deletes its keys."""
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None: ...
+
+
+@runtime_checkable
+class AccountClosed(Protocol):
+    """The keys of an account were deleted. Its rows are still there, but no one can find them."""
+
+    async def account_closed(self, user_id: UUID) -> None:
+        """Delete the rows."""
+        ...

@@ -34,10 +34,19 @@ class User(Base):
 
     `factors_digest` covers the ids of the active second factors. It is None if there are none.
     `key_generation` counts the account's user keys. `newest_data_key` is the number of the data key
-    that was added with the current user key.
+    that was added with the current user key. An account with `deleted_at` has no keys and no name,
+    and no one can find it. Its rows are being deleted.
     """
 
     __tablename__ = "users"
+    __table_args__ = (
+        Index(
+            "ix_users_deleted_at",
+            "deleted_at",
+            sqlite_where=text("deleted_at IS NOT NULL"),
+            postgresql_where=text("deleted_at IS NOT NULL"),
+        ),
+    )
 
     id: Mapped[PrimaryId]
     name_lookup: Mapped[bytes] = mapped_column(unique=True)
@@ -57,6 +66,7 @@ class User(Base):
     scripts_revision: Mapped[int] = mapped_column(default=0)
     providers_revision: Mapped[int] = mapped_column(default=0, server_default="0")
     new_data_key_due: Mapped[bool] = mapped_column(default=False)
+    deleted_at: Mapped[datetime | None]
     created_at: Mapped[CreatedAt]
 
 
@@ -84,7 +94,15 @@ class KeySlot(Base):
     """
 
     __tablename__ = "key_slots"
-    __table_args__ = (Index(None, "user_id", "kind"),)
+    __table_args__ = (
+        Index(None, "user_id", "kind"),
+        Index(
+            "ix_key_slots_expires_at",
+            "expires_at",
+            sqlite_where=text("expires_at IS NOT NULL"),
+            postgresql_where=text("expires_at IS NOT NULL"),
+        ),
+    )
 
     id: Mapped[PrimaryId]
     user_id: Mapped[UUID] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"))
@@ -113,7 +131,7 @@ class Invitation(Base):
     created_by: Mapped[UUID] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
     lookup: Mapped[bytes] = mapped_column(unique=True)
     created_at: Mapped[CreatedAt]
-    expires_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
     used_at: Mapped[datetime | None]
 
 
@@ -127,7 +145,7 @@ class LoginFailures(Base):
 
     key: Mapped[bytes] = mapped_column(primary_key=True)
     failures: Mapped[float] = mapped_column(Float(53))
-    last_at: Mapped[datetime]
+    last_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class KnownAddress(Base):

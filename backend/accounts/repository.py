@@ -21,7 +21,7 @@ async def lock_accounts(session: AsyncSession) -> None:
 
 async def has_users(session: AsyncSession, *, but: UUID | None = None) -> bool:
     """True if there is an account, other than `but`. Reads one row, and not all as a count does."""
-    query = select(User.id).limit(1)
+    query = select(User.id).where(User.deleted_at.is_(None)).limit(1)
     return await session.scalar(query if but is None else query.where(User.id != but)) is not None
 
 
@@ -35,7 +35,7 @@ async def find_user(session: AsyncSession, name_lookup: bytes) -> User | None:
 
 
 async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) -> User:
-    """Load an account. Raises `UserNotFoundError`.
+    """Load an account. Raises `UserNotFoundError` if it is absent or deleted.
 
     `lock` reads the current row, and serialises changes of the account's password, recovery code,
     key mode and keys. So slots that are read afterwards match the MAC of the account.
@@ -43,7 +43,7 @@ async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) 
     # Allows concurrent inserts of rows that refer to the account.
     for_update = {"key_share": True} if lock else None
     user = await session.get(User, user_id, populate_existing=lock, with_for_update=for_update)
-    if user is None:
+    if user is None or user.deleted_at is not None:
         raise UserNotFoundError
     return user
 

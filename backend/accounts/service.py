@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import delete, exists, select
+from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
@@ -21,7 +21,7 @@ from backend.accounts.errors import (
     WrongCredentialsError,
     WrongRecoveryCodeError,
 )
-from backend.accounts.events import AccountDeleted
+from backend.accounts.events import AccountClosed, AccountDeleted
 from backend.accounts.keys.keyring import (
     DEFAULT_KEY_MODE,
     UserKey,
@@ -52,6 +52,7 @@ from backend.vault.slots import PasswordKdf, SlotKind, hash_for_lookup, parse_to
 log = get_logger(__name__)
 
 MAX_NAME_LENGTH = 64
+NAME_LOOKUP_BYTES = 32
 INVITATION_PREFIX = "inv_"
 
 SignUpState = Literal["first", "open", "invitation", "closed"]
@@ -267,13 +268,15 @@ class AccountService:
         return slot.id
 
     async def delete(self, user_id: UUID) -> None:
-        """Delete an account: first the keys to its texts, then the texts.
+        """Delete an account: first its name and the keys to its texts, then the texts.
+
+        `AccountClosed` handlers delete the rows in many transactions, for large accounts later.
 
         Raises `LastAdministratorError` if other accounts would be left without an administrator.
         """
         async with self._database.write() as session:
             await repository.lock_accounts(session)
-            user = await repository.get_user(session, user_id)
+            user = await repository.get_user(session, user_id, lock=True)
             is_needed = user.is_administrator and not user.is_disabled
             has_others = await repository.has_users(session, but=user_id)
             if is_needed and has_others and await repository.count_administrators(session) <= 1:
@@ -283,9 +286,23 @@ class AccountService:
                 await part.account_deleted(session, user_id)
             await session.execute(delete(KeySlot).where(KeySlot.user_id == user_id))
             await session.execute(delete(DataKey).where(DataKey.user_id == user_id))
+            await session.execute(
+                update(User)
+                .where(User.id == user_id)
+                .values(
+                    sealed_settings=None,
+                    sealed_variables=None,
+                    sealed_scripts=None,
+                    name_lookup=os.urandom(NAME_LOOKUP_BYTES),  # the name is free again
+                    wrapped_name=self._instance.wrap_name(user_id, ""),
+                    is_administrator=False,
+                    is_disabled=True,
+                    deleted_at=now(),
+                )
+            )
         self._open_keys.drop(user_id)
-        async with self._database.write() as session:
-            await session.execute(delete(User).where(User.id == user_id))
+        for handler in self._participants.find_handlers(AccountClosed):
+            await handler.account_closed(user_id)
         await self._database.log.empty_now()
 
     def name_of(self, identity: Identity) -> str:
@@ -314,19 +331,3 @@ class AccountService:
             session, hash_for_lookup(secret), now(), use=use
         ):
             raise InvitationError("It is unknown, used or expired. Ask for a new invitation.")
-
-
-async def finish_deletions(database: Database) -> None:
-    """Delete every account that a crash left without a password.
-
-    An account loses its keys in one transaction and its rows in a second. A crash between the two
-    leaves an account without a password. It cannot be opened, but its name is taken, and it may
-    count as an administrator.
-    """
-    is_without_keys = ~exists().where(KeySlot.user_id == User.id, KeySlot.kind == "password")
-    async with database.read() as session:
-        half_deleted = list(await session.scalars(select(User.id).where(is_without_keys)))
-    for user_id in half_deleted:
-        async with database.write() as session:
-            await session.execute(delete(User).where(User.id == user_id, is_without_keys))
-        log.info("account.deletion_finished", user_id=user_id)

@@ -88,6 +88,15 @@ class ChatDeleted(Protocol):
 
 
 @runtime_checkable
+class ChatClosed(Protocol):
+    """A chat was deleted. Its rows are still there, but no one can find them."""
+
+    async def chat_closed(self, chat_id: UUID) -> None:
+        """Delete the rows."""
+        ...
+
+
+@runtime_checkable
 class ConsentWithdrawn(Protocol):
     """A chat's chronicle is about to be disabled."""
 

@@ -12,6 +12,7 @@ import mimetypes
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -37,7 +38,7 @@ from backend.database.base import (
     split_chunks,
     upsert,
 )
-from backend.database.engine import Database
+from backend.database.batches import Batches
 from backend.generation.model import PromptImage
 from backend.vault.sealing import Sealer, digest
 
@@ -45,6 +46,11 @@ MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 
 WAIT_DURATION: Final = timedelta(hours=24)
 """The time for which an uploaded file is kept without a message."""
+
+FILES_PER_BATCH: Final = 10
+"""Unused files that one transaction deletes. They may be large."""
+
+IS_UNUSED: Final = ~exists().where(MessageFile.file_id == StoredFile.id)
 
 _KEY_PURPOSE: Final = "files/digest"
 
@@ -215,34 +221,42 @@ async def delete_unused_files(session: AsyncSession, owner_id: UUID) -> None:
 
     They are locked first, and looked at again: another transaction may just have added a reference.
     """
-    is_unused = ~exists().where(MessageFile.file_id == StoredFile.id)
-    query = select(StoredFile.id).where(StoredFile.user_id == owner_id, is_unused)
+    query = select(StoredFile.id).where(StoredFile.user_id == owner_id, IS_UNUSED)
     ids = list(await session.scalars(query.order_by(StoredFile.id).with_for_update()))
+    for part in split_chunks(ids):
+        await _delete_still_unused(session, part)
+
+
+async def delete_unused_files_in_batches(batches: Batches, owner_id: UUID) -> None:
+    """Delete the same files in several transactions."""
+    query = (
+        select(StoredFile.id)
+        .where(StoredFile.user_id == owner_id, IS_UNUSED)
+        .order_by(StoredFile.id)
+    )
+    async with batches.database.read() as session:
+        unused = list(await session.scalars(query))
+    for ids in split_chunks(unused, FILES_PER_BATCH):
+        await batches.run(partial(_lock_and_delete_unused, ids=ids))
+
+
+async def _lock_and_delete_unused(session: AsyncSession, *, ids: Sequence[UUID]) -> int:
+    query = select(StoredFile.id).where(StoredFile.id.in_(ids), IS_UNUSED)
+    locked = list(await session.scalars(query.order_by(StoredFile.id).with_for_update()))
+    await _delete_still_unused(session, locked)
+    return len(locked)
+
+
+async def _delete_still_unused(session: AsyncSession, ids: Sequence[UUID]) -> None:
     # SQLite reads the content of a row to get at `waits_until`, so only unused rows are looked at.
-    for part in split_chunks(ids):
-        await session.execute(
-            delete(StoredFile).where(
-                StoredFile.id.in_(part),
-                is_unused,
-                or_(StoredFile.waits_until.is_(None), StoredFile.waits_until < now()),
-            ),
-            execution_options=UNSYNCHRONIZED,
-        )
-
-
-async def delete_expired_uploads(database: Database) -> None:
-    """Delete uploaded files of all users that no message refers to in time."""
-    is_unused = ~exists().where(MessageFile.file_id == StoredFile.id)
-    async with database.read() as session:
-        ids = list(await session.scalars(select(StoredFile.id).where(is_unused)))
-    for part in split_chunks(ids):
-        async with database.write() as session:
-            await session.execute(
-                delete(StoredFile).where(
-                    StoredFile.id.in_(part), is_unused, StoredFile.waits_until < now()
-                ),
-                execution_options=UNSYNCHRONIZED,
-            )
+    await session.execute(
+        delete(StoredFile).where(
+            StoredFile.id.in_(ids),
+            IS_UNUSED,
+            or_(StoredFile.waits_until.is_(None), StoredFile.waits_until < now()),
+        ),
+        execution_options=UNSYNCHRONIZED,
+    )
 
 
 async def copy_references(

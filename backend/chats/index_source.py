@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, and_, bindparam, func, select
+from sqlalchemy import Select, and_, bindparam, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.members import Group, filter_heard_anywhere, load_group
@@ -205,7 +205,14 @@ _ACTIVE = select(
     _ROW.audience,
     _ROW.sealed_author,
     _ROW.sealed_content,
-).where(_ROW.id.in_(_IDS), _OWNED, _ROW.is_active, ~_ROW.hidden, _ROW.status != "streaming")
+).where(
+    _ROW.id.in_(_IDS),
+    _OWNED,
+    _ROW.is_active,
+    ~_ROW.hidden,
+    _ROW.status != "streaming",
+    exists().where(Chat.id == _ROW.chat_id, Chat.is_ready),
+)
 """The statements are built once because building them takes longer than executing them."""
 
 

@@ -70,12 +70,20 @@ class Chat(Base):
     `chronicle_id`. `chronicle_enabled` is the owner's consent to record events there; messages
     before `chronicle_since`, the time of the last consent, are not recorded. The chat is a session
     of the campaign `campaign_id`. Pinned chats come first in lists, archived ones have a list of
-    their own. While `is_ready` is false, an import is storing it: it is in no list, and no route
-    finds it.
+    their own. While `is_ready` is false, an import is storing it, or its rows are being deleted: it
+    is in no list, and no route finds it.
     """
 
     __tablename__ = "chats"
-    __table_args__ = (Index(None, "user_id", "id"),)
+    __table_args__ = (
+        Index(None, "user_id", "id"),
+        Index(
+            "ix_chats_hidden",
+            "updated_at",
+            sqlite_where=text("is_ready = 0"),
+            postgresql_where=text("NOT is_ready"),
+        ),
+    )
 
     id: Mapped[PrimaryId]
     user_id: Mapped[ListedOwnerId]
@@ -240,7 +248,15 @@ class StoredFile(Base):
     """
 
     __tablename__ = "stored_files"
-    __table_args__ = (Index(None, "user_id", "digest", unique=True),)
+    __table_args__ = (
+        Index(None, "user_id", "digest", unique=True),
+        Index(
+            "ix_stored_files_waits_until",
+            "waits_until",
+            sqlite_where=text("waits_until IS NOT NULL"),
+            postgresql_where=text("waits_until IS NOT NULL"),
+        ),
+    )
 
     id: Mapped[PrimaryId]
     user_id: Mapped[ListedOwnerId]

@@ -7,17 +7,19 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import check_budgets, decode_settings, find_named_models
 from backend.chats import repository, tree
+from backend.chats.deletion import hide_chat
 from backend.chats.drafts import MessageDraft, copy_row, reseal, seal_draft
 from backend.chats.errors import MessagesFollowError
 from backend.chats.events import (
     CampaignChosen,
     CharactersNamed,
+    ChatClosed,
     ChatCopied,
     ChatDeleted,
     ConsentWithdrawn,
@@ -27,7 +29,7 @@ from backend.chats.events import (
     WorldShared,
     check_audience,
 )
-from backend.chats.files import copy_references, delete_unused_files
+from backend.chats.files import copy_references
 from backend.chats.members import load_group
 from backend.chats.models import (
     CHAT_SETTINGS,
@@ -357,6 +359,9 @@ class ChatService:
     ) -> None:
         """Delete a chat with all its messages.
 
+        The chat can no longer be found after one transaction. `ChatClosed` handlers delete the rows
+        in many transactions, for long chats later.
+
         Raises `MessagesFollowError` if it has a message that was created after `newest`.
         """
         async with self._database.write() as session:
@@ -367,10 +372,10 @@ class ChatService:
                     raise MessagesFollowError
             for handler in self._participants.find_handlers(ChatDeleted):
                 await handler.chat_deleted(session, identity, chat)
-            await session.execute(delete(Message).where(Message.chat_id == chat.id))
-            await session.execute(delete(Chat).where(Chat.id == chat.id))
-            await delete_unused_files(session, identity.user_id)
+            await hide_chat(session, chat)
             await self._index.changed(session, identity, kind="message", container_id=chat_id)
+        for part in self._participants.find_handlers(ChatClosed):
+            await part.chat_closed(chat_id)
 
     async def fork(
         self,

@@ -52,7 +52,7 @@ class ChronicleDeleted(Protocol):
     async def chronicle_deleted(
         self, session: AsyncSession, identity: Identity, chronicle_id: UUID
     ) -> None:
-        """Keep what must remain without the chronicle."""
+        """Keep data that must remain without the chronicle."""
         ...
 
 

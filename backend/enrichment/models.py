@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, String
+from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
@@ -61,6 +61,12 @@ class EnrichmentRun(Base):
         Index(None, "chat_id", "id"),
         Index(None, "user_id", "created_at"),
         Index(None, "campaign_id", "created_at"),
+        Index(
+            "ix_enrichment_runs_detailed",
+            "created_at",
+            sqlite_where=text("sealed_detail IS NOT NULL"),
+            postgresql_where=text("sealed_detail IS NOT NULL"),
+        ),
     )
 
     id: Mapped[PrimaryId]

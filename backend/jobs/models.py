@@ -17,6 +17,8 @@ JobState = Literal["queued", "running", "waiting_key", "dead", "done"]
 IS_WAITING = text("state IN ('queued', 'waiting_key')")
 """At most one job with the same dedupe key is in these states."""
 
+IS_OVER = text("state IN ('done', 'dead')")
+
 SYSTEM_SHARE = UUID(int=0)
 
 
@@ -42,6 +44,9 @@ class Job(Base):
         Index(None, "user_id", "id"),
         Index("ix_jobs_due", "state", "share", "run_after"),
         Index("ix_jobs_lane", "lane", "state", "id"),
+        Index(
+            "ix_jobs_over", "state", "created_at", sqlite_where=IS_OVER, postgresql_where=IS_OVER
+        ),
         Index(
             "ix_jobs_waiting_once",
             "dedupe_key",

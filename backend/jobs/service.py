@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import and_, delete, or_, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -24,7 +24,6 @@ from backend.jobs.queue import JobQueue
 from backend.jobs.schemas import JobProgress, JobView
 
 DONE_RETENTION = timedelta(days=1)
-DEAD_RETENTION = timedelta(days=30)
 CLEAN_INTERVAL = timedelta(minutes=5)
 STOPPED_SLUG = "stopped"
 POLL_SECONDS = 0.5
@@ -124,16 +123,11 @@ class JobService:
         self._closed.set()
 
     async def clean(self, *, at: datetime) -> None:
-        """Delete old jobs and expired keys, at most every few minutes."""
+        """Delete expired keys, at most every few minutes."""
         if at - self._cleaned_at < CLEAN_INTERVAL:
             return
         self._cleaned_at = at
-        over = or_(
-            and_(Job.state == "done", Job.updated_at <= at - DONE_RETENTION),
-            and_(Job.state == "dead", Job.updated_at <= at - DEAD_RETENTION),
-        )
         async with self._database.write() as session:
-            await session.execute(delete(Job).where(over))
             await clear_expired_keys(session, at=at)
 
 

@@ -62,7 +62,7 @@ class ChatLore(ChatCopied, ChatDeleted, MessageRemoved):
         await _copy_states(session, identity.sealer, source_id, fork_id, copied, entries)
 
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
-        """Delete the chat's inactive entries before the chat itself is deleted.
+        """Delete the chat's links and its inactive entries before the chat itself is deleted.
 
         Active entries become permanent, because the database clears their source chat.
         """
@@ -73,6 +73,7 @@ class ChatLore(ChatCopied, ChatDeleted, MessageRemoved):
                 ~counting(),
             )
         )
+        await session.execute(delete(ChatLorebook).where(ChatLorebook.chat_id == chat.id))
         left: dict[UUID, list[UUID]] = {}
         for entry_id, book_id in rows:
             left.setdefault(book_id, []).append(entry_id)

@@ -33,6 +33,7 @@ from backend.memory.models import GONE, IndexState
 from backend.memory.runtime import index_folder, list_index_collections
 from backend.operations.backup.backup_file import JOURNAL_NAME
 from backend.operations.backup.schedule import BackupStateName, examine_backups
+from backend.operations.pruning import RuleState, examine_tables
 from backend.operations.start_faults import explain, find_folder_fault, find_index_fault
 from backend.prompts import load_prompts
 from backend.regex.process import RegexProcess
@@ -87,7 +88,34 @@ async def examine(settings: Settings) -> list[Finding]:
                 log.critical("doctor.check_failed", exc_info=error)
                 explanation = f"unexpected error ({type(error).__name__}); see the log"
             findings.append(Finding(name, "fault", explanation))
+    if await _is_usable(_tables, settings):
+        findings += await _list_old_rows(settings)
     return findings
+
+
+async def _list_old_rows(settings: Settings) -> list[Finding]:
+    """Return a finding for each kind of rows that are pruned."""
+    async with _open_database(settings) as database:
+        states = await examine_tables(database, settings)
+    return [
+        Finding(
+            f"old rows: {each.rule.table.name}",
+            "warning" if each.is_late else "ok",
+            _describe_table(each, settings),
+            "A running server deletes them. If one runs, look for failed jobs in its log."
+            if each.is_late
+            else "",
+        )
+        for each in states
+    ]
+
+
+def _describe_table(state: RuleState, settings: Settings) -> str:
+    age = state.oldest
+    oldest = f", the oldest {age / timedelta(days=1):,.1f} days" if age and age.days >= 0 else ""
+    rows = f"about {state.row_count:,} rows in the table{oldest}"
+    late = "; some should have been deleted days ago" if state.is_late else ""
+    return f"{state.rule.describe(settings)}: {rows}{late}"
 
 
 async def _data_folder(settings: Settings) -> Finding:

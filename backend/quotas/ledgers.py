@@ -5,14 +5,17 @@ The triggers of `database.stored_bytes` write the ledger of stored bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, time, timedelta
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from uuid import UUID
 
 from sqlalchemy import (
     bindparam,
     delete,
+    distinct,
     exists,
     func,
     insert,
@@ -25,6 +28,7 @@ from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
 from backend.accounts.models import User
 from backend.core.logs import get_logger
 from backend.database.base import get_table, now
+from backend.database.batches import Batches
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
@@ -41,11 +45,18 @@ MIN_ROWS_TO_FOLD = 64
 
 _FOLD_AT_ONCE = 5000
 
+FOLDED_DAYS = 3
+"""Number of days before today that are folded. The job looks at each of them many times."""
+
+_USERS_PER_PAGE = 500
+
 RECOUNT_KIND = "quotas.recount"
 RECOUNT_TIME = time(hour=4, tzinfo=UTC)
 TOKEN_RETENTION = timedelta(days=31)
+"""The current month is shown, and the current day is limited. No one reads earlier usage."""
 
-_SPENT = insert(get_table(TokenLedger))
+_LEDGER = get_table(TokenLedger)
+_SPENT = insert(_LEDGER)
 _TODAY = select(func.coalesce(func.sum(TokenLedger.tokens), 0)).where(
     TokenLedger.user_id == bindparam("owner"), TokenLedger.day == bindparam("today")
 )
@@ -81,6 +92,9 @@ class UnlistedUsage:
     thinking_tokens: int = 0
 
 
+_SUMMED = ("tokens", *(each.name for each in fields(UnlistedUsage) if each.name != "model"))
+
+
 async def add_unlisted(
     session: AsyncSession, user_id: UUID, usages: Iterable[UnlistedUsage], *, tokens: int = 0
 ) -> None:
@@ -103,6 +117,49 @@ async def count_tokens_today(session: AsyncSession, user_id: UUID) -> int:
 def find_counted_tables() -> Sequence[SealedTable]:
     """Return the imported tables that count as storage."""
     return [each for each in find_model_tables() if each.table.name not in UNCOUNTED_TABLES]
+
+
+async def fold_tokens(batches: Batches, *, today: date) -> None:
+    """Fold the token ledger of the days before today into a row for each user, day and model."""
+    ledger = TokenLedger
+    models = func.count(distinct(func.coalesce(ledger.model, "")))
+    for day in (today - timedelta(days=ago) for ago in range(1, FOLDED_DAYS + 1)):
+        last = UUID(int=0)
+        while True:
+            several = (
+                select(ledger.user_id)
+                .where(ledger.day == day, ledger.user_id > last)
+                .group_by(ledger.user_id)
+                .having(func.count() > models)
+                .order_by(ledger.user_id)
+                .limit(_USERS_PER_PAGE)
+            )
+            async with batches.database.read() as session:
+                users = list(await session.scalars(several))
+            for user_id in users:
+                await batches.run(partial(_fold_tokens, user_id=user_id, day=day))
+            if len(users) < _USERS_PER_PAGE:
+                break
+            last = users[-1]
+
+
+async def _fold_tokens(session: AsyncSession, *, user_id: UUID, day: date) -> int:
+    """Fold one day of a user. Rows that are added at the same time stay as they are."""
+    gone = delete(_LEDGER).where(_LEDGER.c.user_id == user_id, _LEDGER.c.day == day)
+    rows = (await session.execute(gone.returning(*_LEDGER.c))).mappings().all()
+    sums: dict[str | None, Counter[str]] = {}
+    for row in rows:
+        sums.setdefault(row["model"], Counter()).update({name: row[name] for name in _SUMMED})
+    if sums and await session.scalar(select(exists().where(User.id == user_id))):
+        own = {"user_id": user_id, "day": day}
+        await session.execute(
+            _SPENT,
+            [
+                {**own, "model": model, **{name: counts[name] for name in _SUMMED}}
+                for model, counts in sums.items()
+            ],
+        )
+    return len(rows)
 
 
 async def count_stored_bytes(session: AsyncSession, user_id: UUID) -> int:
@@ -186,7 +243,7 @@ async def recount(database: Database, user_id: UUID) -> int:
 
 
 class NightlyRecount:
-    """The job that compares every user's ledger with the tables, and deletes old token usage."""
+    """The job that compares every user's ledger with the tables."""
 
     def __init__(self, database: Database, queue: JobQueue) -> None:
         self._database = database
@@ -203,14 +260,13 @@ class NightlyRecount:
 
     async def run(self, job: RunningJob) -> None:
         """Recount every user, and queue the job of the next night."""
+        open_accounts = select(User.id).where(User.deleted_at.is_(None)).order_by(User.id)
         async with self._database.read() as session:
-            users = list(await session.scalars(select(User.id).order_by(User.id)))
+            users = list(await session.scalars(open_accounts))
         for number, user_id in enumerate(users):
             await job.progress(number, len(users))
             await recount(self._database, user_id)
         async with job.finish() as session:
-            oldest = now().date() - TOKEN_RETENTION
-            await session.execute(delete(TokenLedger).where(TokenLedger.day < oldest))
             await self._queue.enqueue(session, _make_next_job())
 
 

@@ -29,12 +29,13 @@ class StorageLedger(Base):
 class TokenLedger(Base):
     """Tokens of prompts and replies of a user on a day (UTC).
 
-    Rows are only inserted, so that transactions do not block each other. A row with a `model` also
+    Rows are only inserted, so that transactions do not block each other. Those of earlier days are
+    folded into one row for each user, day and model. A row with a `model` also
     has the usage that no chat lists: that of a deleted chat, or of a request without a chat.
     """
 
     __tablename__ = "token_ledger"
-    __table_args__ = (Index(None, "user_id", "day"),)
+    __table_args__ = (Index(None, "user_id", "day"), Index("ix_token_ledger_day", "day", "user_id"))
 
     id: Mapped[PrimaryId]
     user_id: Mapped[ListedOwnerId]

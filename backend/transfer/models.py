@@ -39,7 +39,7 @@ class Import(Base):
     """
 
     __tablename__ = "imports"
-    __table_args__ = (Index(None, "user_id", "id"),)
+    __table_args__ = (Index(None, "user_id", "id"), Index(None, "created_at"))
 
     id: Mapped[PrimaryId]
     user_id: Mapped[ListedOwnerId]
@@ -62,7 +62,7 @@ class ImportResult(Base):
     """
 
     __tablename__ = "import_results"
-    __table_args__ = (Index(None, "import_id", "id"),)
+    __table_args__ = (Index(None, "import_id", "id"), Index(None, "created_at"))
 
     id: Mapped[PrimaryId]
     user_id: Mapped[OwnerId]

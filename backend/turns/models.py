@@ -142,14 +142,17 @@ class StoredContextRecord(Base):
     user_id: Mapped[OwnerId]
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"), index=True)
     sealed_record: Mapped[bytes]
-    created_at: Mapped[CreatedAt]
+    created_at: Mapped[CreatedAt] = mapped_column(index=True)
 
 
 CONTEXT_RECORD = Column("context_records", "sealed_record")
 
 
 class ContextText(Base):
-    """A text of a prompt that may change later. Stored once per chat, by keyed hash."""
+    """A text of a prompt that may change later. Stored once per chat, by keyed hash.
+
+    `created_at` is renewed while prompts use the text, because old texts are deleted.
+    """
 
     __tablename__ = "context_texts"
     __table_args__ = (UniqueConstraint("chat_id", "digest"),)
@@ -159,7 +162,7 @@ class ContextText(Base):
     chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
     digest: Mapped[bytes] = mapped_column(LargeBinary(32))
     sealed_text: Mapped[bytes]
-    created_at: Mapped[CreatedAt]
+    created_at: Mapped[CreatedAt] = mapped_column(index=True)
 
 
 CONTEXT_TEXT = Column("context_texts", "sealed_text")

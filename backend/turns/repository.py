@@ -44,7 +44,7 @@ _TURN = (
     .where(Turn.id == bindparam("turn_id"), Turn.user_id == bindparam("owner_id"))
     .execution_options(populate_existing=True)
 )
-_CHAT = select(Chat).where(Chat.id == bindparam("chat_id")).with_for_update()
+_CHAT = select(Chat).where(Chat.id == bindparam("chat_id"), Chat.is_ready).with_for_update()
 _TURN_AND_REPLY = (
     select(Turn, Message)
     .outerjoin(Message, Message.id == Turn.reply_id)

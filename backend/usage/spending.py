@@ -420,10 +420,13 @@ def _make_money(amount: float | None) -> Money | None:
 
 UsageScope = Literal["chat", "reply", "month", "chat_in_month", "chronicle_in_month"]
 
+_HIDDEN = select(Chat.id).where(Chat.user_id == bindparam("owner"), ~Chat.is_ready)
+"""Chats that are being deleted. The token ledger has their usage already."""
+
 _TURNS_OF: Mapping[UsageScope, tuple[ColumnElement[bool], ...]] = {
     "chat": (Turn.chat_id == bindparam("chat"),),
     "reply": (Turn.chat_id == bindparam("chat"), Turn.reply_id == bindparam("reply")),
-    "month": (Turn.created_at >= bindparam("since"),),
+    "month": (Turn.created_at >= bindparam("since"), Turn.chat_id.not_in(_HIDDEN)),
     "chat_in_month": (
         Turn.chat_id == bindparam("chat"),
         Turn.created_at >= bindparam("since"),
@@ -452,7 +455,7 @@ def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
         run = select_run_shares().c
         of_runs = {
             "chat": (run.chat_id == bindparam("chat"),),
-            "month": (run.created_at >= bindparam("since"),),
+            "month": (run.created_at >= bindparam("since"), run.chat_id.not_in(_HIDDEN)),
             "chat_in_month": (
                 run.chat_id == bindparam("chat"),
                 run.created_at >= bindparam("since"),

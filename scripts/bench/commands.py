@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 NAMES = (
-    "campaign", "endpoint", "enrichment", "group", "load", "memory", "page", "queue", "retrieval",
-    "round_trips", "start", "storage", "streams", "tenants", "transfer", "turn",
+    "campaign", "deletion", "endpoint", "enrichment", "group", "load", "memory", "page", "queue",
+    "retrieval", "round_trips", "start", "storage", "streams", "tenants", "transfer", "turn",
 )  # fmt: skip
 """Modules of this package that have a `main(arguments)`."""
 

@@ -57,6 +57,8 @@ class Options:
     workers: int = 3
     visitors: int = 1
     players: int = 50
+    servers: int = 2
+    """The number of servers on PostgreSQL."""
     keep: Path | None = None
     name: str = ""
     slow: float = 1.0
@@ -152,12 +154,7 @@ async def run_guarded(group: str, name: str, work: Awaitable[list[Row]]) -> list
 
 @asynccontextmanager
 async def campaign(
-    options: Options,
-    *,
-    url: str | None = None,
-    servers_url: str = "",
-    servers: int = 2,
-    **settings: Any,
+    options: Options, *, url: str | None = None, servers_url: str = "", **settings: Any
 ) -> AsyncGenerator[Campaign]:
     """Yield a running installation with accounts and workers that wait for `may_act`.
 
@@ -165,7 +162,6 @@ async def campaign(
         options: The command line's.
         url: The database; without it a new one, as the options say.
         servers_url: The same as the servers get there, if not the same way.
-        servers: The number of servers on PostgreSQL.
         settings: Further ones of the servers, by the names of the fields of `Settings`.
     """
     async with AsyncExitStack() as stack:
@@ -183,7 +179,7 @@ async def campaign(
                 model,
                 qdrant_url=options.qdrant,
                 servers_url=servers_url,
-                servers=servers,
+                servers=options.servers,
                 ready_within=READY_WITHIN * options.slow,
                 **settings,
             )

@@ -75,7 +75,12 @@ async def run(options: Options) -> list[Row]:
         index = await stack.enter_async_context(run_index())
         # The players of the campaign itself do nothing.
         alone = dataclasses.replace(
-            options, users=options.players, workers=1, visitors=0, qdrant=index.url
+            options,
+            users=options.players,
+            workers=1,
+            visitors=0,
+            servers=SERVERS,
+            qdrant=index.url,
         )
         settings = {
             "database_direct_url": place.url,
@@ -83,7 +88,7 @@ async def run(options: Options) -> list[Row]:
             "qdrant_grpc_port": index.grpc_port,
         }
         made = await stack.enter_async_context(
-            campaign(alone, url=place.url, servers_url=pooled, servers=SERVERS, **settings)
+            campaign(alone, url=place.url, servers_url=pooled, **settings)
         )
         made.model.pace = PACE
         fleet = Fleet(made, index)

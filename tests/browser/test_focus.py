@@ -81,6 +81,22 @@ def test_the_focus_returns_from_a_message_of_the_page(page: Page, account: Accou
     assert kept.evaluate("element => element === document.activeElement")
 
 
+def test_the_focus_returns_to_a_row_that_a_dialog_has_changed(page: Page, account: Account) -> None:
+    for name in ("Harbour", "Tower"):
+        account.new_chat(title=name)
+    page.goto("/#/")
+    more = page.get_by_role("button", name="More actions for Harbour")
+    more.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("menuitem", name="Tags").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").get_by_role("combobox", name="Tags").fill("sea")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(page.get_by_role("listitem").filter(has_text="Harbour").last).to_contain_text("sea")
+    expect(more).to_be_focused()
+
+
 def test_escape_ends_a_selection_wherever_the_focus_is(page: Page, account: Account) -> None:
     for name in ("Harbour", "Tower"):
         account.new_chat(title=name)

@@ -137,9 +137,13 @@ def test_a_character_joins_and_is_told_what_happened(
     phone(page)
     dark(page)
     page.goto(inn.path)
-    # The header has two rows, and the cost is in the second one.
+    # The name, the facts and the cost have a row each, and no figure is cut.
     expect(page.locator(".cost")).to_contain_text("chat")
-    page.wait_for_function("document.querySelector('.talk > header').offsetHeight < 80")
+    header = page.locator(".talk > header")
+    assert header.evaluate("header => header.offsetHeight < 96")
+    assert header.locator(".figure").evaluate_all(
+        "all => all.every((each) => each.scrollWidth <= each.clientWidth)"
+    )
     page.get_by_role("button", name="2 members").click()
     panel = page.get_by_role("complementary", name="Members")
     panel.get_by_role("combobox", name="Presence of Bor").select_option("Muted")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Locator, Page, Request, expect
+from playwright.sync_api import FilePayload, Locator, Page, Request, expect
 
 from tests.support.browser import Account, finish_deletion
 from tests.support.drawings import portrait
@@ -112,6 +112,7 @@ def test_a_replaced_picture_comes_back(
     character = account.import_card()["id"]
     path = f"/characters/{character}/{kind}"
     first, second = portrait("#703048", "hat"), portrait("#304870", "hood")
+    other = FilePayload(name="second.png", mimeType="image/png", buffer=second)
     headers = {"x-csrftoken": account.client.cookies["csrftoken"]}
     answer = account.client.put(path, files={"file": ("first.png", first)}, headers=headers)
     assert answer.is_success, answer.text
@@ -123,9 +124,7 @@ def test_a_replaced_picture_comes_back(
         with page.expect_file_chooser() as chooser:
             place.get_by_role("button", name=button).click()
         with page.expect_response(lambda answer: answer.request.method == "PUT"):
-            chooser.value.set_files(
-                [{"name": "second.png", "mimeType": "image/png", "buffer": second}]
-            )
+            chooser.value.set_files([other])
 
     replace()
     expect(page.get_by_text("The picture was replaced.")).to_be_visible()
@@ -141,7 +140,7 @@ def test_a_replaced_picture_comes_back(
     with page.expect_file_chooser() as chooser:
         place.get_by_role("button", name=re.compile("picture")).click()
     with page.expect_response(lambda answer: answer.request.method == "PUT"):
-        chooser.value.set_files([{"name": "second.png", "mimeType": "image/png", "buffer": second}])
+        chooser.value.set_files([other])
     expect(place.get_by_role("button", name="Remove")).to_be_visible()
     expect(page.get_by_role("button", name="Undo")).to_be_hidden()
     assert account.client.get(path).status_code == 200

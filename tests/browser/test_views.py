@@ -64,8 +64,7 @@ TEXT_SIZE = "(size) => { document.documentElement.style.fontSize = size }"
 
 OVERFLOW = """() => [...document.querySelectorAll(
     "html, main, main > *, .panel, .panel .body, dialog[open]")]
-  .filter((box) => box.scrollWidth > box.clientWidth + 1 && box.clientWidth > 1
-    && !/auto|scroll/.test(getComputedStyle(box).overflowX))
+  .filter((box) => box.scrollWidth > box.clientWidth + 1 && box.clientWidth > 1)
   .map((box) => `${box.localName}.${box.className}: ${box.scrollWidth} in ${box.clientWidth}`)"""
 
 
@@ -120,6 +119,8 @@ class Visit:
         page, before, self.shown = self.page, self.shown, view
         if before is None or before.act or view.act:
             page.goto("about:blank")
+            # The end of a request that a navigation cancels is not always reported.
+            self.open_requests.clear()
             page.goto(view.address)
         else:
             page.locator("main > *").evaluate("(left) => left.classList.add('left')")

@@ -116,8 +116,13 @@ def lose(path: str) -> Act:
 
 
 def roll(page: Page) -> None:
-    """Play a turn that waits for the choice of a die, unless one does already."""
-    if page.locator(".question").is_hidden():
+    """Play a turn that waits for the choice of a die, unless one does already.
+
+    The page shows a waiting turn a moment after the chat, so the server is asked.
+    """
+    chat = page.url.rpartition("/")[2]
+    found = page.request.get(f"/api/v1/chats/{chat}/turns", params={"limit": 1})
+    if not any(turn["state"] == "waiting" for turn in found.json()["items"]):
         write(CHOICE)(page)
         press("Send")(page)
 

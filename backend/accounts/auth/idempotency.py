@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -226,13 +226,6 @@ def _resume_claim(found: IdempotentRequest | None) -> _RequestClaim:
         "At least part of it was done. Check the current state, and send what is missing with a "
         "new key."
     )
-
-
-async def delete_old_responses(database: Database, *, at: datetime) -> None:
-    async with database.write() as session:
-        await session.execute(
-            delete(IdempotentRequest).where(IdempotentRequest.created_at < at - RESPONSE_RETENTION)
-        )
 
 
 class _ResponseRecorder:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from ipaddress import IPv6Address, ip_address, ip_network
 from math import ceil
 from typing import Literal
@@ -27,8 +27,6 @@ MAX_DELAY_SECONDS = 900
 
 FAILURE_RETENTION = timedelta(days=1)
 """No counter takes longer to decay to zero."""
-
-SWEEP_INTERVAL = timedelta(hours=1)
 
 KNOWN_ADDRESS_RETENTION = timedelta(days=190)
 """A known address is deleted after this time. By default a session lasts 180 days, so a person who
@@ -110,7 +108,6 @@ class Throttle:
     def __init__(self, database: Database, instance: InstanceKeys) -> None:
         self._database = database
         self._instance = instance
-        self._swept_at = datetime.min.replace(tzinfo=UTC)
 
     async def admit_sign_in(self, way: SignInMethod, name: str, *, address: str) -> SignInAttempt:
         """Count an attempt to open an account, also for unknown names.
@@ -207,27 +204,11 @@ class Throttle:
 
     async def _admit(self, attempt: SignInAttempt) -> SignInAttempt:
         at = now()
-        if at - self._swept_at > SWEEP_INTERVAL:
-            self._swept_at = at
-            await self._sweep(at)
         async with self._database.write() as session:
             # Here and in `forgive` in the same order, so that two never wait for each other.
             for key in sorted(attempt.counters):
                 await _count_attempt(session, key, at, attempt.counters[key])
         return attempt
-
-    async def _sweep(self, at: datetime) -> None:
-        """Delete decayed counters and expired addresses, so that guesses cannot fill the table."""
-        stale = (
-            select(LoginFailures.key)
-            .where(LoginFailures.last_at <= at - FAILURE_RETENTION)
-            .with_for_update(skip_locked=True)
-        )
-        async with self._database.write() as session:
-            await session.execute(delete(LoginFailures).where(LoginFailures.key.in_(stale)))
-            await session.execute(
-                delete(KnownAddress).where(KnownAddress.last_at <= at - KNOWN_ADDRESS_RETENTION)
-            )
 
 
 async def forget_addresses(session: AsyncSession, user_id: UUID) -> None:

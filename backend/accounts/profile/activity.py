@@ -8,7 +8,7 @@ from typing import Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
@@ -42,7 +42,6 @@ _SYSTEMS = (
 _PRODUCT = re.compile(r"[\w.-]{1,40}")
 
 ADDRESS_RETENTION = timedelta(days=30)
-ENTRY_RETENTION = timedelta(days=365)
 MAX_ENTRIES = 1_000
 """Per account. The oldest ones are deleted first."""
 
@@ -142,22 +141,6 @@ class ActivityLog:
         async with self._database.read() as session:
             rows, following = make_page(list(await session.scalars(query)), limit)
         return Page(items=[_make_view(identity.sealer, row) for row in rows], next=following)
-
-
-async def delete_old_activity(database: Database) -> None:
-    at = now()
-    async with database.write() as session:
-        await session.execute(
-            update(ActivityEntry)
-            .where(
-                ActivityEntry.created_at <= at - ADDRESS_RETENTION,
-                ActivityEntry.sealed_address.is_not(None),
-            )
-            .values(sealed_address=None)
-        )
-        await session.execute(
-            delete(ActivityEntry).where(ActivityEntry.created_at <= at - ENTRY_RETENTION)
-        )
 
 
 def describe_client(user_agent: str) -> str:

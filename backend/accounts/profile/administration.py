@@ -36,7 +36,7 @@ class AdministrationService:
         self._instance = instance
 
     async def list_users(self, *, after: UUID | None, limit: int) -> Page[UserView]:
-        query = select(User).order_by(User.id).limit(limit + 1)
+        query = select(User).where(User.deleted_at.is_(None)).order_by(User.id).limit(limit + 1)
         if after is not None:
             query = query.where(User.id > after)
         async with self._database.read() as session:

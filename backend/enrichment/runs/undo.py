@@ -121,6 +121,8 @@ async def _undo_effects(
     is_again = run.state == "undone"
     if is_again and not detail.kept:
         raise RunUndoneError
+    if run.sealed_detail is None:
+        raise NothingToUndoError("The details of the run were deleted, because it is too old.")
     if not detail.effects:
         raise NothingToUndoError("The run found nothing to record.")
     later = await _later_runs(session, identity.sealer, run)

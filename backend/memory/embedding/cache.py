@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache, partial
 from typing import Any, TypeVar
 from uuid import UUID
@@ -123,15 +123,6 @@ async def tidy(session: AsyncSession, sealer: Sealer, found: CachedVectors) -> N
         await session.execute(renewed.values(used_at=now()))
     for some in split_chunks(found.broken, _ROWS_PER_STATEMENT):
         await session.execute(delete(Embedding).where(mine, Embedding.id.in_(some)))
-
-
-async def delete_unused(session: AsyncSession, before: datetime, *, most: int = 1000) -> int:
-    """Delete up to `most` vectors that were last used before a time. Return the number of them."""
-    unused = select(Embedding.id).where(Embedding.used_at < before).limit(most)
-    removed = await session.scalars(
-        delete(Embedding).where(Embedding.id.in_(unused)).returning(Embedding.id)
-    )
-    return len(removed.all())
 
 
 def _build_row(sealer: Sealer, key: bytes, vector: Floats) -> dict[str, Any]:

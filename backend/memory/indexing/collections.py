@@ -159,8 +159,8 @@ class Collections:
             is_known = exists().where(mine, (IndexState.collection == name) | chosen)
             # The lock prevents deletions of users. The order prevents deadlocks between processes
             # that start at the same time.
-            unknown = select(User.id).where(~is_known).order_by(User.id)
-            locked = unknown.with_for_update(key_share=True, read=True)
+            unknown = select(User.id).where(~is_known, User.deleted_at.is_(None))
+            locked = unknown.order_by(User.id).with_for_update(key_share=True, read=True)
             ids = list(await session.scalars(locked))
             rows = [{"user_id": each, "collection": name, "state": "due"} for each in ids]
             if rows:

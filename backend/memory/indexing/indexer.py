@@ -27,7 +27,6 @@ from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
-from backend.memory.embedding.cache import delete_unused
 from backend.memory.index.protocol import (
     INDEX_SECONDS,
     IndexUnavailableError,
@@ -139,7 +138,7 @@ class Reconciler:
         """
         current, failed = self._collections.current, set[str]()
         async with self._database.read() as session:
-            users = set(await session.scalars(select(User.id)))
+            users = set(await session.scalars(select(User.id).where(User.deleted_at.is_(None))))
         remaining = users - await self._collections.load_moved_users()
         for name in await self._collections.all_names():
             here = remaining if name == current.name else await self._collections.load_users(name)
@@ -160,7 +159,6 @@ class Reconciler:
                 IndexState.collection.not_in(failed),
             )
             await session.execute(compared.values(compared_at=now()))
-            await delete_unused(session, now() - VECTOR_RETENTION)
             await self._queue.enqueue(session, _build_nightly_job())
 
     async def _compare(self, user_id: UUID, index: VectorIndex) -> None:

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import delete, insert, update
+from sqlalchemy import insert, update
 
 from backend.accounts.auth.identity import Identity
+from backend.chats.deletion import delete_hidden_chat
 from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
 from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
@@ -155,9 +156,7 @@ class ChatTreeImporter:
 
     async def _remove(self, chat_id: UUID) -> None:
         """Delete an incomplete chat."""
-        async with self._database.write() as session:
-            await session.execute(delete(Message).where(Message.chat_id == chat_id))
-            await session.execute(delete(Chat).where(Chat.id == chat_id))
+        await delete_hidden_chat(self._database, chat_id)
 
     async def _run(
         self, identity: Identity, work: Callable[[], list[dict[str, Any]]]

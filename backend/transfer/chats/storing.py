@@ -23,8 +23,9 @@ from sqlalchemy.orm import aliased
 from backend.accounts.auth.identity import Identity
 from backend.characters.models import Character, Persona
 from backend.chats import repository
+from backend.chats.deletion import delete_hidden_chat, list_hidden_chats
 from backend.chats.events import ChatDeleted, MessageRemoved
-from backend.chats.files import delete_unused_files, insert_files
+from backend.chats.files import insert_files
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -71,8 +72,6 @@ MAX_SCENARIO_CHARACTERS: Final = 200_000
 
 ABANDONED_AFTER: Final = timedelta(minutes=15)
 """An unfinished chat that has not grown for this time belongs to a process that was killed."""
-
-DELETE_BATCH_ROWS: Final = 2_000
 
 _INSERT: Final = insert(get_table(Message))
 """An insert by the model takes 42 µs of the event loop for each row; one by the table takes 12."""
@@ -156,7 +155,7 @@ class ChatImporter:
                 )
                 await self._check(session, identity)
         except BaseException:
-            await asyncio.shield(self._discard(identity.user_id, chat.id))
+            await asyncio.shield(delete_hidden_chat(self._database, chat.id))
             raise
         return StepResult(
             outcome="imported",
@@ -352,38 +351,11 @@ class ChatImporter:
         for check in self._checks_added:
             await check(session, identity.user_id)
 
-    async def delete_abandoned(self, owner_id: UUID | None = None) -> None:
-        """Delete the unfinished chats that killed processes left, of one user or of all."""
-        is_abandoned = ~Chat.is_ready, Chat.updated_at < now() - ABANDONED_AFTER
-        query = select(Chat.user_id, Chat.id).where(*is_abandoned)
-        if owner_id is not None:
-            query = query.where(Chat.user_id == owner_id)
-        async with self._database.read() as session:
-            abandoned = (await session.execute(query)).all()
-        for row in abandoned:
-            await self._discard(row.user_id, row.id)
-
-    async def _discard(self, owner_id: UUID, chat_id: UUID) -> None:
-        """Delete an unfinished chat and its messages, in parts from the end."""
-        is_it = Chat.id == chat_id, Chat.user_id == owner_id, ~Chat.is_ready
-        last = (
-            select(Message.id)
-            .where(Message.chat_id == chat_id)
-            .order_by(Message.position.desc())
-            .limit(DELETE_BATCH_ROWS)
-        )
-        while True:
-            async with self._database.write() as session:
-                if await session.scalar(select(Chat.id).where(*is_it).with_for_update()) is None:
-                    return
-                ids = list(await session.scalars(last))
-                await session.execute(
-                    delete(Message).where(Message.id.in_(ids)), execution_options=UNSYNCHRONIZED
-                )
-                if len(ids) < DELETE_BATCH_ROWS:
-                    await session.execute(delete(Chat).where(*is_it))
-                    await delete_unused_files(session, owner_id)
-                    return
+    async def delete_abandoned(self, owner_id: UUID) -> None:
+        """Delete the unfinished chats that killed processes left of a user."""
+        before = now() - ABANDONED_AFTER
+        for chat_id in await list_hidden_chats(self._database, before=before, owner_id=owner_id):
+            await delete_hidden_chat(self._database, chat_id)
 
 
 class ImportedChats(ChatDeleted, MessageRemoved):

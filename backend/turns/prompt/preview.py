@@ -31,6 +31,7 @@ from backend.context.record import (
 from backend.core.audience import GM, PUBLIC, Viewpoint, Witness, put_mark, read_viewpoint
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.core.reasons import Reason, render_reasons
+from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.generation.model import PromptMessage
@@ -215,7 +216,10 @@ class ContextService:
         prompts: PromptLibrary,
         pool: CpuPool,
         rows: RowReader,
+        *,
+        kept_days: int,
     ) -> None:
+        self._kept_days = kept_days
         self._rows = rows
         self._prompts = prompts
         self._pool = pool
@@ -299,7 +303,7 @@ class ContextService:
         """Load the record of a reply and the sealed messages of its history."""
         row = await repository.find_record(session, message.id, owner_id=identity.user_id)
         if row is None:
-            raise ContextNotFoundError("Only replies of a model have a context record.")
+            raise ContextNotFoundError(self._explain_absence(message))
         data = identity.sealer.open_bytes(CONTEXT_RECORD, row.id, row.sealed_record)
         record = msgspec.json.decode(data, type=ContextRecord)
         digests = [bytes.fromhex(each.text_hash) for each in record.find_texts()]
@@ -313,6 +317,12 @@ class ContextService:
             raise RecordError("A message in it was deleted.")
         lines = await _load_lines(session, message, record.history) if record.history else ()
         return _LoadedRecord(message.id, record, lines)
+
+    def _explain_absence(self, message: Message) -> str:
+        age = now() - message.created_at
+        if message.role == "assistant" and self._kept_days and age.days >= self._kept_days:
+            return f"It was deleted, because such records are kept for {self._kept_days} days."
+        return "Only replies of a model have a context record."
 
     async def _load_earlier(
         self, session: AsyncSession, identity: Identity, leaf: Message

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from datetime import timedelta
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Integer, bindparam, case, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.records import find_campaign
@@ -38,8 +40,9 @@ from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.context.record import move_texts
 from backend.core.events import Participants
-from backend.database.base import Base, new_id, now, split_chunks, upsert
+from backend.database.base import Base, get_table, new_id, now, split_chunks, upsert
 from backend.database.engine import Database
+from backend.database.types import UtcTime
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
@@ -80,10 +83,29 @@ from backend.vault.sealing import digest
 MAX_UNCHECKED_TEXTS = 8
 """Up to this many texts are inserted without a query for the ones that exist."""
 
+TEXT_RENEWAL = timedelta(days=7)
+"""The `created_at` of a text is renewed if it is older than this. Until then a newer record may
+refer to it, so it is kept for this time longer than records."""
+
+_RENEWED_BEFORE = bindparam(None, callable_=lambda: now() - TEXT_RENEWAL, type_=UtcTime())
 _KNOWN = select(ContextText.digest).where(
     ContextText.chat_id == bindparam("chat_id"),
     ContextText.digest.in_(bindparam("digests", expanding=True)),
+    ContextText.created_at >= _RENEWED_BEFORE,
 )
+
+
+@cache
+def _insert_texts(dialect: str) -> Any:
+    """Return the statement that inserts the texts that a chat lacks, and renews old ones."""
+    table = get_table(ContextText)
+    statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
+    return statement.on_conflict_do_update(
+        index_elements=["chat_id", "digest"],
+        set_={"created_at": statement.excluded.created_at},
+        where=table.c.created_at < _RENEWED_BEFORE,
+    )
+
 
 T = TypeVar("T")
 
@@ -648,7 +670,7 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
         for key, (text_id, blob) in texts.items()
     ]
     if rows:
-        await upsert(session, ContextText, rows, key=("chat_id", "digest"))
+        await session.execute(_insert_texts(session.get_bind().dialect.name), rows)
     await upsert(
         session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
     )

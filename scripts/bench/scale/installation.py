@@ -106,10 +106,12 @@ async def run_installation(
         database = Database(url)
         stack.push_async_callback(database.dispose)
         launcher, pids = [str(TALEKEEPER)], defaultdict[str, list[int]](list)
+        index_url = qdrant_url
         if not qdrant_url:
             command = (sys.executable, "-m", "scripts.torture.index_process", str(folder / "index"))
             pid, port = await stack.enter_async_context(start_process(*command))
             pids["index"].append(pid)
+            index_url = f"http://127.0.0.1:{port}"
             launcher = [sys.executable, "-m", "scripts.bench.scale.process"]
         settings = {
             "database_url": url,
@@ -119,7 +121,7 @@ async def run_installation(
             "openai_base_url": f"http://127.0.0.1:{model_port}/v1",
             "openai_models": "words",
             "default_model": "openai/words",
-            "qdrant_url": qdrant_url or f"http://127.0.0.1:{port}",
+            "qdrant_url": index_url,
             "qdrant_collection_prefix": f"bench-{uuid4().hex[:8]}-",
         }
         if qdrant_url:

@@ -1,10 +1,9 @@
 """Measure an installation of two servers and two workers on PostgreSQL.
 
-Accounts with chats of sealed messages fill the database in three steps. After each step the same
-number of players, whose chats have the same length, takes turns: the growth is the change of their
-CPU a turn. Then more and more players play at once, and in the end a server and a worker are
-killed. The model speaks 40 words a reply. The index is empty before the first turn, and searched by
-words only.
+Accounts with chats of sealed messages fill the database in three steps. After each step, new
+players take turns in chats of the same length: the growth is the change of their CPU a turn. Then
+more and more players play at once. In the end a server and a worker are killed. The model speaks 40
+words a reply. The index is empty before the first turn, and searched by words only.
 
 The peer of the load is the bare application of `scripts/bench.py load`, in two processes.
 
@@ -22,7 +21,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,7 @@ HISTOGRAMS = {
 
 
 @asynccontextmanager
-async def open_database(url: str) -> AsyncIterator[str]:
+async def open_database(url: str) -> AsyncGenerator[str]:
     """Yield the URL of a migrated database."""
     if not url:
         async with create_database("postgres") as made:
@@ -117,7 +116,7 @@ class Benchmark:
         self._add_value("  connections to PostgreSQL", connections)
 
     async def lose_processes(self, players: Sequence[Player]) -> None:
-        """Kill a server and a worker in the middle, and look for what is lost."""
+        """Kill a server and a worker in the middle, and look for lost lines and replies."""
         victim, worker = self._made.servers[0], self._made.workers[0]
         crowd = self._make_crowd(self._made.ports)
         playing = asyncio.create_task(crowd.play(players, self._options.seconds))
@@ -146,7 +145,6 @@ class Benchmark:
             ]
             crowd = self._make_crowd([port for _, port in peers])
             await crowd.greet(players)
-            crowd.first_tokens.clear()
             cpu = sum(read_cpu_seconds(pid) for pid, _ in peers)
             await crowd.play(players, self._options.seconds)
             cpu = sum(read_cpu_seconds(pid) for pid, _ in peers) - cpu
@@ -167,7 +165,6 @@ class Benchmark:
         crowd = self._make_crowd(self._made.ports)
         await crowd.greet(players)
         await self._made.wait_until_idle()
-        crowd.first_tokens.clear()
         stages = await self._made.read_stages()
         cpu, began = self._made.read_cpu(), time.perf_counter()
         await crowd.play(players, self._options.seconds)
@@ -190,7 +187,7 @@ class Benchmark:
         return Crowd(list(ports), self._options.think)
 
     def _add(self, label: str, crowd: Crowd) -> None:
-        rate = len(crowd.first_tokens) / self._options.seconds
+        rate = len(crowd.first_tokens) / crowd.seconds
         failures = "".join(f", {count} {why}" for why, count in crowd.failures.items())
         note = f"{rate:.1f} turns/s{failures}"
         times = [1000 * each for each in crowd.first_tokens]

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
@@ -57,13 +58,15 @@ class Heard:
 class Crowd:
     """Players at the servers with these ports, and the times that they measured, in seconds.
 
-    `resumed` and `ended` count from the loss of a server: until another one sent the first piece of
-    a running reply, and until it sent the end. `heard` has all turns of each player. `failures` has
-    the reasons of turns that did not end as they should.
+    `seconds` is the length of the play. `resumed` and `ended` count from the loss of a server:
+    until another one sent the first piece of a running reply, and until it sent the end. `heard`
+    has all turns of each player. `failures` has the reasons of turns that did not end as they
+    should.
     """
 
     ports: list[int]
     think_seconds: float
+    seconds: float = 0.0
     first_tokens: list[float] = field(default_factory=list[float])
     resumed: list[float] = field(default_factory=list[float])
     ended: list[float] = field(default_factory=list[float])
@@ -78,12 +81,15 @@ class Crowd:
 
     async def play(self, players: Sequence[Player], seconds: float) -> None:
         """Take turns until the time is over, and wait for the end of those that run."""
-        end = time.perf_counter() + seconds
-        await asyncio.gather(*(self._play(each, end) for each in players))
+        began = time.perf_counter()
+        await asyncio.gather(*(self._play(each, began + seconds) for each in players))
+        self.seconds = time.perf_counter() - began
 
     async def greet(self, players: Sequence[Player]) -> None:
-        """Take one turn of each player, without a pause."""
+        """Take one turn of each player, which is not counted."""
         await asyncio.gather(*(self._take_turn(each, random.Random()) for each in players))
+        self.first_tokens.clear()
+        self.failures.clear()
 
     async def _play(self, player: Player, end: float) -> None:
         draw = random.Random(player.number)
@@ -131,7 +137,7 @@ class Crowd:
                 heard.status = 0
             if heard.end:
                 break
-            if heard.status == httpx.codes.NOT_FOUND and not heard.line_id:
+            if heard.status == HTTPStatus.NOT_FOUND and not heard.line_id:
                 self.failures["not begun when its server was lost"] += 1
                 return
             await asyncio.sleep(RETRY_SECONDS)
@@ -150,7 +156,7 @@ async def _exchange(port: int, request: bytes, heard: Heard) -> None:
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         heard.status = int(head.split(b" ", 2)[1])
-        if heard.status != httpx.codes.OK:
+        if heard.status != HTTPStatus.OK:
             answer = await reader.read()
             heard.problem = json.loads(answer)["type"].rpartition(":")[2] if answer else ""
             return

@@ -25,6 +25,7 @@ from backend.accounts.auth.throttle import (
 )
 from backend.accounts.errors import TooManyAttemptsError
 from backend.accounts.models import KeySlot, KnownAddress, LoginFailures
+from backend.operations.pruning import prune
 from tests.support.clock import Clock
 from tests.support.factors import SESSIONS, sign_in
 from tests.support.server import PASSWORD, Account, Running, ok, problem
@@ -167,6 +168,7 @@ async def test_failures_of_another_day_are_forgotten_and_their_rows_gone(
     clock.forward(days=1, seconds=1)
     for _ in range(5):
         problem(await sign_in_from(either, "Ada", WRONG), 401, "wrong-credentials")
+    await prune(either.parts.database, either.parts.settings, at=clock.at)
     async with either.parts.database.read() as session:
         rows = await session.scalar(select(func.count()).select_from(LoginFailures))
     assert rows == 6  # one of the account, and one of each address
@@ -344,6 +346,7 @@ async def test_the_newest_addresses_stay_known_and_none_for_good(
         assert await known_addresses(either) == MAX_KNOWN_ADDRESSES
         clock.forward(seconds=KNOWN_ADDRESS_RETENTION.total_seconds() + 1)
         ok(await sign_in_from(either, "Ada", address=HOME), 201)
+        await prune(either.parts.database, either.parts.settings, at=clock.at)
         assert await known_addresses(either) == 1
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import select, text
 from backend.accounts.models import ActivityEntry
 from backend.accounts.profile import activity
 from backend.accounts.profile.activity import describe_client
+from backend.operations.pruning import prune
 from tests.support.clock import Clock
 from tests.support.routes import routes_of
 from tests.support.server import PASSWORD, Account, Running, ok, problem, read_pages
@@ -189,20 +190,20 @@ async def test_addresses_go_after_thirty_days_and_entries_after_a_year(
     database = either.parts.database
     async with either.account("Ada") as ada:
         clock.forward(days=29, hours=23)
-        await activity.delete_old_activity(database)
+        await prune(database, either.parts.settings, at=clock.at)
         assert (await entries(ada))[0]["address"] == "127.0.0.1"
 
         clock.forward(hours=1)
         # The address is hidden before the sweep deletes it.
         assert (await entries(ada))[0]["address"] is None
         assert [row.sealed_address is None for row in await rows(either)] == [False]
-        await activity.delete_old_activity(database)
+        await prune(database, either.parts.settings, at=clock.at)
         assert [row.sealed_address for row in await rows(either)] == [None]
         assert kinds(await entries(ada)) == ["signed_up"]
 
         clock.forward(days=335)
         ok(await sign_in_elsewhere(either), 201)
-        await activity.delete_old_activity(database)
+        await prune(database, either.parts.settings, at=clock.at)
         assert len(await rows(either)) == 1
 
 

@@ -23,6 +23,8 @@ from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
 from backend.jobs.service import DONE_RETENTION, JobService
 from backend.jobs.worker import Worker
+from backend.operations.pruning import prune
+from backend.settings import Settings
 from tests.integration.jobs.working import (
     Person,
     Workshop,
@@ -552,10 +554,9 @@ async def test_long_work_goes_on_from_its_checkpoint(
     job = await one(database, job_id)
     assert (job.progress_done, job.progress_total, job.lease_owner) == (4, 4, None)
 
-    service = JobService(queue)
-    await service.clean(at=now())
+    await prune(database, Settings.model_validate({}), at=now())
     assert await state_of(database, job_id) == "done"
-    await service.clean(at=now() + DONE_RETENTION)
+    await prune(database, Settings.model_validate({}), at=now() + DONE_RETENTION)
     assert await is_empty(database)
 
 

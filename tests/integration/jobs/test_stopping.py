@@ -17,6 +17,8 @@ from backend.jobs.errors import JobNotFoundError, JobNotStoppableError, LostLeas
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob, find_stoppable_kinds
 from backend.jobs.service import DONE_RETENTION, JobService
+from backend.operations.pruning import prune
+from backend.settings import Settings
 from tests.integration.jobs.working import Person, Workshop, is_empty, kind_of, one, put
 from tests.support.waiting import PATIENCE, until_true
 
@@ -183,9 +185,17 @@ async def test_a_stopped_job_is_shown_for_a_day(
     job_id = await put(queue, KIND, user_id=ada.id)
     assert job_id is not None
     await service.stop(ada.id, job_id)
-    await service.clean(at=now() + DONE_RETENTION - timedelta(minutes=1))
+    await prune(
+        queue.database,
+        Settings.model_validate({}),
+        at=now() + DONE_RETENTION - timedelta(minutes=1),
+    )
     assert (await service.get(ada.id, job_id)).error == "stopped"
-    await service.clean(at=now() + DONE_RETENTION + timedelta(minutes=10))
+    await prune(
+        queue.database,
+        Settings.model_validate({}),
+        at=now() + DONE_RETENTION + timedelta(minutes=10),
+    )
     assert await is_empty(queue.database)
 
 

@@ -13,10 +13,13 @@ from sqlalchemy import func, select, update
 from backend.accounts.models import User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.memory.embedding.cache import CachedEmbedder, Retries, delete_unused
+from backend.memory.embedding.cache import CachedEmbedder, Retries
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.remote import RemoteEmbedder
+from backend.memory.indexing.indexer import VECTOR_RETENTION
 from backend.memory.models import Embedding
+from backend.operations.pruning import prune
+from backend.settings import Settings
 from backend.vault.sealing import KEY_BYTES, Sealer
 from tests.fakes.gemini_server import GeminiServer, error
 from tests.fakes.openai_server import OpenAIServer
@@ -237,15 +240,12 @@ async def test_unused_vectors_are_deleted(
     database: Database, embedder: CachedEmbedder, ada: Sealer
 ) -> None:
     await embedder.embed_documents(ada, LINES)
-    long_ago = now() - timedelta(days=40)
+    long_ago = now() - VECTOR_RETENTION
     unused = (await list_stored(database))[:2]
     async with database.write() as session:
         change = update(Embedding).where(Embedding.id.in_([row.id for row in unused]))
         await session.execute(change.values(used_at=long_ago))
-    before = now() - timedelta(days=30)
-    async with database.write() as session:
-        removed = [await delete_unused(session, before, most=1) for _ in range(3)]
-    assert removed == [1, 1, 0]
+    await prune(database, Settings.model_validate({}))
     assert len(await list_stored(database)) == 1
 
 

@@ -255,7 +255,7 @@ async def test_an_unfinished_chat_is_not_swept_while_it_grows(
     identity = await identity_of(server, ada)
 
     async def sweep(_count: int) -> None:
-        await parts.chat_importer.delete_abandoned()
+        await parts.chat_importer.delete_abandoned(identity.user_id)
 
     async def wait_too_long(count: int) -> None:
         async with parts.database.write() as session:

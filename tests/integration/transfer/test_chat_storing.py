@@ -367,7 +367,7 @@ async def test_a_branch_that_was_swept_fails(database: Database) -> None:
         unfinished = update(Chat).where(~Chat.is_ready)
         async with database.write() as session:
             await session.execute(unfinished.values(updated_at=now() - 2 * ABANDONED_AFTER))
-        await shelf.importer.delete_abandoned()
+        await shelf.importer.delete_abandoned(shelf.identity.user_id)
 
     with pytest.raises(ConflictError):
         await shelf.store(write_lines(BRANCH), "Branch #1.jsonl", joins=main_id, report=report)

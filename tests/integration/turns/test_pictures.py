@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 from sqlalchemy import update
 
-from backend.chats.files import delete_expired_uploads
 from backend.chats.models import StoredFile
 from backend.database.base import now
 from backend.generation.images import IMAGE_TOKENS
+from backend.operations.pruning import prune
 from tests.fakes.openai_server import OpenAIServer, error, reply
 from tests.integration.characters.pictures import METADATA, opened, picture
 from tests.support.memory import context_of, set_chat, take_turn
@@ -234,7 +234,7 @@ async def test_unknown_files_are_refused_and_uploads_wait_for_a_day(
     # A message in time keeps a file.
     kept = await upload(ada, chat, picture(width=7, height=7))
     await take_turn(ada, chat, text="Look here!", files=[kept["id"]])
-    await delete_expired_uploads(server.parts.database)
+    await prune(server.parts.database, server.parts.settings)
     problem(await ada.ask("GET", f"/files/{found['id']}"), 404, "file-not-found")
     await read_picture(ada, kept)
 

@@ -1,6 +1,7 @@
 /** Toasts, dialogs, menus, and actions that can be undone. */
 import { api, sendAll } from "./api.js";
 import { act, fill, h, icon, on, set } from "./dom.js";
+import { hold } from "./focus.js";
 import { has, t } from "./words.js";
 
 const shelf = h("div.toasts", { role: "status", "aria-live": "polite" });
@@ -218,7 +219,7 @@ export const commit = () => Promise.all([...waiting].map(([end, done]) => done ?
  */
 export function dialog(title, build, { wide = false } = {}) {
   return new Promise((resolve) => {
-    const before = document.activeElement;
+    const before = hold(document.activeElement);
     let result;
     const close = (value) => {
       result = value;
@@ -229,7 +230,7 @@ export function dialog(title, build, { wide = false } = {}) {
       removeEventListener("hashchange", dismiss);
       shelve();
       box.remove();
-      focus(before);
+      focus(before());
       resolve(result);
     };
     // Keyboard shortcuts of the page do not apply behind a dialog.

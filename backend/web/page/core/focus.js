@@ -7,6 +7,19 @@ const HEADINGS = "h1, h2, h3";
 /** The element that was focused or clicked last. */
 let last = null;
 
+/** Elements that get the focus back later, such as when a dialog is closed. */
+const held = new Set();
+
+/** Remember an element. Returns a function that returns it, or the one in its place. */
+export function hold(element) {
+  const place = { element };
+  held.add(place);
+  return () => {
+    held.delete(place);
+    return place.element;
+  };
+}
+
 /** The visible elements that match, in an element and itself. */
 const find = (box, selector) =>
   [box, ...box.querySelectorAll(selector)].filter((each) => each.matches(selector) && !each.disabled && each.checkVisibility());
@@ -33,20 +46,22 @@ function nearest(box, next, previous, place) {
   return box?.matches?.("main, dialog") ? box : document.querySelector("main");
 }
 
+const nameOf = (control) => [control.tagName, control.name, control.ariaLabel, control.textContent].join();
+
 /** Return the element that gets the focus of a removed one, which was in `removedNodes[at]`. */
-function heirOf({ target, removedNodes, addedNodes, nextSibling, previousSibling }, at) {
+function heirOf(element, { target, removedNodes, addedNodes, nextSibling, previousSibling }, at) {
   // The same control may have been drawn again.
-  const same = find(target, CONTROLS).filter((each) => each.isEqualNode(last));
+  const same = find(target, CONTROLS).filter((each) => nameOf(each) === nameOf(element));
   if (same.length === 1) return same[0];
   const box = removedNodes[at];
-  const place = box.matches?.(CONTROLS) ? 0 : [...box.querySelectorAll(CONTROLS)].indexOf(last);
+  const place = box.matches?.(CONTROLS) ? 0 : [...box.querySelectorAll(CONTROLS)].indexOf(element);
   const next = addedNodes[Math.min(at, addedNodes.length - 1)] ?? nextSibling;
   return nearest(target, next, next?.previousSibling ?? previousSibling, place);
 }
 
 /** Return the record that took the element out of the document, and its place there. */
-function removalOf(records) {
-  let [node, found] = [last, null];
+function removalOf(records, element) {
+  let [node, found] = [element, null];
   for (const each of records) {
     const at = [...each.removedNodes].findIndex((other) => other.contains(node));
     if (at < 0) continue;
@@ -59,14 +74,18 @@ function removalOf(records) {
 }
 
 function mend(records) {
+  for (const place of held) {
+    const removed = !place.element.isConnected && removalOf(records, place.element);
+    if (removed) place.element = heirOf(place.element, ...removed);
+  }
   const isFocused = document.activeElement !== document.body;
   if (!last || (isFocused && !records.some((each) => each.attributeName))) return;
-  const removed = removalOf(records);
+  const removed = removalOf(records, last);
   const hidden = records.find(({ attributeName, target }) => attributeName === "hidden" && target.hidden && target.contains(last));
   // It was moved, or a control is enabled again.
   const isBack = !isFocused && last.isConnected && (removed || records.some(({ target }) => target === last));
   const heir = isBack ? last
-    : removed && !isFocused ? heirOf(...removed)
+    : removed && !isFocused ? heirOf(last, ...removed)
       : hidden && nearest(hidden.target.parentNode, hidden.target.nextSibling, hidden.target.previousSibling, 0);
   if (!heir) return;
   if (heir.matches(HEADINGS)) heir.tabIndex = -1;

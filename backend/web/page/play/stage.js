@@ -46,7 +46,9 @@ export function stage(room) {
     if (!room.waiting) tune(play);
     isPlayed = Boolean(campaign?.settings.tools);
     warn();
-    fill(rest, campaign?.settings.tools && !room.waiting && (await pause(campaign, play, soon, signal)));
+    const idle = campaign?.settings.tools && !room.waiting && (await pause(campaign, play, soon, signal));
+    // A turn may have stopped for a choice in the meantime.
+    fill(rest, !room.waiting && idle);
   };
   const soon = settled(() => room.busy || read().catch(complain), 250, signal);
   on(events, "turn", soon, signal);
@@ -98,6 +100,7 @@ export function stage(room) {
     const { waiting } = room;
     question.hidden = !waiting;
     if (!waiting) return fill(question);
+    fill(rest);
     const { kind, prompt, options, own } = waiting.waiting;
     question.ariaLabel = p(kind);
     fill(question,

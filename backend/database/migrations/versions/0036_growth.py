@@ -1,0 +1,64 @@
+"""Deleted accounts, and indexes for rows that are pruned by their age."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+from backend.database.migrations.columns import create_large_index, drop_large_index, where
+from backend.database.types import UtcTime
+
+revision = "2026_11_36"
+down_revision = "2026_11_31"
+branch_labels = None
+depends_on = None
+
+PHASE = "expand"
+
+INDEXES = {
+    "ix_context_records_created_at": ("context_records", ["created_at"], {}),
+    "ix_context_texts_created_at": ("context_texts", ["created_at"], {}),
+    "ix_enrichment_runs_detailed": (
+        "enrichment_runs",
+        ["created_at"],
+        where("sealed_detail IS NOT NULL"),
+    ),
+    "ix_jobs_over": ("jobs", ["state", "created_at"], where("state IN ('done', 'dead')")),
+    "ix_token_ledger_day": ("token_ledger", ["day", "user_id"], {}),
+    "ix_login_failures_last_at": ("login_failures", ["last_at"], {}),
+    "ix_key_slots_expires_at": ("key_slots", ["expires_at"], where("expires_at IS NOT NULL")),
+    "ix_invitations_expires_at": ("invitations", ["expires_at"], {}),
+    "ix_imports_created_at": ("imports", ["created_at"], {}),
+    "ix_import_results_created_at": ("import_results", ["created_at"], {}),
+    "ix_stored_files_waits_until": (
+        "stored_files",
+        ["waits_until"],
+        where("waits_until IS NOT NULL"),
+    ),
+    "ix_chats_hidden": ("chats", ["updated_at"], where("is_ready = 0", postgresql="NOT is_ready")),
+}
+
+HALF_DELETED = """
+    UPDATE users SET deleted_at = CURRENT_TIMESTAMP, is_administrator = false, is_disabled = true
+    WHERE NOT EXISTS (
+        SELECT 1 FROM key_slots WHERE key_slots.user_id = users.id AND key_slots.kind = 'password'
+    )
+"""
+"""Accounts that a crash left without keys."""
+
+
+def upgrade() -> None:
+    for name, (table, columns, options) in INDEXES.items():
+        create_large_index(name, table, columns, **options)
+    op.add_column("users", sa.Column("deleted_at", UtcTime()))
+    op.create_index(
+        "ix_users_deleted_at", "users", ["deleted_at"], **where("deleted_at IS NOT NULL")
+    )
+    op.execute(HALF_DELETED)
+
+
+def downgrade() -> None:
+    op.drop_index("ix_users_deleted_at", "users")
+    op.drop_column("users", "deleted_at")
+    for name, (table, *_) in INDEXES.items():
+        drop_large_index(name, table)

@@ -1,0 +1,187 @@
+"""Deletion of accounts and chats: the last steps, which delete their rows in many transactions.
+
+An account or a chat is hidden first, in a transaction that also queues a job. The request then
+deletes the rows of small ones itself. The job does the rest, also after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import Delete, Update, delete, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.events import AccountClosed, AccountDeleted
+from backend.accounts.models import User
+from backend.chats.deletion import LEAVES_FIRST, delete_hidden_chat, list_hidden_chats
+from backend.chats.events import ChatClosed, ChatDeleted
+from backend.chats.models import Chat, Message
+from backend.core.logs import get_logger
+from backend.database.base import UNSYNCHRONIZED, get_table, now
+from backend.database.batches import (
+    Batches,
+    ClaimEndedError,
+    OnBatch,
+    OutOfBatchesError,
+    find_references,
+)
+from backend.database.engine import Database
+from backend.errors import AppError
+from backend.jobs.models import JOBS
+from backend.jobs.queue import JobQueue, NewJob
+from backend.jobs.running import JobKind, RunningJob
+from backend.quotas.models import StorageLedger
+from backend.turns.models import IS_OPEN, Turn
+
+log = get_logger(__name__)
+
+DELETE_KIND = "rows.delete"
+
+MAX_INLINE_BATCHES = 60
+"""Transactions of a request that deletes. That is enough for a chat of some thousand messages."""
+
+JOB_DELAY = timedelta(seconds=15)
+"""The job begins after this time, unless the request ends before it with rows left."""
+
+FORGOTTEN_AFTER = timedelta(minutes=15)
+"""Rows that are still there after this time get another job."""
+
+Root = Literal["account", "chat"]
+
+
+class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted):
+    """Deletes the rows of accounts and chats that were hidden."""
+
+    def __init__(self, database: Database, queue: JobQueue) -> None:
+        self._database = database
+        self._queue = queue
+
+    @property
+    def kinds(self) -> dict[str, JobKind]:
+        return {DELETE_KIND: JobKind(self.run, needs_key=False)}
+
+    async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
+        """End the account's turns, and queue the deletion of its rows."""
+        await session.execute(delete(Turn).where(Turn.user_id == user_id, IS_OPEN))
+        await self._enqueue(session, "account", user_id)
+
+    async def account_closed(self, user_id: UUID) -> None:
+        await self._begin("account", user_id)
+
+    async def chat_deleted(
+        self,
+        session: AsyncSession,
+        identity: Identity,  # noqa: ARG002  # the chat is the owner's
+        chat: Chat,
+    ) -> None:
+        """End the chat's turn, and queue the deletion of its rows."""
+        await session.execute(delete(Turn).where(Turn.chat_id == chat.id, IS_OPEN))
+        await self._enqueue(session, "chat", chat.id)
+
+    async def chat_closed(self, chat_id: UUID) -> None:
+        await self._begin("chat", chat_id)
+
+    async def schedule(self) -> None:
+        """Queue jobs for hidden accounts and chats that are still there after 15 minutes.
+
+        These are also chats whose import was killed.
+        """
+        before = now() - FORGOTTEN_AFTER
+        forgotten = select(User.id).where(User.deleted_at < before)
+        async with self._database.read() as session:
+            accounts = list(await session.scalars(forgotten))
+        chats = await list_hidden_chats(self._database, before=before)
+        if not accounts and not chats:
+            return
+        async with self._database.write() as session:
+            for user_id in accounts:
+                await self._enqueue(session, "account", user_id)
+            for chat_id in chats:
+                await self._enqueue(session, "chat", chat_id)
+
+    async def run(self, job: RunningJob) -> None:
+        root, row_id = job.payload["root"], UUID(job.payload["id"])
+
+        async def report(count: int) -> None:
+            await job.progress(count, count + 1)
+
+        await _DELETIONS[root](self._database, row_id, on_batch=report)
+
+    async def _begin(self, root: Root, row_id: UUID) -> None:
+        """Delete the rows now, or leave the rest to the job."""
+        this = JOBS.c.dedupe_key == _name_job(root, row_id), JOBS.c.state == "queued"
+        change: Delete | Update = delete(JOBS).where(*this)
+        try:
+            await _DELETIONS[root](self._database, row_id, max_batches=MAX_INLINE_BATCHES)
+        except OutOfBatchesError:
+            change = update(JOBS).where(*this).values(run_after=now())
+        except AppError as error:  # the job tries again
+            log.warning("deletion.not_finished", exc_info=error)
+            return
+        async with self._database.write() as session:
+            await session.execute(change, execution_options=UNSYNCHRONIZED)
+        self._queue.wake()
+
+    async def _enqueue(self, session: AsyncSession, root: Root, row_id: UUID) -> None:
+        job = NewJob(
+            kind=DELETE_KIND,
+            payload={"root": root, "id": str(row_id)},
+            dedupe_key=_name_job(root, row_id),
+            run_after=now() + JOB_DELAY,
+        )
+        await self._queue.enqueue(session, job)
+
+
+def _name_job(root: Root, row_id: UUID) -> str:
+    return f"{DELETE_KIND}/{root}/{row_id}"
+
+
+async def delete_closed_account(
+    database: Database,
+    user_id: UUID,
+    *,
+    max_batches: int | None = None,
+    on_batch: OnBatch | None = None,
+) -> None:
+    """Delete the rows of an account without keys. It can be interrupted and repeated.
+
+    Raises `OutOfBatchesError` if it needs more than `max_batches` transactions.
+    """
+    is_it = User.id == user_id, User.deleted_at.is_not(None)
+    batches = Batches(
+        database,
+        claim=select(User.id).where(*is_it).with_for_update(),
+        max_batches=max_batches,
+        on_batch=on_batch,
+    )
+    users, ledger = get_table(User), get_table(StorageLedger)
+    # Each of the other tables adds rows to the ledger while its rows are deleted.
+    references = sorted(find_references(users), key=lambda each: each.table is ledger)
+    try:
+        for each in references:
+            if each.table is get_table(Message):
+                await _delete_messages(batches, user_id)
+            else:
+                await batches.delete(each.table, each.column == user_id)
+        await batches.delete(users, *is_it)
+    except ClaimEndedError:
+        return
+    log.info("account.deletion_finished", user_id=user_id)
+
+
+async def _delete_messages(batches: Batches, user_id: UUID) -> None:
+    chats = select(Chat.id).where(Chat.user_id == user_id).order_by(Chat.id)
+    async with batches.database.read() as session:
+        chat_ids = list(await session.scalars(chats))
+    for chat_id in chat_ids:
+        in_chat = get_table(Message).c.chat_id == chat_id
+        await batches.delete(get_table(Message), in_chat, order_by=LEAVES_FIRST)
+
+
+_Delete = Callable[..., Awaitable[None]]
+
+_DELETIONS: dict[Root, _Delete] = {"account": delete_closed_account, "chat": delete_hidden_chat}
