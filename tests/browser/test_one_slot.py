@@ -76,7 +76,7 @@ def test_suggestions_that_are_code_are_skipped_and_background_work_is_stopped(
 ) -> None:
     model.background.append(reply('{"lines": ["I go in.", "{\\"lines\\": []}", ""]}'))
     page.goto(f"/#/chats/{account.new_chat()['id']}")
-    page.get_by_role("button", name="Suggest messages").click()
+    page.get_by_role("button", name="Suggestions").click()
     expect(page.get_by_role("button", name="I go in.")).to_be_visible()
     expect(page.get_by_text("2 were skipped because they were code or empty.")).to_be_visible()
 

@@ -323,7 +323,7 @@ def test_groups(stage: Stage) -> None:
     council = a_council(stage.account)
     captain, verne = council["Captain Ysolde Verne"], "Captain Ysolde Verne"
     monk = find_people(stage.account)["Brother Anselm"]
-    page = stage.open_large(1000, 760)
+    page = stage.open_large(1100, 760)
     page.goto(f"/#/chats/{council['chat']}")
     expect(messages(page).last).to_contain_text("stay close to me")
     patch(stage, f"/chats/{council['chat']}/members/{monk}", {"presence": "absent"})

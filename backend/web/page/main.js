@@ -73,7 +73,7 @@ async function show() {
   } catch (error) {
     if (signal.aborted) return;
     shown = null;
-    element = failed(error);
+    element = failed(error, module ? show : null);
   } finally {
     clearTimeout(waiting);
   }
@@ -90,8 +90,8 @@ function title(text) {
 }
 
 function failed(error, again = show) {
-  const retry = h("button", { onclick: again }, t("common.retry"));
-  return h("div.page", h("div.empty", { role: "alert" }, h("p", explain(error)), retry));
+  const way = again ? h("button", { onclick: again }, t("common.retry")) : h("a.button", { href: "#/" }, t("shell.chats"));
+  return h("div.page", h("div.empty", { role: "alert" }, h("p", explain(error)), way));
 }
 
 /** Replace the content of the page. Toasts stay. */

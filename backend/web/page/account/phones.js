@@ -12,7 +12,7 @@ const steps = (name) =>
 
 export async function phones(signal) {
   const { is_on: isOn, page, certificate, others, fingerprint } = await api.get("/admin/lan", { signal });
-  if (!page) return part("phones", h("p", a(isOn ? "phones_nowhere" : "phones_off")));
+  if (!page) return part("phones", h("p.soft", a(isOn ? "phones_nowhere" : "phones_off")));
   return part("phones",
     h("ul.phones", place("phones_page", page), place("phones_certificate", certificate)),
     others.length > 0 && h("p.help", a("phones_others"), " ", others.map((url) => [h("a", { href: url }, url), " "])),

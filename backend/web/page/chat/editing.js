@@ -72,4 +72,5 @@ export function edit(message, room, place) {
   place.querySelector(".prose").after(form);
   place.classList.add("edited");
   area.focus();
+  form.scrollIntoView({ block: "nearest" });
 }

@@ -22,7 +22,7 @@ export function scroller(room) {
   let first = 0; // position of items[0]
   let pin = END; // the message that stays `offset` pixels below the top until the user scrolls
   let [top, bottom] = [0, 0]; // positions in view
-  let [seen, frame, loading] = [0, 0, null];
+  let [seen, tall, frame, loading] = [0, 0, 0, null];
 
   const track = h("div.track", { role: "feed", label: t("chat.messages") });
   const nothing = h("p.empty", t("chat.empty"));
@@ -114,6 +114,7 @@ export function scroller(room) {
     else if (element) log.scrollTop = element.offsetTop - pin.offset;
     else return;
     seen = log.scrollTop;
+    tall = log.scrollHeight;
   }
 
   const fix = (position) => ({ at: position, offset: items[position - first].element.offsetTop - log.scrollTop });
@@ -122,6 +123,8 @@ export function scroller(room) {
   function look() {
     const by = log.scrollTop - seen;
     if (Math.abs(by) <= 1 || !items.length) return;
+    // The browser scrolled, not the user: the messages became shorter, as in a wider window.
+    if (pin === END && log.scrollHeight < tall) return;
     seen += by;
     if (isAtEnd()) pin = END;
     else if (by < 0 || pin !== END) pin = keepsPlace ? null : fix(find(seen));

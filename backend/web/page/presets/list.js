@@ -52,8 +52,8 @@ export default async function ({ signal, title }) {
   await read();
   return h("div.page",
     h("header", h("h1", say("title")), h("div.row",
-      act("plus", say("add"), make),
-      act("upload", say("import"), () => pick(".json,application/json", bring, true)))),
+      act("upload", say("import"), () => pick(".json,application/json", bring, true)),
+      act("plus", say("add"), make, "primary"))),
     areas("presets"),
     h("p.soft.lead", say("about")),
     rows, empty);
