@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
-from typing import Annotated, Any, TypeVar, cast
+from functools import cache, lru_cache
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, ForeignKey, LargeBinary, MetaData, Select, Table, func
+from sqlalchemy import (
+    ColumnElement,
+    ForeignKey,
+    LargeBinary,
+    MetaData,
+    Select,
+    Table,
+    bindparam,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, mapped_column
@@ -21,6 +33,12 @@ T = TypeVar("T")
 
 MAX_PARAMETERS = 5_000
 """Maximum number of ids in a statement. Both databases allow about 32,000 parameters."""
+
+MAX_JOINED_ROWS = 16
+"""Maximum number of rows of a table that one statement inserts together with other tables."""
+
+MAX_JOINED_SHAPES = 100
+"""Number of such statements that are kept. They differ in tables, columns and numbers of rows."""
 
 ROWS_PER_PAGE = 500
 """Rows of a long result that are created without a pause. They take about 5 ms."""
@@ -136,8 +154,85 @@ def _upsert(
     """Cached, because building the statement takes longer than running it."""
     table = get_table(model)
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
+    if not key:
+        return statement
     changes = {name: statement.excluded[name] for name in update}
     changes |= {name: table.c[name] + 1 for name in count_up}
     if not changes:
         return statement.on_conflict_do_nothing(index_elements=key)
     return statement.on_conflict_do_update(index_elements=key, set_=changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """The arguments of `upsert`. Without a `key`, the rows are only inserted.
+
+    All rows have the same columns. They include those that usually have a default.
+    """
+
+    table: type[Base]
+    rows: list[dict[str, Any]]
+    key: tuple[str, ...] = ()
+    update: tuple[str, ...] = ()
+
+
+async def upsert_all(session: AsyncSession, upserts: Iterable[Upsert]) -> None:
+    """Insert or update rows of several tables, each of which is named once.
+
+    On PostgreSQL this is one statement, because each statement is a round trip. No row may refer to
+    another one that is new.
+    """
+    dialect, joined = session.get_bind().dialect.name, list[Upsert]()
+    for each in upserts:
+        if dialect == "postgresql" and 0 < len(each.rows) <= MAX_JOINED_ROWS:
+            joined.append(each)
+        elif each.rows:
+            await session.execute(
+                _upsert(dialect, each.table, each.key, each.update, ()), each.rows
+            )
+    if not joined:
+        return
+    shapes = [
+        _Shape(each.table, tuple(each.rows[0]), len(each.rows), each.key, each.update)
+        for each in joined
+    ]
+    values = {
+        _name_value(part, number, name): value
+        for part, each in enumerate(joined)
+        for number, row in enumerate(each.rows)
+        for name, value in row.items()
+    }
+    await session.execute(_join_upserts(tuple(shapes)), values)
+
+
+class _Shape(NamedTuple):
+    table: type[Base]
+    columns: tuple[str, ...]
+    count: int
+    key: tuple[str, ...]
+    update: tuple[str, ...]
+
+
+def _name_value(part: int, number: int, column: str) -> str:
+    return f"{column}_{part}_{number}"
+
+
+@lru_cache(maxsize=MAX_JOINED_SHAPES)
+def _join_upserts(shapes: tuple[_Shape, ...]) -> Any:
+    """Build a statement of PostgreSQL with a CTE for each table.
+
+    Cached, because building the statement takes longer than running it.
+    """
+    query = select(literal(1))
+    for part, shape in enumerate(shapes):
+        types = get_table(shape.table).c
+        rows = [
+            {
+                name: bindparam(_name_value(part, number, name), type_=types[name].type)
+                for name in shape.columns
+            }
+            for number in range(shape.count)
+        ]
+        statement = _upsert("postgresql", shape.table, shape.key, shape.update, ())
+        query = query.add_cte(statement.values(rows).cte(f"part_{part}"))
+    return query

@@ -155,8 +155,12 @@ class Processes:
             ]
 
     def announce(self) -> None:
-        """Notify the other processes soon that there are jobs."""
-        self._has_announcement.set()
+        """Notify the other processes soon that there are jobs, if there are others.
+
+        A process that the last heartbeat has not seen yet looks for jobs when it starts.
+        """
+        if self._others:
+            self._has_announcement.set()
 
     async def aclose(self) -> None:
         """End all leases of this process, and delete its row."""

@@ -164,6 +164,7 @@ class Worker:
         self._jobs: dict[UUID, RunningJob] = {}
         self._returned: list[RunningJob] = []
         self._wake = asyncio.Event()
+        self._has_ended = asyncio.Event()
         self._last_share: UUID | None = None
         self._thorough_at = 0.0
         self._seen_losses = 0
@@ -176,6 +177,7 @@ class Worker:
         self._tasks = [
             asyncio.create_task(self._work(), name="jobs.work"),
             asyncio.create_task(self._beat(), name="jobs.beat"),
+            asyncio.create_task(self._follow_ends(), name="jobs.follow"),
         ]
 
     @property
@@ -230,6 +232,17 @@ class Worker:
                     continue
                 if not is_more and not self._is_closing:
                     await self._wait()
+
+    async def _follow_ends(self) -> None:
+        """Wake the worker after a job if there may be work, such as the next job of its lane.
+
+        This is one statement. A claim takes two, in a transaction that excludes other claims.
+        """
+        while True:
+            await self._has_ended.wait()
+            self._has_ended.clear()
+            if not self._wake.is_set() and await self._has_work():
+                self._wake.set()
 
     async def _wait(self) -> None:
         """Wait until this worker is woken, or until there may be work when it polls."""
@@ -469,7 +482,7 @@ class Worker:
     def _forget(self, job: RunningJob) -> None:
         if self._jobs.get(job.id) is job:
             del self._jobs[job.id]
-        self._wake.set()
+        self._has_ended.set()
 
     async def _release(self, jobs: list[RunningJob]) -> None:
         """Put jobs back without losing an attempt. If that fails, their leases will expire."""

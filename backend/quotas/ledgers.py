@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
 from backend.accounts.models import User
 from backend.core.logs import get_logger
-from backend.database.base import get_table, now
+from backend.database.base import Upsert, get_table, new_id, now, upsert_all
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
@@ -56,9 +56,13 @@ _STORED = select(func.coalesce(func.sum(StorageLedger.bytes), 0)).where(
 
 async def add_tokens(session: AsyncSession, user_id: UUID, tokens: int) -> None:
     """Add tokens to today's usage."""
-    if tokens > 0:
-        row = {"user_id": user_id, "day": now().date(), "tokens": tokens}
-        await session.execute(_SPENT, row)
+    await upsert_all(session, [note_tokens(user_id, tokens)])
+
+
+def note_tokens(user_id: UUID, tokens: int) -> Upsert:
+    """Return the write that adds tokens to today's usage."""
+    row = {"id": new_id(), "user_id": user_id, "day": now().date(), "tokens": tokens}
+    return Upsert(TokenLedger, [row] if tokens > 0 else [])
 
 
 async def add_tokens_if_account(session: AsyncSession, user_id: UUID, tokens: int) -> None:

@@ -38,12 +38,12 @@ from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.context.record import move_texts
 from backend.core.events import Participants
-from backend.database.base import Base, new_id, now, split_chunks, upsert
+from backend.database.base import Base, Upsert, new_id, now, split_chunks, upsert_all
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.ledgers import UnlistedUsage, add_tokens, add_unlisted
+from backend.quotas.ledgers import UnlistedUsage, add_tokens, add_unlisted, note_tokens
 from backend.turns import repository
 from backend.turns.models import (
     CONTEXT_RECORD,
@@ -248,8 +248,12 @@ class TurnStore:
         """Store the end of a turn. Returns whether there is a reply, and the problem."""
         problem, saved = _make_problem(run), False
         counts, record, spent = await asyncio.to_thread(finish_reply, run)
+        window, writes = run.built.window, list[Upsert]()
+        key = ratios.make_ratio_key(window.spec, window.unit.tokenizer)
         async with self._database.write() as session:
-            chat, turn, reply = await repository.lock_turn(session, run.chat_id, run.turn_id)
+            chat, turn, reply, ratio = await repository.lock_turn(
+                session, run.chat_id, run.turn_id, ratio_key=key
+            )
             is_ours = turn is not None and turn.is_run_by(self._database.process_id)
             if chat is not None and turn is not None and is_ours:
                 _write_end(run, turn, usage, problem)
@@ -257,16 +261,20 @@ class TurnStore:
                 # If a continuation has added nothing, the reply and its record do not change.
                 saved = saved and (run.adds_to_reply or run.has_stored)
                 if saved and record is not None and (run.play or not run.record_stored):
-                    await store_record(session, run, record)
-                closing = run.play.closing if run.play and saved else ()
-                turn.segments = encode_segments(run, closing)
-                turn.sealed_events = seal_events(run, closing)
+                    writes += await make_record_writes(session, run, record)
+                if run.play and saved and run.play.closing:
+                    _write_events(run, turn, run.play.closing)
                 await self._reserve_next(session, run, chat, turn)
             elif turn is not None:
                 problem = run.show_problem(make_interrupted_error())
-            await _learn_ratios(session, run)
             if turn is not None:
-                await add_tokens(session, run.user_id, spent)
+                spec, tokenizer = window.spec, window.unit.tokenizer
+                reports = _list_reports(run)
+                writes += [
+                    await ratios.learn(session, run.user_id, spec, tokenizer, ratio, reports),
+                    note_tokens(run.user_id, spent),
+                ]
+                await upsert_all(session, writes)
             else:  # the chat was deleted
                 await add_unlisted(session, run.user_id, [_make_unlisted(run)], tokens=spent)
         return saved, problem
@@ -400,7 +408,7 @@ def _write_end(
     turn.finished_at = now()
     turn.usage = encode_json(usage)
     turn.finish = run.finish or None
-    turn.sealed_events = seal_events(run)
+    _write_events(run, turn)
     if run.refused:
         replace_totals(run, turn)
     turn.lease_owner = turn.lease_until = turn.waits_for = None
@@ -412,21 +420,29 @@ def _write_end(
         turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, run.text)
 
 
-async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
-    """Learn the model's token ratio. A played turn sends more than its prompt, so it is ignored.
+def _write_events(run: TurnRun, turn: Turn, closing: Sequence[PlayEvent] = ()) -> None:
+    turn.segments = encode_segments(run, closing)
+    turn.sealed_events = seal_events(run, closing)
+
+
+def _list_reports(run: TurnRun) -> list[ratios.Report]:
+    """List the provider's reports from which the model's token ratio is learned.
+
+    A played turn sends more than its prompt, so it is ignored.
 
     The report of a prompt that the server has cut is ignored, because it is about a shorter prompt.
     The tokens of images are only estimated.
     """
     if run.play is not None or run.built.has_images:
-        return
-    window = run.built.window
-    learn = partial(ratios.learn, session, run.user_id, window.spec, window.unit.tokenizer)
-    for refused in run.refused:
-        if refused.is_reported:
-            await learn(counted=refused.counted, reported=refused.needed)
+        return []
+    reports = [
+        ratios.Report(refused.counted, refused.needed)
+        for refused in run.refused
+        if refused.is_reported
+    ]
     if run.usage is not None and run.outcome == "completed" and run.cut is None:
-        await learn(counted=run.built.assembled.tokens, reported=run.usage.prompt_tokens)
+        reports.append(ratios.Report(run.built.assembled.tokens, run.usage.prompt_tokens))
+    return reports
 
 
 def _make_problem(run: TurnRun) -> dict[str, Any] | None:
@@ -617,7 +633,14 @@ def seal_record(run: TurnRun) -> SealedRecord:
 
 async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
     """Store a context record, and the texts that the chat does not have yet."""
-    values = {
+    await upsert_all(session, await make_record_writes(session, run, sealed))
+
+
+async def make_record_writes(
+    session: AsyncSession, run: TurnRun, sealed: SealedRecord
+) -> list[Upsert]:
+    """Return the writes of `store_record`."""
+    record = {
         "id": run.reply_id,
         "user_id": run.user_id,
         "chat_id": run.chat_id,
@@ -642,11 +665,10 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
         }
         for key, (text_id, blob) in texts.items()
     ]
-    if rows:
-        await upsert(session, ContextText, rows, key=("chat_id", "digest"))
-    await upsert(
-        session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
-    )
+    return [
+        Upsert(ContextText, rows, key=("chat_id", "digest")),
+        Upsert(StoredContextRecord, [record], key=("id",), update=("sealed_record", "created_at")),
+    ]
 
 
 def make_usage_data(run: TurnRun) -> dict[str, Any] | None:
