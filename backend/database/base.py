@@ -21,6 +21,7 @@ from sqlalchemy import (
     func,
     literal,
     select,
+    union_all,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -187,11 +188,18 @@ async def upsert_all(session: AsyncSession, upserts: Iterable[Upsert]) -> None:
         if dialect == "postgresql" and 0 < len(each.rows) <= MAX_JOINED_ROWS:
             joined.append(each)
         elif each.rows:
-            await session.execute(
-                _upsert(dialect, each.table, each.key, each.update, ()), each.rows
-            )
-    if not joined:
-        return
+            await _execute_upsert(session, each)
+    if len(joined) > 1:
+        await _execute_joined(session, joined)
+    elif joined:
+        await _execute_upsert(session, joined[0])
+
+
+async def _execute_upsert(session: AsyncSession, wanted: Upsert) -> None:
+    await upsert(session, wanted.table, wanted.rows, key=wanted.key, update=wanted.update)
+
+
+async def _execute_joined(session: AsyncSession, joined: Sequence[Upsert]) -> None:
     shapes = [
         _Shape(each.table, tuple(each.rows[0]), len(each.rows), each.key, each.update)
         for each in joined
@@ -225,14 +233,17 @@ def _join_upserts(shapes: tuple[_Shape, ...]) -> Any:
     """
     query = select(literal(1))
     for part, shape in enumerate(shapes):
-        types = get_table(shape.table).c
-        rows = [
-            {
-                name: bindparam(_name_value(part, number, name), type_=types[name].type)
-                for name in shape.columns
-            }
+        columns = [get_table(shape.table).c[name] for name in shape.columns]
+        rows = (
+            select(
+                *(
+                    bindparam(_name_value(part, number, each.name), type_=each.type)
+                    for each in columns
+                )
+            )
             for number in range(shape.count)
-        ]
+        )
         statement = _upsert("postgresql", shape.table, shape.key, shape.update, ())
-        query = query.add_cte(statement.values(rows).cte(f"part_{part}"))
+        # SQLAlchemy would compile a statement with several rows of VALUES each time.
+        query = query.add_cte(statement.from_select(columns, union_all(*rows)).cte(f"part_{part}"))
     return query

@@ -165,6 +165,9 @@ class Database:
         self.log = WriteAheadLog(self._writer if self.is_sqlite else None)
         self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
         self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
+        # BEGIN and ROLLBACK are a round trip each.
+        bare = self._writer.execution_options(isolation_level="AUTOCOMMIT")
+        self._bare_sessions = async_sessionmaker(bare, expire_on_commit=False)
 
     @property
     def engine(self) -> AsyncEngine:
@@ -236,6 +239,18 @@ class Database:
         """Begin a read-only transaction with a consistent view. It never blocks a writer."""
         # Closing the session ends the transaction.
         async with translate_errors(), self._read_sessions() as session:
+            yield session
+
+    @contextlib.asynccontextmanager
+    async def read_once(self) -> AsyncGenerator[AsyncSession]:
+        """Begin a session for a single statement that reads.
+
+        On PostgreSQL it is not part of a transaction, unless there is a pooler, which would send
+        its two messages to different servers.
+        """
+        is_bare = not self.is_sqlite and self._pooler.is_found is False
+        sessions = self._bare_sessions if is_bare else self._read_sessions
+        async with translate_errors(), sessions() as session:
             yield session
 
     async def change_tables(self, work: Callable[[Connection], None]) -> None:

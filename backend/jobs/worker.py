@@ -260,7 +260,7 @@ class Worker:
         if not wanted.count:
             return False
         try:
-            async with self._database.read() as session:
+            async with self._database.read_once() as session:
                 has_work = await claims.has_work(session, wanted, at=self._clock())
         except Exception:  # noqa: BLE001  # the claim reports the error
             return True
@@ -523,7 +523,7 @@ class Worker:
             if self._kinds[job.kind].stoppable and not job.is_writing
         ]
         if running:
-            async with self._database.read() as session:
+            async with self._database.read_once() as session:
                 held = await claims.find_owned(session, [job.claimed for job in running])
             self._interrupt_lost(running, held)
 
