@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cache, lru_cache
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
+from functools import cache
+from typing import Annotated, Any, TypeVar, cast
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    ForeignKey,
-    LargeBinary,
-    MetaData,
-    Select,
-    Table,
-    bindparam,
-    func,
-    literal,
-    select,
-    union_all,
-)
+from sqlalchemy import ColumnElement, ForeignKey, LargeBinary, MetaData, Select, Table, func
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, mapped_column
@@ -34,12 +21,6 @@ T = TypeVar("T")
 
 MAX_PARAMETERS = 5_000
 """Maximum number of ids in a statement. Both databases allow about 32,000 parameters."""
-
-MAX_JOINED_ROWS = 16
-"""Maximum number of rows of a table that one statement inserts together with other tables."""
-
-MAX_JOINED_SHAPES = 100
-"""Number of such statements that are kept. They differ in tables, columns and numbers of rows."""
 
 ROWS_PER_PAGE = 500
 """Rows of a long result that are created without a pause. They take about 5 ms."""
@@ -141,18 +122,21 @@ async def upsert(
     increased by one. Without these columns it stays unchanged.
     """
     dialect = session.get_bind().dialect.name
-    await session.execute(_upsert(dialect, table, key, update, count_up), values)
+    await session.execute(make_upsert(dialect, table, key, update, count_up), values)
 
 
 @cache
-def _upsert(
+def make_upsert(
     dialect: str,
     model: type[Base],
     key: tuple[str, ...],
     update: tuple[str, ...],
-    count_up: tuple[str, ...],
+    count_up: tuple[str, ...] = (),
 ) -> Any:
-    """Cached, because building the statement takes longer than running it."""
+    """Return the statement of `upsert`. Without a `key`, it only inserts.
+
+    Cached, because building the statement takes longer than running it.
+    """
     table = get_table(model)
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     if not key:
@@ -162,88 +146,3 @@ def _upsert(
     if not changes:
         return statement.on_conflict_do_nothing(index_elements=key)
     return statement.on_conflict_do_update(index_elements=key, set_=changes)
-
-
-@dataclass(frozen=True, slots=True)
-class Upsert:
-    """The arguments of `upsert`. Without a `key`, the rows are only inserted.
-
-    All rows have the same columns. They include those that usually have a default.
-    """
-
-    table: type[Base]
-    rows: list[dict[str, Any]]
-    key: tuple[str, ...] = ()
-    update: tuple[str, ...] = ()
-
-
-async def upsert_all(session: AsyncSession, upserts: Iterable[Upsert]) -> None:
-    """Insert or update rows of several tables, each of which is named once.
-
-    On PostgreSQL this is one statement, because each statement is a round trip. No row may refer to
-    another one that is new.
-    """
-    dialect, joined = session.get_bind().dialect.name, list[Upsert]()
-    for each in upserts:
-        if dialect == "postgresql" and 0 < len(each.rows) <= MAX_JOINED_ROWS:
-            joined.append(each)
-        elif each.rows:
-            await _execute_upsert(session, each)
-    if len(joined) > 1:
-        await _execute_joined(session, joined)
-    elif joined:
-        await _execute_upsert(session, joined[0])
-
-
-async def _execute_upsert(session: AsyncSession, wanted: Upsert) -> None:
-    await upsert(session, wanted.table, wanted.rows, key=wanted.key, update=wanted.update)
-
-
-async def _execute_joined(session: AsyncSession, joined: Sequence[Upsert]) -> None:
-    shapes = [
-        _Shape(each.table, tuple(each.rows[0]), len(each.rows), each.key, each.update)
-        for each in joined
-    ]
-    values = {
-        _name_value(part, number, name): value
-        for part, each in enumerate(joined)
-        for number, row in enumerate(each.rows)
-        for name, value in row.items()
-    }
-    await session.execute(_join_upserts(tuple(shapes)), values)
-
-
-class _Shape(NamedTuple):
-    table: type[Base]
-    columns: tuple[str, ...]
-    count: int
-    key: tuple[str, ...]
-    update: tuple[str, ...]
-
-
-def _name_value(part: int, number: int, column: str) -> str:
-    return f"{column}_{part}_{number}"
-
-
-@lru_cache(maxsize=MAX_JOINED_SHAPES)
-def _join_upserts(shapes: tuple[_Shape, ...]) -> Any:
-    """Build a statement of PostgreSQL with a CTE for each table.
-
-    Cached, because building the statement takes longer than running it.
-    """
-    query = select(literal(1))
-    for part, shape in enumerate(shapes):
-        columns = [get_table(shape.table).c[name] for name in shape.columns]
-        rows = (
-            select(
-                *(
-                    bindparam(_name_value(part, number, each.name), type_=each.type)
-                    for each in columns
-                )
-            )
-            for number in range(shape.count)
-        )
-        statement = _upsert("postgresql", shape.table, shape.key, shape.update, ())
-        # SQLAlchemy would compile a statement with several rows of VALUES each time.
-        query = query.add_cte(statement.from_select(columns, union_all(*rows)).cte(f"part_{part}"))
-    return query

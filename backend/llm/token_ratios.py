@@ -16,7 +16,8 @@ from sqlalchemy import Float, ForeignKey, Index, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, Upsert
+from backend.database.base import Base
+from backend.database.writes import Upsert
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import SHARED_BOUNDS, find_starting_ratio, learn_ratio
 

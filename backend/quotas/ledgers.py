@@ -24,9 +24,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
 from backend.accounts.models import User
 from backend.core.logs import get_logger
-from backend.database.base import Upsert, get_table, new_id, now, upsert_all
+from backend.database.base import get_table, new_id, now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
+from backend.database.writes import Upsert, upsert_all
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.quotas.models import StorageLedger, TokenLedger

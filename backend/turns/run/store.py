@@ -38,8 +38,9 @@ from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.context.record import move_texts
 from backend.core.events import Participants
-from backend.database.base import Base, Upsert, new_id, now, split_chunks, upsert_all
+from backend.database.base import Base, new_id, now, split_chunks
 from backend.database.engine import Database
+from backend.database.writes import Upsert, upsert_all, write_out
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
@@ -274,7 +275,7 @@ class TurnStore:
                     await ratios.learn(session, run.user_id, spec, tokenizer, ratio, reports),
                     note_tokens(run.user_id, spent),
                 ]
-                await upsert_all(session, writes)
+                await write_out(session, writes)
             else:  # the chat was deleted
                 await add_unlisted(session, run.user_id, [_make_unlisted(run)], tokens=spent)
         return saved, problem
@@ -392,9 +393,10 @@ class TurnStore:
     ) -> None:
         """Queue the messages of a turn for the index."""
         said = [each for each in (turn.user_message_id, reply_id) if each is not None]
-        await self._index.changed(
-            session, run, kind="message", container_id=turn.chat_id, source_ids=said
-        )
+        with session.no_autoflush:  # the rows of the turn are written together, at the end
+            await self._index.changed(
+                session, run, kind="message", container_id=turn.chat_id, source_ids=said
+            )
 
 
 def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
