@@ -98,10 +98,9 @@ def _is_postgres(session: AsyncSession) -> bool:
 
 
 def _collect(session: Session) -> list[_Write] | None:
-    """Return the new and changed rows. None if only the ORM can write them.
-
-    Changed rows have an `id`.
-    """
+    """Return the new and changed rows. None if only the ORM can write them."""
+    if session.deleted or not all(map(_has_id, session.dirty)):
+        return None
     new: defaultdict[tuple[type[Base], tuple[str, ...]], list[dict[str, Any]]] = defaultdict(list)
     for row in session.new:
         values = _read_new_row(row)
@@ -119,9 +118,13 @@ def _collect(session: Session) -> list[_Write] | None:
         for values in rows
         for value in values.values()
     )
-    if session.deleted or has_many or has_expressions:
+    if has_many or has_expressions:
         return None
     return [*changes, *(Upsert(table, rows) for (table, _), rows in new.items())]
+
+
+def _has_id(row: Any) -> bool:
+    return get_table(type(row)).primary_key.columns.keys() == ["id"]
 
 
 def _read_new_row(row: Any) -> dict[str, Any]:
