@@ -165,13 +165,19 @@ class Database:
         self.log = WriteAheadLog(self._writer if self.is_sqlite else None)
         self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
         self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
-        # BEGIN and ROLLBACK are a round trip each.
-        bare = self._writer.execution_options(isolation_level="AUTOCOMMIT")
-        self._bare_sessions = async_sessionmaker(bare, expire_on_commit=False)
+        self._bare = self._reader if self.is_sqlite else make_bare(self._writer)
 
     @property
     def engine(self) -> AsyncEngine:
         return self._writer
+
+    @property
+    def single_engine(self) -> AsyncEngine:
+        """The engine for single statements, with transactions only if there may be a pooler.
+
+        A pooler would send the two messages of a statement to different servers.
+        """
+        return self._bare if self._pooler.is_found is False or self.is_sqlite else self._writer
 
     def measure_pools(self) -> Iterator[PoolUse]:
         """Yield the use of the connection pools of this process."""
@@ -243,14 +249,11 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def read_once(self) -> AsyncGenerator[AsyncSession]:
-        """Begin a session for a single statement that reads.
-
-        On PostgreSQL it is not part of a transaction, unless there is a pooler, which would send
-        its two messages to different servers.
-        """
-        is_bare = not self.is_sqlite and self._pooler.is_found is False
-        sessions = self._bare_sessions if is_bare else self._read_sessions
-        async with translate_errors(), sessions() as session:
+        """Begin a session for a single statement that reads. See `single_engine`."""
+        async with (
+            translate_errors(),
+            AsyncSession(self.single_engine, expire_on_commit=False) as session,
+        ):
             yield session
 
     async def change_tables(self, work: Callable[[Connection], None]) -> None:
@@ -393,6 +396,14 @@ async def _lock_tables(engine: AsyncEngine) -> AsyncGenerator[None]:
                 yield
                 return
         await asyncio.sleep(LOCK_POLL_SECONDS)
+
+
+def make_bare(engine: AsyncEngine) -> AsyncEngine:
+    """Return an engine with the same pool that sends no BEGIN, COMMIT and ROLLBACK.
+
+    Each of them is a round trip.
+    """
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def _postgres_engine(

@@ -34,7 +34,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.core.logs import get_logger
 from backend.database.base import Base, PrimaryId, get_table, now
-from backend.database.engine import Database, name_client
+from backend.database.engine import Database, make_bare, name_client
 
 log = get_logger(__name__)
 
@@ -195,7 +195,8 @@ class Processes:
 
     async def _renew(self, engine: AsyncEngine, *, is_server: bool) -> None:
         row = {"id": self._database.process_id, "is_server": is_server}
-        async with engine.begin() as connection:
+        single = make_bare(engine) if self._database.can_listen else engine
+        async with single.begin() as connection:
             await self._listen(connection)
             rows = (await connection.execute(_BEAT_AND_LOOK, row)).all()
         others = {row.id for row in rows}
@@ -228,7 +229,7 @@ class Processes:
             await self._has_announcement.wait()
             self._has_announcement.clear()
             try:
-                async with self._database.engine.begin() as connection:
+                async with self._database.single_engine.begin() as connection:
                     await connection.execute(_ANNOUNCE, sender)
             except Exception as error:  # the others find the jobs when they poll
                 log.warning("process.not_announced", exc_info=error)
