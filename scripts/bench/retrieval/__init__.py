@@ -2,9 +2,9 @@
 
     scripts/bench.py retrieval NAME [OPTION...]
 
-`locomo`, `lists`, `events`, `paraphrase` and `languages` search chats. `lore` searches lorebooks.
-`mentions` and `tags` test the rules of campaigns, `duplicates` those of chronicles. `breadth` and
-`thresholds` choose constants.
+`locomo`, `lists`, `events`, `paraphrase`, `languages` and `scenes` search chats, `lore` searches
+lorebooks. `mentions` and `tags` test the rules of campaigns, `duplicates` those of chronicles.
+`breadth` and `thresholds` choose constants.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scripts.bench.commands import run_command
 
 NAMES = (
     "breadth", "duplicates", "events", "languages", "lists", "locomo", "lore", "mentions",
-    "paraphrase", "tags", "thresholds",
+    "paraphrase", "scenes", "tags", "thresholds",
 )  # fmt: skip
 """Modules of this package that have a `main(arguments)`."""
 
