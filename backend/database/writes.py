@@ -51,7 +51,7 @@ class _Change:
 class _InsertShape(NamedTuple):
     table: type[Base]
     columns: tuple[str, ...]
-    count: int
+    rows: int
     key: tuple[str, ...]
     update: tuple[str, ...]
 
@@ -131,11 +131,11 @@ def _read_new_row(row: Any) -> dict[str, Any]:
     """Return the values of a new row with its defaults, which are set as the ORM does."""
     state, values = inspect(row), dict[str, Any]()
     for column in get_table(type(row)).c:
+        default: Any = column.default
         if column.key in state.dict:
             values[column.key] = state.dict[column.key]
-        elif (default := column.default) is not None:
-            value: Any = default.arg
-            values[column.key] = value(None) if default.is_callable else value
+        elif default is not None:
+            values[column.key] = default.arg(None) if default.is_callable else default.arg
             setattr(row, column.key, values[column.key])
     return values
 
@@ -200,7 +200,7 @@ def _make_insert(shape: Any, part: int) -> Any:
         select(
             *(bindparam(_name_value(each.name, part, number), type_=each.type) for each in columns)
         )
-        for number in range(shape.count)
+        for number in range(shape.rows)
     )
     statement = make_upsert("postgresql", shape.table, shape.key, shape.update)
     # SQLAlchemy would compile a statement with several rows of VALUES each time.
