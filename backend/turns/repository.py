@@ -71,7 +71,7 @@ class LockedTurn(NamedTuple):
 async def lock_turn(
     session: AsyncSession, chat_id: UUID, turn_id: UUID, *, ratio_key: str
 ) -> LockedTurn:
-    """Lock a chat and one of its turns, and return them with what the end of the turn needs."""
+    """Lock a chat and one of its turns, and return them with its reply and ratio."""
     chat = await session.scalar(_CHAT, {"chat_id": chat_id})
     values = {"turn_id": turn_id, "ratio_key": ratio_key}
     row = (await session.execute(_TURN_AND_REPLY, values)).one_or_none()
