@@ -102,15 +102,12 @@ def _collect(session: Session) -> list[_Write] | None:
     if session.deleted or not all(map(_has_id, session.dirty)):
         return None
     new: defaultdict[tuple[type[Base], tuple[str, ...]], list[dict[str, Any]]] = defaultdict(list)
+    row: Base
     for row in session.new:
         values = _read_new_row(row)
         new[type(row), tuple(values)].append(values)
-    changes = [
-        _Change(type(row), row.id, values)
-        for row in session.dirty
-        if (values := _read_changes(row))
-    ]
-    every_row = [*(rows for rows in new.values()), [each.values for each in changes]]
+    changes = [change for row in session.dirty if (change := _read_change(row)).values]
+    every_row = [*new.values(), [each.values for each in changes]]
     has_many = any(len(rows) > MAX_JOINED_ROWS for rows in every_row)
     has_expressions = any(
         isinstance(value, ClauseElement)
@@ -123,13 +120,14 @@ def _collect(session: Session) -> list[_Write] | None:
     return [*changes, *(Upsert(table, rows) for (table, _), rows in new.items())]
 
 
-def _has_id(row: Any) -> bool:
+def _has_id(row: Base) -> bool:
     return get_table(type(row)).primary_key.columns.keys() == ["id"]
 
 
-def _read_new_row(row: Any) -> dict[str, Any]:
+def _read_new_row(row: Base) -> dict[str, Any]:
     """Return the values of a new row with its defaults, which are set as the ORM does."""
-    state, values = inspect(row), dict[str, Any]()
+    state: Any = inspect(row)
+    values: dict[str, Any] = {}
     for column in get_table(type(row)).c:
         default: Any = column.default
         if column.key in state.dict:
@@ -140,13 +138,14 @@ def _read_new_row(row: Any) -> dict[str, Any]:
     return values
 
 
-def _read_changes(row: Any) -> dict[str, Any]:
-    state = inspect(row)
-    return {
+def _read_change(row: Base) -> _Change:
+    state: Any = inspect(row)
+    values = {
         name: state.dict[name]
         for name in sorted(state.committed_state)
         if get_history(row, name).has_changes()
     }
+    return _Change(type(row), state.dict["id"], values)
 
 
 async def _execute(session: AsyncSession, writes: Sequence[_Write]) -> None:
@@ -180,23 +179,26 @@ def _join(shapes: tuple[_Shape, ...]) -> Any:
     """
     query = select(literal(1))
     for part, shape in enumerate(shapes):
-        change = _make_change if isinstance(shape, _ChangeShape) else _make_insert
-        query = query.add_cte(change(shape, part).cte(f"part_{part}"))
+        if isinstance(shape, _ChangeShape):
+            statement = _make_change(shape, part)
+        else:
+            statement = _make_insert(shape, part)
+        query = query.add_cte(statement.cte(f"part_{part}"))
     return query
 
 
-def _make_change(shape: Any, part: int) -> Any:
-    columns = get_table(shape.table).c
-    values = {
+def _make_change(shape: _ChangeShape, part: int) -> Any:
+    columns: Any = get_table(shape.table).c
+    values: dict[str, Any] = {
         name: bindparam(_name_value(name, part), type_=columns[name].type) for name in shape.columns
     }
-    is_it = columns.id == bindparam(_name_value("key", part), type_=columns.id.type)
+    is_it = columns["id"] == bindparam(_name_value("key", part), type_=columns["id"].type)
     return update(get_table(shape.table)).where(is_it).values(values)
 
 
-def _make_insert(shape: Any, part: int) -> Any:
-    columns = [get_table(shape.table).c[name] for name in shape.columns]
-    rows = (
+def _make_insert(shape: _InsertShape, part: int) -> Any:
+    columns: list[Any] = [get_table(shape.table).c[name] for name in shape.columns]
+    rows: Iterable[Any] = (
         select(
             *(bindparam(_name_value(each.name, part, number), type_=each.type) for each in columns)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import and_, bindparam, or_, select
@@ -151,7 +152,8 @@ class KeyHolders:
         }
         here = [key.slot_id for key in holders.in_memory.values()]
         values = {"user_ids": user_ids, "slot_ids": here}
-        for user, data_key, slot in await session.execute(_OWNERS, values):
+        owners: Any = await session.execute(_OWNERS, values)
+        for user, data_key, slot in owners:
             holders.users[user.id] = user
             holders._data_keys[user.id][data_key.id] = data_key
             if slot is not None:
