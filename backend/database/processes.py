@@ -133,6 +133,7 @@ class Processes:
         self._servers = 1
         self._clock = clock
         self._others: set[UUID] = set()
+        self._alone_since = math.inf
         self._lost: set[UUID] = set()
         self._news = asyncio.Event()
         self._has_announcement = asyncio.Event()
@@ -155,11 +156,11 @@ class Processes:
             ]
 
     def announce(self) -> None:
-        """Notify the other processes soon that there are jobs, if there are others.
+        """Notify the other processes soon that there are jobs, unless this one is alone.
 
         A process that the last heartbeat has not seen yet looks for jobs when it starts.
         """
-        if self._others:
+        if self._clock() - self._alone_since < LOST_AFTER.total_seconds():
             self._has_announcement.set()
 
     async def aclose(self) -> None:
@@ -204,6 +205,7 @@ class Processes:
         if self._lost or self._others - others:
             self._news.set()
         self._others = others
+        self._alone_since = math.inf if others else min(self._alone_since, self._clock())
         live = sum(row.is_server for row in rows if row.id not in self._lost)
         servers = max(1, live + is_server)
         if servers != self._servers:
