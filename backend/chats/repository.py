@@ -543,3 +543,28 @@ async def load_active_messages(
     # The driver of SQLite returns bytes, that of PostgreSQL a UUID.
     raw = ids if isinstance(ids[0], bytes) else [each.bytes for each in ids]
     return HistoryColumns(raw, *rest)
+
+
+def select_history(
+    rows: Sequence[Message], *, from_sum: int, authors: bool
+) -> HistoryColumns | None:
+    """Return the result of `load_active_messages` for the end of the active path.
+
+    `rows` are the last visible messages, oldest first. Returns None if they are too few.
+    """
+    if not rows or rows[0].path_tokens - rows[0].tokens > from_sum:
+        return None
+    found = [
+        row
+        for row in rows
+        if row.path_tokens > from_sum and row.path_tokens - row.tokens >= from_sum
+    ]
+    return HistoryColumns(
+        ids=[row.id.bytes for row in found],
+        positions=[row.position for row in found],
+        roles=[row.role for row in found],
+        tokens=[row.tokens for row in found],
+        audiences=[row.audience for row in found],
+        sealed_contents=[row.sealed_content for row in found],
+        sealed_authors=[row.sealed_author for row in found] if authors else (),
+    )

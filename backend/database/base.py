@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, ForeignKey, LargeBinary, MetaData, Select, Table, func
+from sqlalchemy import (
+    ColumnElement,
+    ForeignKey,
+    LargeBinary,
+    MetaData,
+    Select,
+    Table,
+    bindparam,
+    func,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, mapped_column
@@ -115,29 +124,41 @@ async def upsert(
     key: tuple[str, ...],
     update: tuple[str, ...] = (),
     count_up: tuple[str, ...] = (),
+    min_age: timedelta | None = None,
 ) -> None:
     """Insert one row or several, or update the rows that have the same `key`.
 
     An existing row gets the new values of the columns `update`, and those of `count_up` are
-    increased by one. Without these columns it stays unchanged.
+    increased by one. Without these columns, or if it is younger than `min_age`, it stays unchanged.
     """
     dialect = session.get_bind().dialect.name
-    await session.execute(_upsert(dialect, table, key, update, count_up), values)
+    await session.execute(make_upsert(dialect, table, key, update, count_up, min_age), values)
 
 
 @cache
-def _upsert(
+def make_upsert(
     dialect: str,
     model: type[Base],
     key: tuple[str, ...],
     update: tuple[str, ...],
-    count_up: tuple[str, ...],
+    count_up: tuple[str, ...] = (),
+    min_age: timedelta | None = None,
 ) -> Any:
-    """Cached, because building the statement takes longer than running it."""
+    """Return the statement of `upsert`. Without a `key`, it only inserts.
+
+    Cached, because building the statement takes longer than running it.
+    """
     table = get_table(model)
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
+    if not key:
+        return statement
     changes = {name: statement.excluded[name] for name in update}
     changes |= {name: table.c[name] + 1 for name in count_up}
     if not changes:
         return statement.on_conflict_do_nothing(index_elements=key)
-    return statement.on_conflict_do_update(index_elements=key, set_=changes)
+    is_old = None if min_age is None else table.c.created_at < _bind_time_ago(min_age)
+    return statement.on_conflict_do_update(index_elements=key, set_=changes, where=is_old)
+
+
+def _bind_time_ago(age: timedelta) -> Any:
+    return bindparam(None, callable_=lambda: now() - age, type_=UtcTime())

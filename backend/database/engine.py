@@ -183,10 +183,19 @@ class Database:
         self.log = WriteAheadLog(self._writer if self.is_sqlite else None)
         self._read_sessions = async_sessionmaker(self._reader, expire_on_commit=False)
         self._write_sessions = async_sessionmaker(self._writer, expire_on_commit=False)
+        self._bare = self._reader if self.is_sqlite else make_bare(self._writer)
 
     @property
     def engine(self) -> AsyncEngine:
         return self._writer
+
+    @property
+    def single_engine(self) -> AsyncEngine:
+        """The engine for single statements, with transactions only if there may be a pooler.
+
+        A pooler would send the two messages of a statement to different servers.
+        """
+        return self._bare if self._pooler.is_found is False or self.is_sqlite else self._writer
 
     def measure_pools(self) -> Iterator[PoolUse]:
         """Yield the use of the connection pools of this process."""
@@ -254,6 +263,15 @@ class Database:
         """Begin a read-only transaction with a consistent view. It never blocks a writer."""
         # Closing the session ends the transaction.
         async with translate_errors(), self._read_sessions() as session:
+            yield session
+
+    @contextlib.asynccontextmanager
+    async def read_once(self) -> AsyncGenerator[AsyncSession]:
+        """Begin a session for a single statement that reads. See `single_engine`."""
+        async with (
+            translate_errors(),
+            AsyncSession(self.single_engine, expire_on_commit=False) as session,
+        ):
             yield session
 
     async def change_tables(self, work: Callable[[Connection], None]) -> None:
@@ -429,6 +447,14 @@ def _limit_lock_wait(connection: Connection) -> None:
     """
     if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(TABLE_LOCK_SECONDS * 1000)}")
+
+
+def make_bare(engine: AsyncEngine) -> AsyncEngine:
+    """Return an engine with the same pool that sends no BEGIN, COMMIT and ROLLBACK.
+
+    Each of them is a round trip.
+    """
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def _postgres_engine(

@@ -34,7 +34,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.core.logs import get_logger
 from backend.database.base import Base, PrimaryId, get_table, now
-from backend.database.engine import Database, name_client
+from backend.database.engine import Database, make_bare, name_client
 
 log = get_logger(__name__)
 
@@ -133,6 +133,7 @@ class Processes:
         self._servers = 1
         self._clock = clock
         self._others: set[UUID] = set()
+        self._alone_since = math.inf
         self._lost: set[UUID] = set()
         self._news = asyncio.Event()
         self._has_announcement = asyncio.Event()
@@ -155,8 +156,12 @@ class Processes:
             ]
 
     def announce(self) -> None:
-        """Notify the other processes soon that there are jobs."""
-        self._has_announcement.set()
+        """Notify the other processes soon that there are jobs, unless this one is alone.
+
+        A process that the last heartbeat has not seen yet looks for jobs when it starts.
+        """
+        if self._clock() - self._alone_since < LOST_AFTER.total_seconds():
+            self._has_announcement.set()
 
     async def aclose(self) -> None:
         """End all leases of this process, and delete its row."""
@@ -191,7 +196,8 @@ class Processes:
 
     async def _renew(self, engine: AsyncEngine, *, is_server: bool) -> None:
         row = {"id": self._database.process_id, "is_server": is_server}
-        async with engine.begin() as connection:
+        single = make_bare(engine) if self._database.can_listen else engine
+        async with single.begin() as connection:
             await self._listen(connection)
             rows = (await connection.execute(_BEAT_AND_LOOK, row)).all()
         others = {row.id for row in rows}
@@ -199,6 +205,7 @@ class Processes:
         if self._lost or self._others - others:
             self._news.set()
         self._others = others
+        self._alone_since = math.inf if others else min(self._alone_since, self._clock())
         live = sum(row.is_server for row in rows if row.id not in self._lost)
         servers = max(1, live + is_server)
         if servers != self._servers:
@@ -224,7 +231,7 @@ class Processes:
             await self._has_announcement.wait()
             self._has_announcement.clear()
             try:
-                async with self._database.engine.begin() as connection:
+                async with self._database.single_engine.begin() as connection:
                     await connection.execute(_ANNOUNCE, sender)
             except Exception as error:  # the others find the jobs when they poll
                 log.warning("process.not_announced", exc_info=error)

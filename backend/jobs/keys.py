@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BindParameter, bindparam, select
+from sqlalchemy import and_, bindparam, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.keys.keyring import check_protection, open_sealer
@@ -16,7 +17,6 @@ from backend.accounts.models import DataKey, KeySlot, User
 from backend.core.logs import get_logger
 from backend.errors import AppError
 from backend.jobs.claims import ClaimedJob
-from backend.jobs.models import Job
 from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import Sealer
 from backend.vault.slots import unwrap_lent
@@ -71,13 +71,13 @@ class JobKeys:
 
     def _sealer(self, job: ClaimedJob, holders: KeyHolders, at: datetime) -> Sealer | None:
         user = holders.users.get(job.share)
-        if user is None or user.is_disabled or not holders.data_keys[user.id]:
+        if user is None or user.is_disabled:
             return None
         user_key = self._user_key(job, holders, at)
         if user_key is None:
             return None
         # With the current data keys, because one may have been added since the key was lent.
-        return open_sealer(user, holders.data_keys[user.id], user_key=user_key)
+        return open_sealer(user, holders.find_data_keys(user.id), user_key=user_key)
 
     def _user_key(self, job: ClaimedJob, holders: KeyHolders, at: datetime) -> bytes | None:
         user = holders.users[job.share]
@@ -89,7 +89,7 @@ class JobKeys:
         slot = holders.standing.get(user.id)
         if slot is None or user.key_mode != "managed":
             return None
-        if slot.expires_at is None or slot.expires_at <= at:
+        if not is_later(slot.expires_at, at):
             return None
         wrapped = Wrapped(slot.root_version, slot.wrapped)
         user_key = unwrap_lent("standing", slot.id, user.id, wrapped, root=self._root)
@@ -97,22 +97,20 @@ class JobKeys:
         return user_key
 
 
-_USER_IDS: BindParameter[UUID] = bindparam("user_ids", expanding=True)
-_USERS = (
-    select(User, DataKey).join(DataKey, DataKey.user_id == User.id).where(User.id.in_(_USER_IDS))
+_IN_SLOT = and_(
+    KeySlot.user_id == User.id,
+    or_(
+        KeySlot.kind.in_(("password", "standing")),
+        KeySlot.id.in_(bindparam("slot_ids", expanding=True)),
+    ),
 )
-# Read again, because the user key may have changed since the job was claimed.
-_LENT = select(Job.id, Job.root_version, Job.wrapped_key).where(
-    Job.id.in_(bindparam("job_ids", expanding=True)),
-    Job.key_until > bindparam("at"),
-    Job.wrapped_key.is_not(None),
-    Job.root_version.is_not(None),
+_OWNERS = (
+    select(User, DataKey, KeySlot)
+    .join(DataKey, DataKey.user_id == User.id)
+    .outerjoin(KeySlot, _IN_SLOT)
+    .where(User.id.in_(bindparam("user_ids", expanding=True)))
 )
-_SLOTS = select(KeySlot).where(
-    KeySlot.user_id.in_(_USER_IDS),
-    KeySlot.kind.in_(("password", "standing"))
-    | KeySlot.id.in_(bindparam("slot_ids", expanding=True)),
-)
+"""A row for each pair of a data key and a slot. A user has few of both."""
 
 
 class KeyHolders:
@@ -120,7 +118,7 @@ class KeyHolders:
 
     def __init__(self) -> None:
         self.users: dict[UUID, User] = {}
-        self.data_keys: dict[UUID, list[DataKey]] = defaultdict(list)
+        self._data_keys: defaultdict[UUID, dict[UUID, DataKey]] = defaultdict(dict)
         self.standing: dict[UUID, KeySlot] = {}
         self.kdf: dict[UUID, bytes | None] = {}
         self.in_memory: dict[UUID, OpenKey] = {}
@@ -136,9 +134,10 @@ class KeyHolders:
         *,
         at: datetime,
     ) -> KeyHolders:
-        """Load users, slots, and the lent keys of jobs that have one.
+        """Load users and slots in the transaction that claims the jobs.
 
-        A key in memory is valid while its session is open and the user key is unchanged.
+        That transaction has locked the rows of the jobs, so the lent keys in them are current. A
+        key in memory is valid while its session is open and the user key is unchanged.
         """
         holders, user_ids = cls(), {job.share for job in jobs}
         holders.in_memory = {
@@ -146,24 +145,35 @@ class KeyHolders:
             for user_id in user_ids
             if open_keys and (key := open_keys.get(user_id)) is not None
         }
-        for user, data_key in await session.execute(_USERS, {"user_ids": user_ids}):
+        holders.lent = {
+            job.id: Wrapped(job.root_version, job.wrapped_key)
+            for job in jobs
+            if job.wrapped_key and job.root_version is not None and is_later(job.key_until, at)
+        }
+        here = [key.slot_id for key in holders.in_memory.values()]
+        values = {"user_ids": user_ids, "slot_ids": here}
+        owners: Any = await session.execute(_OWNERS, values)
+        for user, data_key, slot in owners:
             holders.users[user.id] = user
-            holders.data_keys[user.id].append(data_key)
-        if carrying := [job.id for job in jobs if job.wrapped_key]:
-            lent = await session.execute(_LENT, {"job_ids": carrying, "at": at})
-            holders.lent = {row.id: Wrapped(row.root_version, row.wrapped_key) for row in lent}
-        await holders._load_slots(session, user_ids)
+            holders._data_keys[user.id][data_key.id] = data_key
+            if slot is not None:
+                holders._add_slot(user, slot)
         return holders
 
-    async def _load_slots(self, session: AsyncSession, user_ids: set[UUID]) -> None:
-        here = [key.slot_id for user_id, key in self.in_memory.items() if user_id in user_ids]
-        values = {"user_ids": user_ids, "slot_ids": here}
-        for slot in await session.scalars(_SLOTS, values):
-            if slot.kind == "standing":
-                self.standing[slot.user_id] = slot
-            elif slot.kind == "password":
-                self.kdf[slot.user_id] = slot.kdf
-            elif (key := self.in_memory[slot.user_id]).slot_id == slot.id:
-                owner = self.users.get(slot.user_id)
-                if owner is not None and owner.key_generation == key.generation:
-                    self.here[slot.user_id] = key
+    def find_data_keys(self, user_id: UUID) -> list[DataKey]:
+        return list(self._data_keys[user_id].values())
+
+    def _add_slot(self, user: User, slot: KeySlot) -> None:
+        if slot.kind == "standing":
+            self.standing[user.id] = slot
+        elif slot.kind == "password":
+            self.kdf[user.id] = slot.kdf
+        else:
+            key = self.in_memory[user.id]
+            if (key.slot_id, key.generation) == (slot.id, user.key_generation):
+                self.here[user.id] = key
+
+
+def is_later(time: datetime | None, at: datetime) -> bool:
+    """True if a time is set and later than `at`."""
+    return time is not None and time > at

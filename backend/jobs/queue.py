@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ from backend.vault.slots import wrap_lent
 
 WAKE_DELAY_SECONDS = 0.01
 """Delay before workers wake, so that the request that added the job is answered first."""
+
+NEWS_SECONDS = 0.05
+"""Longest delay after an announcement of another process. Processes look at different moments, so
+that most of them find that the job is taken."""
 
 GRANT_DURATION = timedelta(hours=24)
 """Lifetime of a job's copy of its user's key."""
@@ -157,7 +162,8 @@ async def insert_job(
 class WakeUp(asyncio.Event):
     """An event that a worker waits for.
 
-    `is_sure` is false if only another process announced a job, which a third one may have taken.
+    `is_sure` is false if there may be no work: another process announced a job, which a third one
+    may have taken, or a job ended, which may have held up others.
     """
 
     is_sure = False
@@ -188,6 +194,7 @@ class JobQueue:
         self.loss_count = 0
         self._root = root
         self._listeners: set[WakeUp] = set()
+        self._news: asyncio.TimerHandle | None = None
 
     def grant(self, sealer: Sealer, key_mode: KeyMode) -> JobKey:
         return JobKey(sealer, key_mode, self._root)
@@ -245,7 +252,13 @@ class JobQueue:
             listener.set()
 
     def note_news(self) -> None:
-        """Let the workers of this process look for jobs that another process has announced."""
+        """Let the workers of this process look soon for jobs that another process has announced."""
+        if self._news is None:
+            delay = random.random() * NEWS_SECONDS
+            self._news = asyncio.get_running_loop().call_later(delay, self._hint)
+
+    def _hint(self) -> None:
+        self._news = None
         for listener in self._listeners:
             listener.hint()
 

@@ -115,9 +115,6 @@ STOP_POLL_SECONDS = 1.0
 POLL_SECONDS = 3.0
 """Interval of polls. They find delayed jobs, expired leases, and jobs that another
 process could not announce."""
-NEWS_SECONDS = 0.05
-"""Longest wait after an announcement. The processes that hear it look at different moments, so that
-most of them find that the job is taken."""
 PAUSE_SECONDS = 1.0
 CLOSE_TIMEOUT_SECONDS = 10.0
 FINISH_SECONDS = 5.0
@@ -248,8 +245,6 @@ class Worker:
             except TimeoutError:
                 has_work = has_waiting or await self._has_work()
             else:
-                if not self._wake.is_sure:
-                    await asyncio.sleep(self._draw() * NEWS_SECONDS)
                 if not self._must_act():
                     self._wake.clear()
                     has_work = has_waiting or await self._has_work()
@@ -268,7 +263,7 @@ class Worker:
         if not wanted.count:
             return False
         try:
-            async with self._database.read() as session:
+            async with self._database.read_once() as session:
                 has_work = await claims.has_work(session, wanted, at=self._clock())
         except Exception:  # noqa: BLE001  # the claim reports the error
             return True
@@ -490,7 +485,7 @@ class Worker:
     def _forget(self, job: RunningJob) -> None:
         if self._jobs.get(job.id) is job:
             del self._jobs[job.id]
-        self._wake.set()
+        self._wake.hint()  # the job may have held up others of its lane
 
     async def _release(self, jobs: list[RunningJob]) -> None:
         """Put jobs back without losing an attempt. If that fails, their leases will expire."""
@@ -531,7 +526,7 @@ class Worker:
             if self._kinds[job.kind].stoppable and not job.is_writing
         ]
         if running:
-            async with self._database.read() as session:
+            async with self._database.read_once() as session:
                 held = await claims.find_owned(session, [job.claimed for job in running])
             self._interrupt_lost(running, held)
 

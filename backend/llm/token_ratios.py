@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Float, ForeignKey, Index, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, upsert
+from backend.database.base import Base
+from backend.database.writes import Upsert
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import SHARED_BOUNDS, find_starting_ratio, learn_ratio
 
@@ -39,6 +42,13 @@ class TokenRatio(Base):
     model: Mapped[str] = mapped_column(primary_key=True)
     ratio: Mapped[float] = mapped_column(Float(53))
     samples: Mapped[int]
+
+
+class Report(NamedTuple):
+    """The tokens of a prompt: counted by us, and reported by its provider."""
+
+    counted: int
+    reported: int
 
 
 class RatioCache:
@@ -93,17 +103,20 @@ async def learn(
     user_id: UUID,
     spec: ModelSpec,
     tokenizer: str,
-    *,
-    counted: int,
-    reported: int,
-) -> None:
-    key = make_ratio_key(spec, tokenizer)
-    row = await session.get(TokenRatio, (user_id, key))
-    before = row.ratio if row else await load_shared_ratio(session, spec, tokenizer)
-    samples = row.samples if row else 0
-    ratio, learned = learn_ratio(before, samples, counted=counted, reported=reported)
-    if learned != samples:
-        values = {"user_id": user_id, "model": key, "ratio": ratio, "samples": learned}
-        await upsert(
-            session, TokenRatio, values, key=("user_id", "model"), update=("ratio", "samples")
-        )
+    row: TokenRatio | None,
+    reports: Sequence[Report],
+) -> Upsert:
+    """Return the write that stores the user's ratio after some reports. `row` is the present one.
+
+    It has no rows if the reports teach nothing.
+    """
+    rows = list[dict[str, Any]]()
+    if reports:
+        before = row.ratio if row else await load_shared_ratio(session, spec, tokenizer)
+        ratio, samples = before, row.samples if row else 0
+        for counted, reported in reports:
+            ratio, samples = learn_ratio(ratio, samples, counted=counted, reported=reported)
+        if samples != (row.samples if row else 0):
+            model = make_ratio_key(spec, tokenizer)
+            rows = [{"user_id": user_id, "model": model, "ratio": ratio, "samples": samples}]
+    return Upsert(TokenRatio, rows, key=("user_id", "model"), update=("ratio", "samples"))

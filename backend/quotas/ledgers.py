@@ -27,10 +27,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
 from backend.accounts.models import User
 from backend.core.logs import get_logger
-from backend.database.base import get_table, now
+from backend.database.base import get_table, new_id, now
 from backend.database.batches import Batches
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
+from backend.database.writes import Upsert, upsert_all
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.quotas.models import StorageLedger, TokenLedger
@@ -67,9 +68,13 @@ _STORED = select(func.coalesce(func.sum(StorageLedger.bytes), 0)).where(
 
 async def add_tokens(session: AsyncSession, user_id: UUID, tokens: int) -> None:
     """Add tokens to today's usage."""
-    if tokens > 0:
-        row = {"user_id": user_id, "day": now().date(), "tokens": tokens}
-        await session.execute(_SPENT, row)
+    await upsert_all(session, [note_tokens(user_id, tokens)])
+
+
+def note_tokens(user_id: UUID, tokens: int) -> Upsert:
+    """Return the write that adds tokens to today's usage."""
+    row = {"id": new_id(), "user_id": user_id, "day": now().date(), "tokens": tokens}
+    return Upsert(TokenLedger, [row] if tokens > 0 else [])
 
 
 async def add_tokens_if_account(session: AsyncSession, user_id: UUID, tokens: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, or_, select, tuple_
+from sqlalchemy import and_, bindparam, delete, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.models import CampaignItem
@@ -14,6 +15,7 @@ from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
 from backend.chronicles.models import ChronicleEvent
 from backend.database.base import skip_index, split_chunks
+from backend.llm.token_ratios import TokenRatio
 from backend.lorebooks.models import LoreEntryRow
 from backend.turns.errors import TurnNotFoundError
 from backend.turns.models import (
@@ -46,20 +48,34 @@ _TURN = (
 )
 _CHAT = select(Chat).where(Chat.id == bindparam("chat_id"), Chat.is_ready).with_for_update()
 _TURN_AND_REPLY = (
-    select(Turn, Message)
+    select(Turn, Message, TokenRatio)
     .outerjoin(Message, Message.id == Turn.reply_id)
+    .outerjoin(
+        TokenRatio,
+        and_(TokenRatio.user_id == Turn.user_id, TokenRatio.model == bindparam("ratio_key")),
+    )
     .where(Turn.id == bindparam("turn_id"))
     .with_for_update(of=Turn)
 )
 
 
+class LockedTurn(NamedTuple):
+    """A turn with its chat, its reply, and the user's ratio for its model. None if absent."""
+
+    chat: Chat | None
+    turn: Turn | None = None
+    reply: Message | None = None
+    ratio: TokenRatio | None = None
+
+
 async def lock_turn(
-    session: AsyncSession, chat_id: UUID, turn_id: UUID
-) -> tuple[Chat | None, Turn | None, Message | None]:
-    """Lock a chat, one of its turns and the turn's reply, and return them. None for absent rows."""
+    session: AsyncSession, chat_id: UUID, turn_id: UUID, *, ratio_key: str
+) -> LockedTurn:
+    """Lock a chat and one of its turns, and return them with its reply and ratio."""
     chat = await session.scalar(_CHAT, {"chat_id": chat_id})
-    row = (await session.execute(_TURN_AND_REPLY, {"turn_id": turn_id})).one_or_none()
-    return (chat, row[0], row[1]) if row else (chat, None, None)
+    values = {"turn_id": turn_id, "ratio_key": ratio_key}
+    row = (await session.execute(_TURN_AND_REPLY, values)).one_or_none()
+    return LockedTurn(chat, *row) if row else LockedTurn(chat)
 
 
 async def find_open_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) -> Turn | None:

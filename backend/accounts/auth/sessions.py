@@ -162,7 +162,7 @@ class SessionService:
         in_memory = self._open_keys.group_by_slot()
         if not in_memory:
             return
-        async with self._database.read() as session:
+        async with self._database.read_once() as session:
             found = await repository.list_usable_slots(session, set(in_memory))
         usable = {(slot.id, number) for slot, number in found if not self._has_ended(slot, now())}
         for slot_id, (user_id, key) in in_memory.items():
@@ -171,12 +171,12 @@ class SessionService:
 
     async def find_open(self, slot_ids: set[UUID]) -> set[UUID]:
         """Return those of these sessions and keys that have not ended. Used by streams."""
-        async with self._database.read() as session:
+        async with self._database.read_once() as session:
             slots = await repository.list_usable_slots(session, slot_ids)
         return {slot.id for slot, _ in slots if not self._has_ended(slot, now())}
 
     async def _authenticate(self, secret: bytes, *, kind: TokenKind) -> Identity | None:
-        async with self._database.read() as session:
+        async with self._database.read_once() as session:
             found = await repository.find_by_token(session, hash_for_lookup(secret), kind)
         if found is None:
             return None

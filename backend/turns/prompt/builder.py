@@ -563,7 +563,8 @@ async def _load_images(
         return ChosenImages()
     found = list_waiting_images(loaded.files)
     last = line or leaf
-    if last is not None:
+    is_end = last is not None and last.id == loaded.chat.leaf_id
+    if last is not None and (loaded.has_files or not is_end):
         found += await list_stored_images(
             session,
             identity.sealer,

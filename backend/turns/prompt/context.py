@@ -226,6 +226,8 @@ class LoadedChat:
         files: The uploaded files of the new line.
         expands_macros: True if macros in the user's line are expanded before it is stored.
         has_scripts: True if the account has regex scripts. `scripts` are the ones that run.
+        has_files: True if one of the last messages of the active path has a file.
+        last_rows: The last visible messages of the path, if the viewpoint knows all of them.
         group: The members of the chat.
         members: Their names, and who is there.
         unknown: The messages of the path that the viewpoint does not know.
@@ -263,6 +265,8 @@ class LoadedChat:
     files: Sequence[WaitingFile] = ()
     expands_macros: bool = True
     has_scripts: bool = False
+    has_files: bool = True
+    last_rows: Sequence[Message] = ()
     scripts: Scripts | None = None
     group: Group
     members: NamedMembers = field(default_factory=NamedMembers)

@@ -407,6 +407,7 @@ class HistoryCache(UserSignedOut):
     ) -> ReadHistory:
         """Return the messages that the history may take, up to the leaf. Reads only new ones.
 
+        After a turn, the new ones are among the last messages, which are loaded already.
         If a viewpoint knows so few messages that its history reaches very far back, only those are
         read, and they are not cached.
         """
@@ -424,7 +425,12 @@ class HistoryCache(UserSignedOut):
         )
         kept = self._kept.get(chat.user_id, chat.id)
         if kept is not None and kept.mark == _get_mark(chat, window) and kept.begin <= begin:
-            columns = kept.extend(await read(from_sum=kept.end), path_tokens=leaf.path_tokens)
+            later = chats.select_history(
+                loaded.last_rows, from_sum=kept.end, authors=window.needs_authors
+            )
+            if later is None:
+                later = await read(from_sum=kept.end)
+            columns = kept.extend(later, path_tokens=leaf.path_tokens)
             if columns is not None:
                 return ReadHistory.select(loaded, columns, begin=begin, read_begin=kept.begin)
         if leaf.path_tokens - begin > MAX_SPAN_FACTOR * window.widest and viewpoint != GM:

@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from msgspec import structs
-from sqlalchemy import bindparam, select
+from sqlalchemy import ColumnElement, bindparam, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from backend.chats.files import FileDescription, WaitingFile, open_description
 from backend.chats.models import FILE_DATA, Message, MessageFile, StoredFile
@@ -107,6 +108,17 @@ class ChosenImages:
             data = sealer.open_bytes(FILE_DATA, each.file_id, each.data)
             opened[each.place] += (PromptImage(media_type=each.media_type, data=data),)
         return dict(opened)
+
+
+def has_files(leaf: type[Message]) -> ColumnElement[bool]:
+    """Return an expression that is true if one of the last messages up to a leaf has a file."""
+    message = aliased(Message)
+    return exists().where(
+        message.chat_id == leaf.chat_id,
+        message.is_active,
+        message.position > leaf.position - LOOK_BACK_MESSAGES,
+        MessageFile.message_id == message.id,
+    )
 
 
 def _count(number: int) -> str:

@@ -66,6 +66,7 @@ from backend.turns.prompt.context import (
     choose_authors_note,
 )
 from backend.turns.prompt.history import HistoryCache
+from backend.turns.prompt.images import has_files
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables, replace_scenario
 from backend.turns.prompt.remembered import load_remembered
@@ -96,7 +97,14 @@ RECENT_MACROS = ("last", "idle")
 """Parts of the names of macros that quote the last messages or use their age."""
 
 _CHAT = (
-    select(Chat, Message, Campaign, User.sealed_variables, User.sealed_scripts.is_not(None))
+    select(
+        Chat,
+        Message,
+        Campaign,
+        User.sealed_variables,
+        User.sealed_scripts.is_not(None),
+        has_files(Message),
+    )
     .join(User, User.id == Chat.user_id)
     .outerjoin(Message, Message.id == Chat.leaf_id)
     .outerjoin(Campaign, and_(Campaign.id == Chat.campaign_id, Campaign.user_id == Chat.user_id))
@@ -160,7 +168,7 @@ class ChatLoader:
         row = (await session.execute(_CHAT, asked)).one_or_none()
         if row is None:
             raise ChatNotFoundError
-        chat, leaf, campaign, sealed_globals, has_scripts = row
+        chat, leaf, campaign, sealed_globals, has_scripts, are_files = row
         self._campaign = campaign if self._situations else None
         client = split_prompt(self._client) if self._client else None
         settings = read_settings(sealer, chat)
@@ -273,6 +281,7 @@ class ChatLoader:
                 and find_first_set((settings, account), "expand_macros", default=True)
             ),
             has_scripts=has_scripts,
+            has_files=are_files,
             preset=preset,
             client=client,
             is_automatic=turn.automatic is not None,
@@ -290,7 +299,10 @@ class ChatLoader:
             columns = await self._histories.read_path(self._session, loaded.chat, target.leaf)
             path = ViewedPath.view(columns, loaded.viewpoint, loaded.chat.id)
             loaded = replace(loaded, unknown=path.list_unknown())
-        recent = await self._load_recent(target, limit, path)
+        rows = await self._load_recent(target, limit, path)
+        if path is None:
+            loaded = replace(loaded, last_rows=rows)
+        recent: Sequence[RecentLine] = [self._read_recent(row) for row in rows]
         if client is not None:
             if self._client is not None and loaded.unknown:
                 unknown_at = {each.position for each in loaded.unknown}
@@ -515,28 +527,26 @@ class ChatLoader:
 
     async def _load_recent(
         self, target: TurnTarget, limit: int, path: ViewedPath | None
-    ) -> Sequence[RecentLine]:
+    ) -> Sequence[Message]:
         if target.leaf is None:
             return []
         chat_id = target.leaf.chat_id
         if path is None:
             end = target.leaf.position + 1
-            rows = await chats.list_active_page(
+            return await chats.list_active_page(
                 self._session, chat_id, before=end, limit=limit, with_hidden=False
             )
-        else:
-            positions = path.list_last_positions(limit)
-            rows = await chats.list_at_positions(self._session, chat_id, positions)
-        return [
-            RecentLine(
-                role=row.role,
-                author=read_author(self._identity, row),
-                position=row.position,
-                text=read_text(self._identity, row),
-                created_at=row.created_at,
-            )
-            for row in rows
-        ]
+        positions = path.list_last_positions(limit)
+        return await chats.list_at_positions(self._session, chat_id, positions)
+
+    def _read_recent(self, row: Message) -> RecentLine:
+        return RecentLine(
+            role=row.role,
+            author=read_author(self._identity, row),
+            position=row.position,
+            text=read_text(self._identity, row),
+            created_at=row.created_at,
+        )
 
 
 def _add_known_path(loaded: LoadedChat) -> LoadedChat:

@@ -42,6 +42,7 @@ from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.core.events import Participants
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.database.writes import write_out
 from backend.generation.model import PromptImage
 from backend.prompts import PromptLibrary
 from backend.turns import repository
@@ -143,8 +144,8 @@ class TurnStarter:
                 )
             if reply is not None:
                 reply.status = "streaming"
-            # Added last, so that one flush inserts it with the rows that it refers to.
             session.add(turn)
+            await write_out(session)
             return run
 
     async def _find_or_make_turn(

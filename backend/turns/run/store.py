@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Integer, bindparam, case, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.records import find_campaign
@@ -40,9 +39,10 @@ from backend.chats.text_digests import TextDigester
 from backend.chats.token_counting import CountUnit
 from backend.context.record import move_texts
 from backend.core.events import Participants
-from backend.database.base import Base, get_table, new_id, now, split_chunks, upsert
+from backend.database.base import Base, new_id, now, split_chunks
 from backend.database.engine import Database
 from backend.database.types import UtcTime
+from backend.database.writes import Upsert, upsert_all, write_out
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
@@ -51,6 +51,7 @@ from backend.quotas.ledgers import (
     add_tokens,
     add_tokens_if_account,
     add_unlisted,
+    note_tokens,
 )
 from backend.turns import repository
 from backend.turns.models import (
@@ -93,18 +94,6 @@ _KNOWN = select(ContextText.digest).where(
     ContextText.digest.in_(bindparam("digests", expanding=True)),
     ContextText.created_at >= _RENEWED_BEFORE,
 )
-
-
-@cache
-def _insert_texts(dialect: str) -> Any:
-    """Return the statement that inserts the texts that a chat lacks, and renews old ones."""
-    table = get_table(ContextText)
-    statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
-    return statement.on_conflict_do_update(
-        index_elements=["chat_id", "digest"],
-        set_={"created_at": statement.excluded.created_at},
-        where=table.c.created_at < _RENEWED_BEFORE,
-    )
 
 
 T = TypeVar("T")
@@ -275,8 +264,12 @@ class TurnStore:
         """Store the end of a turn. Returns whether there is a reply, and the problem."""
         problem, saved = _make_problem(run), False
         counts, record, spent = await asyncio.to_thread(finish_reply, run)
+        window, writes = run.built.window, list[Upsert]()
+        key = ratios.make_ratio_key(window.spec, window.unit.tokenizer)
         async with self._database.write() as session:
-            chat, turn, reply = await repository.lock_turn(session, run.chat_id, run.turn_id)
+            chat, turn, reply, ratio = await repository.lock_turn(
+                session, run.chat_id, run.turn_id, ratio_key=key
+            )
             is_ours = turn is not None and turn.is_run_by(self._database.process_id)
             if chat is not None and turn is not None and is_ours:
                 _write_end(run, turn, usage, problem)
@@ -284,16 +277,20 @@ class TurnStore:
                 # If a continuation has added nothing, the reply and its record do not change.
                 saved = saved and (run.adds_to_reply or run.has_stored)
                 if saved and record is not None and (run.play or not run.record_stored):
-                    await store_record(session, run, record)
-                closing = run.play.closing if run.play and saved else ()
-                turn.segments = encode_segments(run, closing)
-                turn.sealed_events = seal_events(run, closing)
+                    writes += await make_record_writes(session, run, record)
+                if run.play and saved and run.play.closing:
+                    _write_events(run, turn, run.play.closing)
                 await self._reserve_next(session, run, chat, turn)
             elif turn is not None:
                 problem = run.show_problem(make_interrupted_error())
-            await _learn_ratios(session, run)
             if turn is not None:
-                await add_tokens(session, run.user_id, spent)
+                spec, tokenizer = window.spec, window.unit.tokenizer
+                reports = _list_reports(run)
+                writes += [
+                    await ratios.learn(session, run.user_id, spec, tokenizer, ratio, reports),
+                    note_tokens(run.user_id, spent),
+                ]
+                await write_out(session, writes)
             else:  # the chat was deleted
                 await _add_unlisted(session, run, spent)
         return saved, problem
@@ -411,9 +408,10 @@ class TurnStore:
     ) -> None:
         """Queue the messages of a turn for the index."""
         said = [each for each in (turn.user_message_id, reply_id) if each is not None]
-        await self._index.changed(
-            session, run, kind="message", container_id=turn.chat_id, source_ids=said
-        )
+        with session.no_autoflush:  # the rows of the turn are written together, at the end
+            await self._index.changed(
+                session, run, kind="message", container_id=turn.chat_id, source_ids=said
+            )
 
 
 def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
@@ -427,7 +425,7 @@ def _write_end(
     turn.finished_at = now()
     turn.usage = encode_json(usage)
     turn.finish = run.finish or None
-    turn.sealed_events = seal_events(run)
+    _write_events(run, turn)
     if run.refused:
         replace_totals(run, turn)
     turn.lease_owner = turn.lease_until = turn.waits_for = None
@@ -439,21 +437,29 @@ def _write_end(
         turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, run.text)
 
 
-async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
-    """Learn the model's token ratio. A played turn sends more than its prompt, so it is ignored.
+def _write_events(run: TurnRun, turn: Turn, closing: Sequence[PlayEvent] = ()) -> None:
+    turn.segments = encode_segments(run, closing)
+    turn.sealed_events = seal_events(run, closing)
+
+
+def _list_reports(run: TurnRun) -> list[ratios.Report]:
+    """List the provider's reports from which the model's token ratio is learned.
+
+    A played turn sends more than its prompt, so it is ignored.
 
     The report of a prompt that the server has cut is ignored, because it is about a shorter prompt.
     The tokens of images are only estimated.
     """
     if run.play is not None or run.built.has_images:
-        return
-    window = run.built.window
-    learn = partial(ratios.learn, session, run.user_id, window.spec, window.unit.tokenizer)
-    for refused in run.refused:
-        if refused.is_reported:
-            await learn(counted=refused.counted, reported=refused.needed)
+        return []
+    reports = [
+        ratios.Report(refused.counted, refused.needed)
+        for refused in run.refused
+        if refused.is_reported
+    ]
     if run.usage is not None and run.outcome == "completed" and run.cut is None:
-        await learn(counted=run.built.assembled.tokens, reported=run.usage.prompt_tokens)
+        reports.append(ratios.Report(run.built.assembled.tokens, run.usage.prompt_tokens))
+    return reports
 
 
 def _make_problem(run: TurnRun) -> dict[str, Any] | None:
@@ -644,7 +650,14 @@ def seal_record(run: TurnRun) -> SealedRecord:
 
 async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
     """Store a context record, and the texts that the chat does not have yet."""
-    values = {
+    await upsert_all(session, await make_record_writes(session, run, sealed))
+
+
+async def make_record_writes(
+    session: AsyncSession, run: TurnRun, sealed: SealedRecord
+) -> list[Upsert]:
+    """Return the writes of `store_record`."""
+    record = {
         "id": run.reply_id,
         "user_id": run.user_id,
         "chat_id": run.chat_id,
@@ -669,11 +682,16 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
         }
         for key, (text_id, blob) in texts.items()
     ]
-    if rows:
-        await session.execute(_insert_texts(session.get_bind().dialect.name), rows)
-    await upsert(
-        session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
-    )
+    return [
+        Upsert(
+            ContextText,
+            rows,
+            key=("chat_id", "digest"),
+            update=("created_at",),
+            min_age=TEXT_RENEWAL,
+        ),
+        Upsert(StoredContextRecord, [record], key=("id",), update=("sealed_record", "created_at")),
+    ]
 
 
 def make_usage_data(run: TurnRun) -> dict[str, Any] | None:

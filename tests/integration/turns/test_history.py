@@ -123,8 +123,9 @@ async def test_cached_lines_are_not_read_again(
     assert await story.preview() == first
     await story.say()
     await story.preview()
-    assert read[0] > 30
-    assert read[1:] == [2, 2, 4]
+    # Later lines are among the last messages, which every prompt loads.
+    [lines] = read
+    assert lines > 30
 
 
 @pytest.mark.every_database

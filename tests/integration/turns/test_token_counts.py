@@ -14,6 +14,7 @@ import pytest
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.token_counting import CountUnit, recount_chat
 from backend.database.engine import Database
+from backend.database.writes import upsert_all
 from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import (
@@ -321,11 +322,12 @@ def own_database(own_server: Running) -> Database:
 async def report_ratio(
     own_database: Database, user_id: UUID, ratio: float, *, times: int = 60
 ) -> None:
+    key = user_id, ratios.make_ratio_key(SPEC, TOKENIZER)
+    reports = times * [ratios.Report(10_000, round(10_000 * ratio))]
     async with own_database.write() as session:
-        for _ in range(times):
-            await ratios.learn(
-                session, user_id, SPEC, TOKENIZER, counted=10_000, reported=round(10_000 * ratio)
-            )
+        row = await session.get(TokenRatio, key)
+        write = await ratios.learn(session, user_id, SPEC, TOKENIZER, row, reports)
+        await upsert_all(session, [write])
 
 
 async def read_ratio(own_database: Database, user_id: UUID) -> float:
