@@ -41,6 +41,12 @@ class User(Base):
     __tablename__ = "users"
     __table_args__ = (
         Index(
+            "ix_users_open",
+            "id",
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        Index(
             "ix_users_deleted_at",
             "deleted_at",
             sqlite_where=text("deleted_at IS NOT NULL"),

@@ -21,7 +21,7 @@ async def lock_accounts(session: AsyncSession) -> None:
 
 async def has_users(session: AsyncSession, *, but: UUID | None = None) -> bool:
     """True if there is an account, other than `but`. Reads one row, and not all as a count does."""
-    query = select(User.id).where(User.deleted_at.is_(None)).limit(1)
+    query = select(User.id).where(User.deleted_at.is_(None)).order_by(User.id).limit(1)
     return await session.scalar(query if but is None else query.where(User.id != but)) is not None
 
 

@@ -17,7 +17,7 @@ from tests.support.process import Served
 pytestmark = pytest.mark.browser
 
 REL = 'target="_blank" rel="noopener noreferrer nofollow"'
-SIGN = '<svg class="icon" aria-hidden="true"></svg>'
+SIGN = '<svg class="icon" aria-hidden="true" viewBox="0 0 24 24"></svg>'
 
 CASES = {
     # Paragraphs and lines.
@@ -158,8 +158,8 @@ HOSTILE = (
 ALLOWED = {
     "a": {"href", "target", "rel"},
     "ol": {"start"},
-    "svg": {"class", "aria-hidden"},
-    "use": {"href"},
+    "svg": {"class", "aria-hidden", "viewBox"},
+    "path": {"d"},
 }
 BARE = set(
     re.findall(
@@ -266,7 +266,7 @@ RENDER = f"""async (texts) => {{
   return texts.map((text) => {{
     const box = document.createElement("div");
     box.append(markdown(text));
-    for (const use of box.querySelectorAll("use")) use.remove();
+    for (const icon of box.querySelectorAll("svg")) icon.replaceChildren();
     return box.innerHTML;
   }});
 }}"""

@@ -223,6 +223,19 @@ def test_nothing_of_the_page_comes_from_elsewhere() -> None:
             assert not re.match(r"[\"']?(?:[a-z]+:)?//", target), (name, target)
 
 
+def test_no_style_makes_the_browser_restyle_a_whole_list_for_each_new_row() -> None:
+    """A selector with `:has()` ends with it, or with a class or an attribute.
+
+    With `body:has(.a) > *`, browsers restyle the whole document when a row is added.
+    """
+    has = re.compile(r":has\((?:[^()]|\([^()]*\))*\)\S*[ >+~]+([^,\s][^,]*)")
+    for name in ("base", "parts", "shell", "chat", "library", "lore"):
+        text = re.sub(r"/\*.*?\*/", "", read_source(f"style/{name}.css"), flags=re.DOTALL)
+        for selector in re.findall(r"[^{};]*(?={)", text):
+            for styled in has.findall(selector):
+                assert re.search(r"(\.(?!icon\b)[\w-]+|\])\s*$", styled), (name, selector)
+
+
 def test_the_page_is_small() -> None:
     sizes = {name: len(read_served(name)) for name in FILES if name.endswith(".js")}
     assert sum(sizes.values()) < LARGEST, sizes

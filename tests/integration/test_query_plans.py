@@ -159,9 +159,7 @@ async def find_scans(
     """Return the scans in the plan of a statement whose length depends on other accounts."""
     if not statement.text.lstrip().startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")):
         return []
-    values: Any = statement.values
-    if isinstance(values, list):
-        values = cast("list[Any]", values)[0]
+    values = cast("Any", statement.values[0] if statement.is_batch else statement.values)
     explained = await connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement.text}", values)
     return list(_walk(json.loads(explained.scalar_one())[0]["Plan"], grown))
 

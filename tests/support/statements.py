@@ -41,6 +41,11 @@ class Statement(NamedTuple):
     text: str
     values: Any
 
+    @property
+    def is_batch(self) -> bool:
+        """True if the statement is executed for each element of `values`."""
+        return isinstance(self.values, list)
+
 
 @contextmanager
 def record_statements() -> Generator[list[Statement]]:

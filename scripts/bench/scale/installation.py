@@ -29,7 +29,7 @@ from scripts.torture.installation import (
 )
 
 SERVERS, WORKERS = 2, 2
-READY_WITHIN = 60.0
+READY_WITHIN = 120.0
 IDLE_WITHIN = 120.0
 """Seconds within which all jobs that follow from the turns have to end."""
 

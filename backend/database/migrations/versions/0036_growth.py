@@ -54,10 +54,12 @@ def upgrade() -> None:
     op.create_index(
         "ix_users_deleted_at", "users", ["deleted_at"], **where("deleted_at IS NOT NULL")
     )
+    op.create_index("ix_users_open", "users", ["id"], **where("deleted_at IS NULL"))
     op.execute(HALF_DELETED)
 
 
 def downgrade() -> None:
+    op.drop_index("ix_users_open", "users")
     op.drop_index("ix_users_deleted_at", "users")
     op.drop_column("users", "deleted_at")
     for name, (table, *_) in INDEXES.items():

@@ -4,6 +4,7 @@ import { drawn } from "./message.js";
 
 const AHEAD = 20; // minimum number of rendered messages before and after the visible ones
 const BEHIND = 50; // and the maximum
+const FIRST = 10; // messages before and after the first one that are rendered at once
 const BATCH = 4; // messages added to one side in a frame
 const MARGIN = 24; // pixels above a message after a jump to it
 const RETRY = 2_000;
@@ -24,7 +25,7 @@ export function scroller(room) {
   let [top, bottom] = [0, 0]; // positions in view
   let [seen, tall, frame, loading] = [0, 0, 0, null];
 
-  const track = h("div.track", { role: "feed", label: t("chat.messages") });
+  const track = h("div.track", { role: "feed", hidden: true, label: t("chat.messages") });
   const nothing = h("p.empty", t("chat.empty"));
   const log = h("div.log", { tabindex: 0, role: "region", label: t("chat.log") }, nothing, track);
   const below = h("span");
@@ -80,7 +81,7 @@ export function scroller(room) {
   function open(position) {
     if (position + AHEAD < first || position - AHEAD > end()) while (items.length) dropLast();
     if (!items.length) first = position;
-    grow(position - AHEAD, position + AHEAD + 1, Infinity);
+    grow(position - FIRST, position + FIRST + 1, Infinity);
   }
 
   /** Update messages from the path, and remove those that left it. */
@@ -136,8 +137,7 @@ export function scroller(room) {
     if (!log.clientHeight) return;
     look();
     const { total } = path;
-    nothing.hidden = total > 0;
-    track.hidden = !total;
+    if (nothing.hidden !== total > 0) nothing.hidden = !(track.hidden = !total);
     refresh();
     hold();
     [top, bottom] = [find(log.scrollTop), find(log.scrollTop + log.clientHeight - MARGIN)];

@@ -3,11 +3,11 @@
 /**
  * Create an element.
  *
- * `h("button.primary", { onclick: save, "aria-label": "Save" }, icon("check"), "Save")`
+ * `h("button.primary", { onclick: save, label: "Save" }, icon("check"))`
  *
  * @param {string} what Tag name, followed by classes with dots.
- * @param {object} [attributes] `on…` are listeners, and clicks wait for the promise of the one
- *   before; true sets a bare attribute; false, null and
+ * @param {object} [attributes] `on…` are listeners, and clicks are ignored while the promise of the
+ *   last one is pending; true sets a bare attribute; false, null and
  *   undefined leave it out; `value`, `checked`, `selected`, `indeterminate` are properties; `vars`
  *   sets custom properties of its style; `label` and `pressed` are `aria-label` and `aria-pressed`.
  * @param {...(Node|string|number|null|false|Array)} children
@@ -81,11 +81,22 @@ export const svg = (tag, attributes, ...children) =>
 /** The address of a file of the page. */
 export const asset = (name) => new URL(`../${name}`, import.meta.url).pathname;
 
-const SPRITE = asset("icons.svg");
+const ICON = svg("svg", { class: "icon", "aria-hidden": "true", viewBox: "0 0 24 24" });
+const shapes = new XMLHttpRequest();
+shapes.open("GET", asset("icons.svg"));
+shapes.responseType = "document";
+shapes.send();
 
-/** An icon of icons.svg. Screen readers ignore it, so its parent needs a name. */
+/**
+ * An icon of icons.svg. Screen readers ignore it, so its parent needs a name. Shapes are copied,
+ * because `use` elements take a third of a frame while messages scroll.
+ */
 export function icon(name) {
-  return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `${SPRITE}#${name}` }));
+  const element = ICON.cloneNode();
+  const draw = () => element.append(...(shapes.response?.getElementById(name)?.cloneNode(true).children ?? []));
+  if (shapes.response) draw();
+  else shapes.addEventListener("load", draw);
+  return element;
 }
 
 /** A button with an icon. A "quiet" button shows only the icon. */
