@@ -254,7 +254,7 @@ class JobQueue:
     def note_news(self) -> None:
         """Let the workers of this process look soon for jobs that another process has announced."""
         if self._news is None:
-            delay = random.random() * NEWS_SECONDS
+            delay = random.random() * NEWS_SECONDS  # noqa: S311  # no secret
             self._news = asyncio.get_running_loop().call_later(delay, self._hint)
 
     def _hint(self) -> None:
