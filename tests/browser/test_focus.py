@@ -169,3 +169,16 @@ def test_a_new_entry_is_visible_whatever_the_list_shows(page: Page, account: Acc
     page.get_by_role("button", name="Add entry").click()
     expect(entries).to_have_count(2)
     expect(show).to_have_value("")
+
+
+def test_dialogs_of_the_account_begin_in_their_first_field(page: Page, account: Account) -> None:
+    page.goto("/#/security")
+    for button, field in (
+        ("Create API key", "Label"),
+        ("Change password", "Current password"),
+    ):
+        page.get_by_role("button", name=button).click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_label(field)).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()

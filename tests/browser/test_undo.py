@@ -79,6 +79,46 @@ def test_a_message_that_is_being_deleted_stays_away_when_the_chat_is_opened_agai
     expect(line).to_be_visible()
 
 
+def test_all_messages_that_are_being_deleted_stay_away_when_the_chat_is_opened_again(
+    page: Page, account: Account
+) -> None:
+    chat = account.new_chat(title="Harbour")["id"]
+    for text in ("The first line.", "The second line."):
+        account.post(f"/chats/{chat}/messages", {"role": "user", "text": text})
+    messages = page.get_by_role("feed").get_by_role("article")
+    for undo in (True, False):
+        page.goto(f"/#/chats/{chat}")
+        expect(messages).to_have_count(2)
+        tools = page.get_by_role("group", name="Actions for message 1")
+        tools.get_by_role("button", name="More").click()
+        page.get_by_role("menuitem", name="Delete from here").click()
+        expect(messages).to_have_count(0)
+        page.goto("/#/characters")
+        expect(page.get_by_role("heading", name="Characters")).to_be_visible()
+        page.goto(f"/#/chats/{chat}")
+        expect(page.get_by_text("No messages yet.")).to_be_visible()
+        expect(messages).to_have_count(0)
+        if undo:
+            page.get_by_role("button", name="Undo").click()
+            expect(messages).to_have_count(2)
+    finish_deletion(page)
+    expect(messages).to_have_count(0)
+    assert account.get(f"/chats/{chat}/messages")["items"] == []
+
+
+def test_what_is_being_deleted_is_deleted_before_the_user_signs_out(
+    page: Page, account: Account
+) -> None:
+    account.post("/presets", {"name": "Plain"})
+    page.goto("/#/presets")
+    delete_in_menu(page, page.get_by_role("listitem").filter(has_text="Plain"))
+    page.goto("/#/account")
+    with page.expect_response(lambda answer: "/presets/" in answer.url) as deletion:
+        page.get_by_role("button", name="Sign out").click()
+    assert deletion.value.status == 204
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
 def test_a_rebuild_cannot_be_started_twice(page: Page, account: Account) -> None:
     count = count_requests(page, "POST", "/memory/rebuild")
     page.goto("/#/memory/status")

@@ -1,5 +1,5 @@
 /** The account: its name, usage, and deletion. */
-import { api, attempt, h, kept, session, t, undoable } from "../core.js";
+import { api, attempt, commit, h, kept, session, t, undoable } from "../core.js";
 import { archiveBox } from "../transfer/archive.js";
 import { a, field, OLD } from "./forms.js";
 import { month } from "./month.js";
@@ -9,7 +9,9 @@ import { usage } from "./usage.js";
 const forget = () => kept.names().forEach((name) => kept.set(name, null));
 const leave = () => location.replace(location.pathname);
 
-function signOut(button) {
+async function signOut(button) {
+  // Deletions that can still be undone need the session.
+  await commit();
   const act = async (options) => {
     const ending = api.delete("/sessions/current", undefined, options);
     const values = kept.names().map((name) => [name, kept.get(name)]);

@@ -79,23 +79,18 @@ export async function remove({ id, position, sibling, parent_id: parent }, room)
   const { path } = room;
   const others = (await versions(id)).filter((item) => item.id !== id);
   const heir = others[sibling - 2] ?? others[0];
-  const act = async (options) => {
-    await api.delete(`/messages/${id}`, undefined, options);
-    if (!room.busy) path.reload();
-  };
+  const own = `/messages/${id}`;
   const count = path.total - position;
-  if (!heir && !parent) {
-    return undoable(say("deleted", { count }), {
-      hide: () => path.cut(position),
-      act,
-      show: () => path.reload(),
-    });
-  }
+  if (!heir && !parent) return sendLater(say("deleted", { count }), own, { hides: [path.address] });
   await lead(room, heir?.id ?? parent, Boolean(heir));
   undoable(say("deleted", { count }), {
     hide() {},
-    // If the user has returned to the message, it is kept.
-    act: async (options) => path.at(position)?.id === id || act(options),
+    async act(options) {
+      // If the user has returned to the message, it is kept.
+      if (path.at(position)?.id === id) return;
+      await api.delete(own, undefined, options);
+      if (!room.busy) path.reload();
+    },
     show: () => lead(room, id),
   });
 }

@@ -18,12 +18,16 @@ export class Path extends EventTarget {
 
   constructor(chat, signal) {
     super();
+    this.address = `/chats/${chat}/messages`;
     this.#ask = async (query, headers) => {
-      const response = await send(`/chats/${chat}/messages`, { query, headers, signal });
+      const response = await send(this.address, { query, headers, signal });
       if (!response.ok && response.status !== 304) throw await problemOf(response);
       return response;
     };
     on(window, "pending", ({ detail }) => {
+      // All messages are being deleted with the first one. Its request is told again after an undo or an error.
+      if (isPending(this.address)) this.cut(0);
+      else if (detail.includes(`DELETE ${this.address}`) && detail.length > 1) this.reload();
       const drawn = [...this.#held.values()].filter(({ id }) => detail.includes(`DELETE /messages/${id}`));
       this.#keep(drawn.map((message) => ({ ...message, removed: false })));
     }, signal);
@@ -74,7 +78,8 @@ export class Path extends EventTarget {
     const reading = (this.#reading = new Map());
     const [first, last] = this.#near;
     const response = await this.#ask({ limit: PAGE });
-    const { items: newest } = await response.json();
+    const { items } = await response.json();
+    const newest = isPending(this.address) ? [] : items;
     const shown = newest[0]?.position > first && last > first ? await this.#read(last, last - first) : [];
     if (reading !== this.#reading) return;
     const before = this.#held;

@@ -243,7 +243,7 @@ export function dialog(title, build, { wide = false } = {}) {
     document.body.append(box);
     box.showModal();
     shelve();
-    (box.querySelector("[autofocus]") ?? box.querySelector("input, textarea, select"))?.focus();
+    (box.querySelector("[autofocus]") ?? box.querySelector(":is(input, textarea, select):not([hidden])"))?.focus();
   });
 }
 

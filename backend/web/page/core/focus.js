@@ -81,7 +81,9 @@ function mend(records) {
   const isFocused = document.activeElement !== document.body;
   if (!last || (isFocused && !records.some((each) => each.attributeName))) return;
   const removed = removalOf(records, last);
-  const hidden = records.find(({ attributeName, target }) => attributeName === "hidden" && target.hidden && target.contains(last));
+  // What was only touched, as while scrolling, did not take the focus from another element.
+  const isIn = (box) => box.contains(last) && (!isFocused || box.contains(document.activeElement));
+  const hidden = records.find(({ attributeName, target }) => attributeName === "hidden" && target.hidden && isIn(target));
   // It was moved, or a control is enabled again.
   const isBack = !isFocused && last.isConnected && (removed || records.some(({ target }) => target === last));
   const heir = isBack ? last

@@ -40,8 +40,13 @@ export function picture(path, box, { has, draw, changed, removed, signal }) {
     const isLeaving = isPending(path);
     if (isLeaving) await commit();
     const before = !isLeaving && has() && (await read());
+    const onaction = async () => {
+      // The new one may be being removed.
+      await commit();
+      await put(before);
+    };
     if ((await put(file)) && before) {
-      toast(t("picture.replaced"), { action: t("common.undo"), seconds: UNDO_SECONDS, onaction: () => put(before) });
+      toast(t("picture.replaced"), { action: t("common.undo"), seconds: UNDO_SECONDS, onaction });
     }
   });
   dropping(box, box, replace, signal);
