@@ -101,9 +101,15 @@ def test_all_messages_that_are_being_deleted_stay_away_when_the_chat_is_opened_a
         if undo:
             page.get_by_role("button", name="Undo").click()
             expect(messages).to_have_count(2)
-    finish_deletion(page)
-    expect(messages).to_have_count(0)
-    assert account.get(f"/chats/{chat}/messages")["items"] == []
+
+    # A new line is not deleted with them.
+    line = page.get_by_role("textbox", name="Your message")
+    line.fill("/sys The tide turns.")
+    line.press("Enter")
+    expect(messages).to_have_count(1)
+    expect(page.get_by_role("button", name="Undo")).to_be_hidden()
+    items = account.get(f"/chats/{chat}/messages")["items"]
+    assert [(each["text"], each["position"]) for each in items] == [("The tide turns.", 0)]
 
 
 def test_what_is_being_deleted_is_deleted_before_the_user_signs_out(

@@ -2,7 +2,7 @@
  * Actions on messages: toolbars, keyboard shortcuts, swipe gestures, and tools next to the
  * composer.
  */
-import { act, api, attempt, dialog, fill, h, menu, on, t, toast } from "../core.js";
+import { act, api, attempt, commit, dialog, fill, h, menu, on, t, toast } from "../core.js";
 import { share } from "./audience.js";
 import { branch, choose, erase, fork, goOn, lead, remove, say, versions } from "./branches.js";
 import { alone, isGroup } from "./cast.js";
@@ -205,7 +205,11 @@ export function tools(room) {
     fill(chips, waiting);
     asking = new AbortController();
     const either = AbortSignal.any([signal, asking.signal]);
-    const found = await attempt(() => api.post(`/chats/${room.chat.id}/suggestions`, {}, { signal: either }));
+    const found = await attempt(async () => {
+      // The model must not receive a message that the user has just deleted.
+      await commit();
+      return api.post(`/chats/${room.chat.id}/suggestions`, {}, { signal: either });
+    });
     // Suggestions refer to the last message, so they are dropped once there is a newer one.
     if (!waiting.isConnected) return;
     show(found?.items ?? [], found?.dropped);

@@ -1,5 +1,5 @@
 /** Versions of messages, branches, forks, and deletion. */
-import { ago, api, chats, dialog, h, sendLater, t, toast, undoable } from "../core.js";
+import { ago, api, chats, commit, dialog, h, sendLater, t, toast, undoable } from "../core.js";
 
 /** A text about messages. */
 export const say = (name, values) => t(`message.${name}`, values);
@@ -45,6 +45,7 @@ export async function goOn({ id, position }, room) {
 export async function fork(message, room) {
   const world = room.chat.campaign_id ? await askWorld() : "shared";
   if (!world) return;
+  await commit();
   const { id } = await api.post(`/chats/${room.chat.id}/fork`, { message_id: message.id, world });
   chats.changed();
   toast(say("forked"), { action: t("common.open"), onaction: () => (location.hash = `#/chats/${id}`) });

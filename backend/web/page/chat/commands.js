@@ -1,5 +1,5 @@
 /** Commands of the composer, such as `/roll 2d6`: what they do, and their completions. */
-import { api, attempt, Problem, t, toast } from "../core.js";
+import { api, attempt, commit, Problem, t, toast } from "../core.js";
 import { isGroup } from "./cast.js";
 import { begins, called, completions as listeners } from "./whisper.js";
 
@@ -18,6 +18,8 @@ const needed = (text, name) => text || refuse(c(`needs.${name}`));
 /** Add a message at the end of the path, without a model. */
 async function append(room, body) {
   const { path } = room;
+  // A message below one that is being deleted would be deleted with it.
+  await commit();
   const message = await api.post(`/chats/${room.chat.id}/messages`, body);
   // The path may have changed in another window.
   if (message.position && path.at(message.position - 1)?.id !== message.parent_id) await path.reload();
