@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Literal
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from sqlalchemy import Delete, Update, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -130,6 +130,7 @@ class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted):
         job = NewJob(
             kind=DELETE_KIND,
             payload={"root": root, "id": str(row_id)},
+            lane=uuid5(row_id, DELETE_KIND),  # a long deletion gets another job every few minutes
             dedupe_key=_name_job(root, row_id),
             run_after=now() + JOB_DELAY,
         )
