@@ -24,6 +24,7 @@ INDEXES = {
         where("sealed_detail IS NOT NULL"),
     ),
     "ix_jobs_over": ("jobs", ["state", "created_at"], where("state IN ('done', 'dead')")),
+    "ix_jobs_key_until": ("jobs", ["key_until"], where("key_until IS NOT NULL")),
     "ix_token_ledger_day": ("token_ledger", ["day", "user_id"], {}),
     "ix_login_failures_last_at": ("login_failures", ["last_at"], {}),
     "ix_key_slots_expires_at": ("key_slots", ["expires_at"], where("expires_at IS NOT NULL")),
