@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.models import User
 from backend.chats.files import delete_unused_files_in_batches
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.database.base import get_table, now
@@ -47,9 +48,11 @@ async def delete_hidden_chat(
 ) -> None:
     """Delete the rows of a hidden chat. It can be interrupted and repeated.
 
-    Raises `OutOfBatchesError` if it needs more than `max_batches` transactions.
+    The chats of a deleted account are left to its own deletion, because two would wait for each
+    other's rows. Raises `OutOfBatchesError` if it needs more than `max_batches` transactions.
     """
-    is_it = Chat.id == chat_id, ~Chat.is_ready
+    is_open = Chat.user_id.in_(select(User.id).where(User.deleted_at.is_(None)))
+    is_it = Chat.id == chat_id, ~Chat.is_ready, is_open
     async with database.read() as session:
         owner_id = await session.scalar(select(Chat.user_id).where(*is_it))
     if owner_id is None:
