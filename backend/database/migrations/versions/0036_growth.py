@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -15,7 +17,7 @@ depends_on = None
 
 PHASE = "expand"
 
-INDEXES = {
+INDEXES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "ix_context_records_created_at": ("context_records", ["created_at"], {}),
     "ix_context_texts_created_at": ("context_texts", ["created_at"], {}),
     "ix_enrichment_runs_detailed": (
