@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy import delete, select
@@ -14,6 +14,10 @@ from backend.chats.models import Chat, ChatCharacter, Message
 from backend.database.base import get_table, now
 from backend.database.batches import Batches, ClaimEndedError, OnBatch
 from backend.database.engine import Database
+
+ABANDONED_AFTER = timedelta(minutes=15)
+"""A hidden chat that has not changed for this time belongs to a process that was killed, or to a
+deletion that has not ended."""
 
 LEAVES_FIRST = (Message.position.desc(),)
 """The order in which messages are deleted, because each refers to the one above it."""
