@@ -304,6 +304,7 @@ class AccountService:
         await self._database.log.empty_now()  # it may still have the keys
         for handler in self._participants.find_handlers(AccountClosed):
             await handler.account_closed(user_id)
+        await self._database.log.empty_now()  # and the texts that are deleted now
 
     def name_of(self, identity: Identity) -> str:
         return self._instance.read_name(identity.user)
