@@ -19,10 +19,12 @@ async def lock_accounts(session: AsyncSession) -> None:
     await session.execute(select(InstanceKey).with_for_update())
 
 
-async def has_users(session: AsyncSession, *, but: UUID | None = None) -> bool:
-    """True if there is an account, other than `but`. Reads one row, and not all as a count does."""
+async def has_users(session: AsyncSession, *, other_than: UUID | None = None) -> bool:
+    """True if there is another account. Reads one row, and not all as a count does."""
     query = select(User.id).where(User.deleted_at.is_(None)).order_by(User.id).limit(1)
-    return await session.scalar(query if but is None else query.where(User.id != but)) is not None
+    if other_than is not None:
+        query = query.where(User.id != other_than)
+    return await session.scalar(query) is not None
 
 
 async def count_administrators(session: AsyncSession) -> int:

@@ -278,7 +278,7 @@ class AccountService:
             await repository.lock_accounts(session)
             user = await repository.get_user(session, user_id, lock=True)
             is_needed = user.is_administrator and not user.is_disabled
-            has_others = await repository.has_users(session, but=user_id)
+            has_others = await repository.has_users(session, other_than=user_id)
             if is_needed and has_others and await repository.count_administrators(session) <= 1:
                 raise LastAdministratorError("Make another user an administrator first.")
             await delete_jobs(session, user_id)
@@ -301,9 +301,10 @@ class AccountService:
                 )
             )
         self._open_keys.drop(user_id)
+        await self._database.log.empty_now()  # it may still have the keys
         for handler in self._participants.find_handlers(AccountClosed):
             await handler.account_closed(user_id)
-        await self._database.log.empty_now()
+        await self._database.log.empty_now()  # and the texts that are deleted now
 
     def name_of(self, identity: Identity) -> str:
         return self._instance.read_name(identity.user)

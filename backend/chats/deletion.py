@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.models import User
 from backend.chats.files import delete_unused_files_in_batches
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.database.base import get_table, now
 from backend.database.batches import Batches, ClaimEndedError, OnBatch
 from backend.database.engine import Database
+
+ABANDONED_AFTER = timedelta(minutes=15)
+"""A hidden chat that has not changed for this time belongs to a process that was killed, or to a
+deletion that has not ended."""
 
 LEAVES_FIRST = (Message.position.desc(),)
 """The order in which messages are deleted, because each refers to the one above it."""
@@ -47,9 +52,11 @@ async def delete_hidden_chat(
 ) -> None:
     """Delete the rows of a hidden chat. It can be interrupted and repeated.
 
-    Raises `OutOfBatchesError` if it needs more than `max_batches` transactions.
+    The chats of a deleted account are left to its own deletion, because two would wait for each
+    other's rows. Raises `OutOfBatchesError` if it needs more than `max_batches` transactions.
     """
-    is_it = Chat.id == chat_id, ~Chat.is_ready
+    is_open = Chat.user_id.in_(select(User.id).where(User.deleted_at.is_(None)))
+    is_it = Chat.id == chat_id, ~Chat.is_ready, is_open
     async with database.read() as session:
         owner_id = await session.scalar(select(Chat.user_id).where(*is_it))
     if owner_id is None:

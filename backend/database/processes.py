@@ -158,7 +158,7 @@ class Processes:
     def announce(self) -> None:
         """Notify the other processes soon that there are jobs, unless this one is alone.
 
-        A process that the last heartbeat has not seen yet looks for jobs when it starts.
+        A process that the last heartbeat has not seen yet may miss a job until its next poll.
         """
         if self._clock() - self._alone_since < LOST_AFTER.total_seconds():
             self._has_announcement.set()
@@ -189,6 +189,7 @@ class Processes:
                     if is_seen:
                         log.warning("process.heartbeat_failed", exc_info=error)
                     is_seen = False
+                    self._alone_since = math.inf  # others may have joined
                 await asyncio.sleep(BEAT_SECONDS)
         finally:
             with contextlib.suppress(Exception):

@@ -164,7 +164,7 @@ async def _execute(session: AsyncSession, writes: Sequence[_Write]) -> None:
     values: dict[str, Any] = {}
     for part, each in enumerate(writes):
         if isinstance(each, _Change):
-            values[_name_value("key", part)] = each.id
+            values[_name_value("__id", part)] = each.id
         for number, row in enumerate([each.values] if isinstance(each, _Change) else each.rows):
             values |= {_name_value(name, part, number): value for name, value in row.items()}
     await session.execute(_join(tuple(map(_get_shape, writes))), values)
@@ -204,7 +204,7 @@ def _make_change(shape: _ChangeShape, part: int) -> Any:
     values: dict[str, Any] = {
         name: bindparam(_name_value(name, part), type_=columns[name].type) for name in shape.columns
     }
-    is_it = columns["id"] == bindparam(_name_value("key", part), type_=columns["id"].type)
+    is_it = columns["id"] == bindparam(_name_value("__id", part), type_=columns["id"].type)
     return update(get_table(shape.table)).where(is_it).values(values)
 
 

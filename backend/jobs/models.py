@@ -45,6 +45,12 @@ class Job(Base):
         Index("ix_jobs_due", "state", "share", "run_after"),
         Index("ix_jobs_lane", "lane", "state", "id"),
         Index(
+            "ix_jobs_key_until",
+            "key_until",
+            sqlite_where=text("key_until IS NOT NULL"),
+            postgresql_where=text("key_until IS NOT NULL"),
+        ),
+        Index(
             "ix_jobs_over", "state", "created_at", sqlite_where=IS_OVER, postgresql_where=IS_OVER
         ),
         Index(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Literal
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from sqlalchemy import Delete, Update, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,7 +17,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import AccountClosed, AccountDeleted
 from backend.accounts.models import User
-from backend.chats.deletion import LEAVES_FIRST, delete_hidden_chat, list_hidden_chats
+from backend.chats.deletion import (
+    ABANDONED_AFTER,
+    LEAVES_FIRST,
+    delete_hidden_chat,
+    list_hidden_chats,
+)
 from backend.chats.events import ChatClosed, ChatDeleted
 from backend.chats.models import Chat, Message
 from backend.core.logs import get_logger
@@ -30,7 +35,6 @@ from backend.database.batches import (
     find_references,
 )
 from backend.database.engine import Database
-from backend.errors import AppError
 from backend.jobs.models import JOBS
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
@@ -46,9 +50,6 @@ MAX_INLINE_BATCHES = 60
 
 JOB_DELAY = timedelta(seconds=15)
 """The job begins after this time, unless the request ends before it with rows left."""
-
-FORGOTTEN_AFTER = timedelta(minutes=15)
-"""Rows that are still there after this time get another job."""
 
 Root = Literal["account", "chat"]
 
@@ -90,7 +91,7 @@ class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted):
 
         These are also chats whose import was killed.
         """
-        before = now() - FORGOTTEN_AFTER
+        before = now() - ABANDONED_AFTER
         forgotten = select(User.id).where(User.deleted_at < before)
         async with self._database.read() as session:
             accounts = list(await session.scalars(forgotten))
@@ -119,7 +120,7 @@ class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted):
             await _DELETIONS[root](self._database, row_id, max_batches=MAX_INLINE_BATCHES)
         except OutOfBatchesError:
             change = update(JOBS).where(*this).values(run_after=now())
-        except AppError as error:  # the job tries again
+        except Exception as error:  # the job tries again
             log.warning("deletion.not_finished", exc_info=error)
             return
         async with self._database.write() as session:
@@ -130,6 +131,7 @@ class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted):
         job = NewJob(
             kind=DELETE_KIND,
             payload={"root": root, "id": str(row_id)},
+            lane=uuid5(row_id, DELETE_KIND),  # a long deletion gets another job every few minutes
             dedupe_key=_name_job(root, row_id),
             run_after=now() + JOB_DELAY,
         )

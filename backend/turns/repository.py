@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import and_, bindparam, delete, or_, select, tuple_
+from sqlalchemy import and_, bindparam, delete, exists, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.models import CampaignItem
@@ -43,7 +43,11 @@ async def get_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> T
 
 _TURN = (
     select(Turn)
-    .where(Turn.id == bindparam("turn_id"), Turn.user_id == bindparam("owner_id"))
+    .where(
+        Turn.id == bindparam("turn_id"),
+        Turn.user_id == bindparam("owner_id"),
+        exists().where(Chat.id == Turn.chat_id, Chat.is_ready),
+    )
     .execution_options(populate_existing=True)
 )
 _CHAT = select(Chat).where(Chat.id == bindparam("chat_id"), Chat.is_ready).with_for_update()

@@ -61,7 +61,7 @@ class ModelsInUseService:
         query = (
             select(Chat)
             .join(latest, latest.c.chat_id == Chat.id)
-            .where(Chat.user_id == identity.user_id)
+            .where(Chat.user_id == identity.user_id, Chat.is_ready)
         )
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)

@@ -463,6 +463,7 @@ def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
             "chronicle_in_month": (
                 run.chronicle_id == bindparam("chronicle"),
                 run.created_at >= bindparam("since"),
+                run.chat_id.not_in(_HIDDEN),
             ),
         }
         after = select(

@@ -182,12 +182,12 @@ class Times:
     @property
     def figures(self) -> dict[str, Any]:
         """The numbers, and the median and the longest of the times."""
-        told = {
+        times = {
             name: f"{median(each):.2f} s, at most {max(each):.2f} s"
             for name, each in (("accepted after", self.accepted), ("locked", self.locked))
             if each
         }
-        return {**self.counts, **told, "times locked": len(self.locked)}
+        return {**self.counts, **times, "times locked": len(self.locked)}
 
 
 @dataclass

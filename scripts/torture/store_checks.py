@@ -20,7 +20,7 @@ from backend.accounts.keys.keyring import open_sealer
 from backend.accounts.models import User
 from backend.accounts.repository import list_data_keys
 from backend.accounts.service import AccountService
-from backend.chats.models import Message
+from backend.chats.models import Chat, Message
 from backend.chronicles.models import EVENT, ChronicleEvent
 from backend.container import SOURCES
 from backend.database.base import Base, now
@@ -117,6 +117,11 @@ async def check_rows(database: Database) -> list[str]:
         notes = select(func.count()).select_from(IndexChange)
         if count := await session.scalar(notes):
             found.append(f"left over: {count} changes are not indexed, and no job is there for it")
+        hidden = select(func.count()).select_from(Chat).where(~Chat.is_ready)
+        closed = select(func.count()).select_from(User).where(User.deleted_at.is_not(None))
+        for name, rest in (("chats", hidden), ("accounts", closed)):
+            if count := await session.scalar(rest):
+                found.append(f"left over: {count} deleted {name} still have rows")
         dead = await session.scalars(select(Job).where(Job.state == "dead"))
         found += [f"dead: a job {job.kind} ({job.error}, {job.attempts} times)" for job in dead]
     return found

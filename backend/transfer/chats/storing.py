@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from itertools import chain
 from typing import Any, Final
 from uuid import UUID
@@ -23,7 +22,7 @@ from sqlalchemy.orm import aliased
 from backend.accounts.auth.identity import Identity
 from backend.characters.models import Character, Persona
 from backend.chats import repository
-from backend.chats.deletion import delete_hidden_chat, list_hidden_chats
+from backend.chats.deletion import ABANDONED_AFTER, delete_hidden_chat, list_hidden_chats
 from backend.chats.events import ChatDeleted, MessageRemoved
 from backend.chats.files import insert_files
 from backend.chats.models import (
@@ -69,9 +68,6 @@ from backend.turns.prompt.macros import MAX_VARIABLE_BYTES
 MAX_TITLE_CHARACTERS: Final = 300
 MAX_MEMBERS: Final = 20
 MAX_SCENARIO_CHARACTERS: Final = 200_000
-
-ABANDONED_AFTER: Final = timedelta(minutes=15)
-"""An unfinished chat that has not grown for this time belongs to a process that was killed."""
 
 _INSERT: Final = insert(get_table(Message))
 """An insert by the model takes 42 µs of the event loop for each row; one by the table takes 12."""

@@ -12,14 +12,14 @@ import pytest
 from sqlalchemy import func, insert, select, update
 
 from backend.accounts.models import KeySlot, User
-from backend.chats.deletion import delete_hidden_chat
+from backend.chats.deletion import ABANDONED_AFTER, delete_hidden_chat
 from backend.chats.models import Chat, Message
 from backend.database import batches
 from backend.database.base import Base, get_table, new_id, now
 from backend.database.batches import OutOfBatchesError
 from backend.jobs.models import Job
 from backend.operations import deletions
-from backend.operations.deletions import DELETE_KIND, FORGOTTEN_AFTER, delete_closed_account
+from backend.operations.deletions import DELETE_KIND, delete_closed_account
 from tests.integration.accounts.test_deletion import (
     delete_me,
     has_rows,
@@ -251,7 +251,7 @@ async def test_a_forgotten_deletion_gets_another_job(either: Running) -> None:
             await session.execute(get_table(Job).delete().where(Job.kind == DELETE_KIND))
         await parts.deletions.schedule()
         assert await count_jobs(either) == 0  # it may still be going on
-        past = now() - 2 * FORGOTTEN_AFTER
+        past = now() - 2 * ABANDONED_AFTER
         async with parts.database.write() as session:
             await session.execute(update(Chat).where(~Chat.is_ready).values(updated_at=past))
             gone = update(User).where(User.deleted_at.is_not(None))

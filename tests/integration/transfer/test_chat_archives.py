@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.chats.deletion import ABANDONED_AFTER
 from backend.chats.models import Chat
 from backend.chats.transfer import read_log
 from backend.database.base import now
 from backend.errors import ConflictError
-from backend.transfer.chats.storing import ABANDONED_AFTER
 from tests.integration.characters.pictures import opened, picture
 from tests.integration.turns.seeding import identity_of
 from tests.support.archives import read_files, write_files

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.chats.deletion import ABANDONED_AFTER
 from backend.chats.models import Chat, Message
 from backend.database.base import new_id, now
 from backend.database.engine import Database
@@ -21,7 +22,7 @@ from backend.errors import AppError, ConflictError, TooLargeError
 from backend.jobs.models import Job
 from backend.memory.indexing.outbox import INDEX, INDEX_IMPORTED
 from backend.transfer.chats.origin import ChatOrigin
-from backend.transfer.chats.storing import ABANDONED_AFTER, ImportedChats
+from backend.transfer.chats.storing import ImportedChats
 from backend.transfer.errors import TransferFileError
 from backend.transfer.models import ImportedFile
 from tests.integration.chats.trees import Grove, sign_up

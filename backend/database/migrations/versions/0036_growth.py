@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -15,7 +17,7 @@ depends_on = None
 
 PHASE = "expand"
 
-INDEXES = {
+INDEXES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "ix_context_records_created_at": ("context_records", ["created_at"], {}),
     "ix_context_texts_created_at": ("context_texts", ["created_at"], {}),
     "ix_enrichment_runs_detailed": (
@@ -24,6 +26,7 @@ INDEXES = {
         where("sealed_detail IS NOT NULL"),
     ),
     "ix_jobs_over": ("jobs", ["state", "created_at"], where("state IN ('done', 'dead')")),
+    "ix_jobs_key_until": ("jobs", ["key_until"], where("key_until IS NOT NULL")),
     "ix_token_ledger_day": ("token_ledger", ["day", "user_id"], {}),
     "ix_login_failures_last_at": ("login_failures", ["last_at"], {}),
     "ix_key_slots_expires_at": ("key_slots", ["expires_at"], where("expires_at IS NOT NULL")),
