@@ -125,6 +125,25 @@ def test_what_is_being_deleted_is_deleted_before_the_user_signs_out(
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+def test_entries_can_be_moved_after_a_deletion_that_began_before_the_lorebook_was_opened_again(
+    page: Page, account: Account
+) -> None:
+    book = account.post("/lorebooks", {"name": "Tides"})["id"]
+    for name in ("Ebb", "Flow", "Storm"):
+        account.post(f"/lorebooks/{book}/entries", {"title": name, "keys": [name]})
+    page.goto(f"/#/lorebooks/{book}")
+    delete_in_menu(page, page.get_by_role("listitem").filter(has_text="Ebb"))
+    page.goto("/#/lorebooks")
+    expect(page.get_by_role("link", name="Tides")).to_be_visible()
+    page.goto(f"/#/lorebooks/{book}")
+    page.get_by_role("button", name="More actions for Storm").click()
+    with page.expect_response(lambda answer: answer.url.endswith("/entries/order")) as order:
+        page.get_by_role("menuitem", name="Move up").click()
+    assert order.value.ok
+    items = account.get(f"/lorebooks/{book}/entries")["items"]
+    assert [each["title"] for each in items] == ["Storm", "Flow"]
+
+
 def test_a_rebuild_cannot_be_started_twice(page: Page, account: Account) -> None:
     count = count_requests(page, "POST", "/memory/rebuild")
     page.goto("/#/memory/status")

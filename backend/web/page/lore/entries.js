@@ -1,7 +1,7 @@
 /** The list of a book's entries: search, open, switch, move, delete. */
 import {
-  act, api, attempt, combine, deleting, finder, h, isPending, lorebooks, more, on, sendLater, settled, t,
-  texts,
+  act, api, attempt, combine, commit, deleting, finder, h, isPending, lorebooks, more, on, sendLater, settled,
+  t, texts,
 } from "../core.js";
 import { longList } from "../core/long-list.js";
 import { called, patch, place } from "./entry.js";
@@ -31,10 +31,13 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
     ),
   );
 
-  const arrange = settled(() => {
-    const entry_ids = find.items.map(([, , { id }]) => id);
-    return attempt(() => api.put(`${path}/entries/order`, { entry_ids }, { keepalive: true }));
-  }, 600);
+  const arrange = settled(() => attempt(async () => {
+    const isAway = ([, , row]) => isPending(row.path);
+    // The order names all entries, so deletions come first.
+    if (find.items.some(isAway)) await commit();
+    const entry_ids = find.items.filter((item) => !isAway(item)).map(([, , { id }]) => id);
+    await api.put(`${path}/entries/order`, { entry_ids }, { keepalive: true });
+  }), 600);
   signal.addEventListener("abort", arrange.now, { once: true });
   on(window, "pagehide", arrange.now, signal);
   /** Move a row among the visible ones. */
