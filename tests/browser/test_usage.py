@@ -17,10 +17,12 @@ COUNTING = """
   globalThis.underWay = [];
   let count = 0;
   const { open } = XMLHttpRequest.prototype;
-  XMLHttpRequest.prototype.open = function (...given) {
-    underWay.push((count += 1));
-    this.addEventListener("load", () => (count -= 1));
-    return open.apply(this, given);
+  XMLHttpRequest.prototype.open = function (method, ...given) {
+    if (method === "POST") {
+      underWay.push((count += 1));
+      this.addEventListener("load", () => (count -= 1));
+    }
+    return open.call(this, method, ...given);
   };
 """
 """Notes of each upload how many are under way with it."""

@@ -7,16 +7,17 @@ import contextlib
 import struct
 import threading
 from collections.abc import AsyncGenerator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.models import DataKey, KeySlot, LoginFailures
+from backend.accounts.models import DataKey, KeySlot, LoginFailures, User
 from backend.database import migrate
 from backend.database.base import now
 from backend.database.engine import (
@@ -27,9 +28,11 @@ from backend.database.engine import (
     OvertakenError,
     persist,
 )
+from backend.jobs.models import Job
+from backend.operations.deletions import DELETE_KIND
 from backend.operations.start_faults import explain
 from backend.settings import Settings
-from tests.support.server import PASSWORD, ok, problem, running
+from tests.support.server import ok, problem, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -370,7 +373,7 @@ async def test_a_read_session_cannot_write_and_the_next_session_can(postgres_url
     await database.dispose()
 
 
-async def test_a_deletion_that_a_crash_cut_in_two_is_finished_at_the_next_start(
+async def test_a_deletion_that_an_earlier_version_cut_in_two_is_finished_at_the_next_start(
     database_url: str, tmp_path: Path
 ) -> None:
     async with (
@@ -378,12 +381,17 @@ async def test_a_deletion_that_a_crash_cut_in_two_is_finished_at_the_next_start(
         server.account("Ada"),
         server.account("Ben") as ben,
     ):
-        # Run the first of two transactions only, as if the process had died.
-        async with server.parts.database.write() as session:
-            for table in (KeySlot, DataKey):
-                await session.execute(delete(table).where(table.user_id == UUID(ben.user["id"])))
-        taken = {"username": "Ben", "password": PASSWORD}
-        problem(await ben.client.post("/api/v1/accounts", json=taken), 409, "name-taken")
+        ben_id = UUID(ben.user["id"])
+    database = Database(database_url)
+    await migrate.downgrade(database, "2026_11_31")
+    # The first of the two transactions of that version.
+    async with database.write() as session:
+        for table in (KeySlot, DataKey):
+            await session.execute(delete(table).where(table.user_id == ben_id))
+        long_ago = now() - timedelta(hours=1)
+        await session.execute(update(User).where(User.id == ben_id).values(created_at=long_ago))
+    await migrate.upgrade(database)
+    await database.dispose()
     async with (
         running(database_url, tmp_path) as server,
         server.account("Ben"),
@@ -391,3 +399,8 @@ async def test_a_deletion_that_a_crash_cut_in_two_is_finished_at_the_next_start(
     ):
         users = ok(await ada.client.get("/api/v1/admin/users"))
         assert len(users["items"]) == 2
+        await server.parts.deletions.schedule()
+        async with server.parts.database.read() as session:
+            jobs = select(Job.payload).where(Job.kind == DELETE_KIND)
+            [payload] = await session.scalars(jobs)
+        assert str(ben_id) in payload

@@ -32,6 +32,7 @@ from backend.generation.registry import ModelRegistry
 from backend.jobs.queue import JobQueue
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
+from backend.operations.deletions import Deletions
 from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
@@ -147,7 +148,8 @@ class Grove:
         self.identity = identity
         values: dict[str, Any] = {"_env_file": None}
         settings = Settings(**values)
-        index = IndexOutbox(JobQueue(database, RootKeys({1: b"r" * 32})))
+        queue = JobQueue(database, RootKeys({1: b"r" * 32}))
+        index = IndexOutbox(queue)
         pool = CpuPool()
         self.chats = ChatService(
             database,
@@ -157,7 +159,7 @@ class Grove:
             pool=pool,
             chronicle=ChatChronicles(index).choose,
             find_names=find_names,
-            participants=PARTICIPANTS,
+            participants=Participants(CampaignSessions(), Deletions(database, queue)),
         )
         self.messages = MessageService(
             database,

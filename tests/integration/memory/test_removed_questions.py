@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -18,6 +17,7 @@ from backend.enrichment.models import EnrichmentRun
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.memory.index.protocol import Payload, Point, Sparse, point_id
+from backend.vault.sealing import Sealer
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import API, Start, points_of, settled, tell, texts_found
 from tests.support.server import Running, ok
@@ -54,10 +54,9 @@ async def count_stored_bytes(server: Running) -> int:
         return await session.scalar(text("SELECT sum(bytes) FROM storage_ledger")) or 0
 
 
-async def store_questions(server: Running, account: Any, chat_id: UUID, message_id: UUID) -> None:
+async def store_questions(server: Running, sealer: Sealer, chat_id: UUID, message_id: UUID) -> None:
     """Store the rows of earlier versions: questions, their run and job, and the setting."""
-    parts, identity = server.parts, await identity_of(server, account)
-    sealer, run_id = identity.sealer, uuid4()
+    parts, run_id = server.parts, uuid4()
     settings = msgspec.json.encode({"memory": {"questions": True, "max_items": 7}})
     async with parts.database.write() as session:
         question = {
@@ -98,8 +97,9 @@ async def test_an_upgrade_leaves_nothing_of_the_questions(start: Start) -> None:
         # The old point does not disturb searches.
         assert LINE in await texts_found(ada, "hound", sources="message")
         database, before = server.parts.database, await count_stored_bytes(server)
+        sealer = (await identity_of(server, ada)).sealer
         await migrate.downgrade(database, "2026_11_22")
-        await store_questions(server, ada, UUID(chat), said.id)
+        await store_questions(server, sealer, UUID(chat), said.id)
         await migrate.upgrade(database)
         assert LINE in await texts_found(ada, "hound", sources="message")
         await settled(server)

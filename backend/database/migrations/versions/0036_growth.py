@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
 
 from backend.database.migrations.columns import create_large_index, drop_large_index, where
-from backend.database.types import UtcTime
+from backend.database.types import Id, UtcTime
 
 revision = "2026_11_36"
 down_revision = "2026_11_31"
@@ -41,13 +42,20 @@ INDEXES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "ix_chats_hidden": ("chats", ["updated_at"], where("is_ready = 0", postgresql="NOT is_ready")),
 }
 
+USERS = sa.table(
+    "users",
+    sa.column("id", Id()),
+    sa.column("name_lookup", sa.LargeBinary()),
+    sa.column("deleted_at", UtcTime()),
+)
+
 HALF_DELETED = """
-    UPDATE users SET deleted_at = CURRENT_TIMESTAMP, is_administrator = false, is_disabled = true
+    UPDATE users SET deleted_at = created_at, is_administrator = false, is_disabled = true
     WHERE NOT EXISTS (
         SELECT 1 FROM key_slots WHERE key_slots.user_id = users.id AND key_slots.kind = 'password'
     )
 """
-"""Accounts that a crash left without keys."""
+"""Accounts that a crash left without keys. The time of their deletion is not known."""
 
 
 def upgrade() -> None:
@@ -59,6 +67,14 @@ def upgrade() -> None:
     )
     op.create_index("ix_users_open", "users", ["id"], **where("deleted_at IS NULL"))
     op.execute(HALF_DELETED)
+    _free_names(op.get_bind())
+
+
+def _free_names(connection: sa.Connection) -> None:
+    """Let others take the names of these accounts, which the next start deletes."""
+    for user_id in connection.execute(sa.select(USERS.c.id).where(USERS.c.deleted_at.is_not(None))):
+        values = {"name_lookup": os.urandom(32)}
+        connection.execute(USERS.update().where(USERS.c.id == user_id[0]).values(values))
 
 
 def downgrade() -> None:

@@ -49,10 +49,12 @@ function nearest(box, next, previous, place) {
 const nameOf = (control) => [control.tagName, control.name, control.ariaLabel, control.textContent].join();
 
 /** Return the element that gets the focus of a removed one, which was in `removedNodes[at]`. */
-function heirOf(element, { target, removedNodes, addedNodes, nextSibling, previousSibling }, at) {
-  // The same control may have been drawn again.
-  const same = find(target, CONTROLS).filter((each) => nameOf(each) === nameOf(element));
-  if (same.length === 1) return same[0];
+function heirOf(element, { target, removedNodes, addedNodes, nextSibling, previousSibling }, at, records) {
+  // The same control may have been drawn again, unless it was one of several with the same name.
+  const alike = (each) => nameOf(each) === nameOf(element);
+  const several = [...removedNodes].flatMap((each) => (each.matches ? [...each.querySelectorAll(CONTROLS)] : [])).filter(alike)[1];
+  const same = several ? [] : find(target, CONTROLS).filter(alike);
+  if (same.length === 1 && records.some((each) => [...each.addedNodes].some((node) => node.contains(same[0])))) return same[0];
   const box = removedNodes[at];
   const place = box.matches?.(CONTROLS) ? 0 : [...box.querySelectorAll(CONTROLS)].indexOf(element);
   const next = addedNodes[Math.min(at, addedNodes.length - 1)] ?? nextSibling;
@@ -76,7 +78,7 @@ function removalOf(records, element) {
 function mend(records) {
   for (const place of held) {
     const removed = !place.element.isConnected && removalOf(records, place.element);
-    if (removed) place.element = heirOf(place.element, ...removed);
+    if (removed) place.element = heirOf(place.element, ...removed, records);
   }
   const isFocused = document.activeElement !== document.body;
   if (!last || (isFocused && !records.some((each) => each.attributeName))) return;
@@ -87,7 +89,7 @@ function mend(records) {
   // It was moved, or a control is enabled again.
   const isBack = !isFocused && last.isConnected && (removed || records.some(({ target }) => target === last));
   const heir = isBack ? last
-    : removed && !isFocused ? heirOf(last, ...removed)
+    : removed && !isFocused ? heirOf(last, ...removed, records)
       : hidden && nearest(hidden.target.parentNode, hidden.target.nextSibling, hidden.target.previousSibling, 0);
   if (!heir) return;
   if (heir.matches(HEADINGS)) heir.tabIndex = -1;
