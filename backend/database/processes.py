@@ -18,10 +18,13 @@ from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
+    Float,
     Table,
     TextClause,
     bindparam,
+    cast,
     delete,
+    extract,
     func,
     select,
     text,
@@ -39,6 +42,8 @@ from backend.database.engine import Database, make_bare, name_client
 log = get_logger(__name__)
 
 BEAT_SECONDS = 0.5
+MARGIN_SECONDS = 0.02
+"""After this time more, a process that was about to be lost is lost."""
 LOST_AFTER = timedelta(seconds=2)
 """A process is lost if its row is older than this, by the database's clock."""
 
@@ -73,6 +78,7 @@ class Leases:
 
 _ROW = get_table(Process).c
 _IS_LOST = _ROW.seen_at < func.clock_timestamp() - LOST_AFTER
+_AGE_SECONDS = cast(extract("epoch", func.clock_timestamp() - _ROW.seen_at), Float)
 _INSERT = insert(get_table(Process)).values(
     id=bindparam("id"), seen_at=func.clock_timestamp(), is_server=bindparam("is_server")
 )
@@ -83,7 +89,7 @@ _BEAT = _INSERT.on_conflict_do_update(
     func.set_config("synchronous_commit", "off", True)  # noqa: FBT003  # PostgreSQL's own function
 )
 _BEAT_AND_LOOK = (
-    select(_ROW.id, _IS_LOST.label("is_lost"), _ROW.is_server)
+    select(_ROW.id, _IS_LOST.label("is_lost"), _AGE_SECONDS.label("age"), _ROW.is_server)
     .where(_ROW.id != bindparam("id"))
     .add_cte(_BEAT.cte("beat"))
 )
@@ -181,21 +187,26 @@ class Processes:
         is_seen = True
         try:
             while True:
+                pause = BEAT_SECONDS
                 try:
                     async with asyncio.timeout(LOST_AFTER.total_seconds()):
-                        await self._renew(engine, is_server=is_server)
+                        pause = await self._renew(engine, is_server=is_server)
                     is_seen = True
                 except Exception as error:  # the next heartbeat tries again
                     if is_seen:
                         log.warning("process.heartbeat_failed", exc_info=error)
                     is_seen = False
                     self._alone_since = math.inf  # others may have joined
-                await asyncio.sleep(BEAT_SECONDS)
+                await asyncio.sleep(pause)
         finally:
             with contextlib.suppress(Exception):
                 await engine.dispose()
 
-    async def _renew(self, engine: AsyncEngine, *, is_server: bool) -> None:
+    async def _renew(self, engine: AsyncEngine, *, is_server: bool) -> float:
+        """Send a heartbeat. Returns the seconds until the next one.
+
+        It is earlier if another process would be lost before it.
+        """
         row = {"id": self._database.process_id, "is_server": is_server}
         single = make_bare(engine) if self._database.can_listen else engine
         async with single.begin() as connection:
@@ -212,6 +223,9 @@ class Processes:
         if servers != self._servers:
             self._servers = servers
             self._on_count(servers)
+        ages = [row.age for row in rows if not row.is_lost]
+        until_loss = LOST_AFTER.total_seconds() - max(ages, default=0.0) + MARGIN_SECONDS
+        return min(BEAT_SECONDS, max(MARGIN_SECONDS, until_loss))
 
     async def _listen(self, connection: AsyncConnection) -> None:
         """Listen on a new connection, before its transaction begins."""
