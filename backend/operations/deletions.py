@@ -87,7 +87,7 @@ class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted):
         await self._begin("chat", chat_id)
 
     async def schedule(self) -> None:
-        """Queue jobs for hidden accounts and chats that are still there after 15 minutes.
+        """Queue jobs for accounts and chats that were hidden 15 minutes ago or earlier.
 
         These are also chats whose import was killed.
         """

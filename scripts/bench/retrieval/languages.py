@@ -20,17 +20,16 @@ from uuid import UUID, uuid5
 
 from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.index.protocol import ScopePart
 from backend.memory.search import query as query_words
-from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from scripts.bench.data import FIXTURES
 from scripts.bench.retrieval.search import (
     Dialogue,
     Question,
     add_model_options,
+    find_places,
     make_lines,
-    make_sealer,
+    measure_first,
     open_bench,
 )
 from scripts.bench.tables import new_parser, print_grid
@@ -83,23 +82,18 @@ def use_english_only() -> Generator[None]:
 
 async def measure_story(service: MemorySearch, story: Dialogue) -> dict[str, int]:
     """Return the shares of questions whose line is found first, or among five, in per cent."""
-    places: dict[int, list[int]] = {TIMED: [], PLAIN: []}
-    for question in story.questions:
-        request = SearchRequest(
-            text=question.text,
-            names=[*story.speakers, "Mira"],
-            parts=[ScopePart(containers=[story.chat_id])],
-            kinds=["message"],
-            min_relevance=0.0,
-            now=story.ended,
-        )
-        findings = await service.find(make_sealer(story.user_id), request)
-        order = [each.payload.source_id for each in findings.candidates]
-        [gold] = question.gold
-        places[question.category].append(order.index(gold) if gold in order else 99)
+    found = await find_places(service, story, [*story.speakers, "Mira"])
+    places = {
+        title: [
+            place
+            for place, question in zip(found, story.questions, strict=True)
+            if question.category == category
+        ]
+        for title, category in (("time", TIMED), ("plain", PLAIN))
+    }
     return {
-        f"{title} @{count}": round(100 * sum(each < count for each in some) / len(some))
-        for (title, some) in zip(("time", "plain"), places.values(), strict=True)
+        f"{title} @{count}": measure_first(some, count)
+        for title, some in places.items()
         for count in (1, 5)
     }
 

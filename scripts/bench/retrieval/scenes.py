@@ -1,4 +1,4 @@
-"""Measure how often questions about played scenes find their line, in seven languages.
+"""Measure how often a question about a played scene finds its line, in seven languages.
 
 The scenes are those of `tests/fixtures/questions/scenes`: a hundred lines and forty questions in
 each language. They are searched by words alone, and with the vectors of any model folder.
@@ -18,16 +18,14 @@ from uuid import UUID, uuid5
 
 from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.index.protocol import ScopePart
-from backend.memory.search.request import SearchRequest
-from backend.memory.search.search import MemorySearch
 from scripts.bench.data import FIXTURES
 from scripts.bench.retrieval.search import (
     Dialogue,
     Question,
     add_model_options,
+    find_places,
     make_lines,
-    make_sealer,
+    measure_first,
     open_bench,
 )
 from scripts.bench.tables import new_parser, print_grid
@@ -62,47 +60,28 @@ def read_scenes(path: Path) -> Dialogue:
     )
 
 
-async def find_places(search: MemorySearch, scenes: Dialogue) -> list[int]:
-    """Return the place from 0 of each question's line among the results; 999 if it is missing."""
-    places: list[int] = []
-    for question in scenes.questions:
-        request = SearchRequest(
-            text=question.text,
-            names=scenes.speakers,
-            parts=[ScopePart(containers=[scenes.chat_id])],
-            kinds=["message"],
-            min_relevance=0.0,
-            now=scenes.ended,
-        )
-        findings = await search.find(make_sealer(scenes.user_id), request)
-        order = [each.payload.source_id for each in findings.candidates]
-        [gold] = question.gold
-        places.append(order.index(gold) if gold in order else 999)
-    return places
-
-
-async def measure(model_path: Path) -> dict[str, dict[str, list[int]]]:
+async def measure(model_path: Path) -> dict[str, dict[str, list[int | None]]]:
     """Return the places of the lines by way of searching and language."""
-    places: dict[str, dict[str, list[int]]] = {"words": {}, model_path.name: {}}
+    places: dict[str, dict[str, list[int | None]]] = {"words": {}, model_path.name: {}}
     async with open_bench(LocalEmbedder(model_path)) as bench:
         for path in sorted(SCENES.glob("*.toml")):
             scenes = read_scenes(path)
             await bench.index_dialogue(scenes)
             for name, by_meaning in zip(places, (False, True), strict=True):
                 search = bench.make_search(by_meaning=by_meaning)
-                places[name][path.stem] = await find_places(search, scenes)
+                places[name][path.stem] = await find_places(search, scenes, scenes.speakers)
     return places
 
 
-def list_missed(places: dict[str, dict[str, list[int]]]) -> list[str]:
+def list_missed(places: dict[str, dict[str, list[int | None]]]) -> list[str]:
     return [
-        f"{name}, {language}, place {place + 1}: {question.text}"
+        f"{name}, {language}, {'missing' if place is None else place + 1}: {question.text}"
         for name, by_language in places.items()
         for language, some in by_language.items()
         for place, question in zip(
             some, read_scenes(SCENES / f"{language}.toml").questions, strict=True
         )
-        if place >= 5
+        if place is None or place >= 5
     ]
 
 
@@ -114,10 +93,7 @@ def main(arguments: Sequence[str]) -> None:
     configure_logging("error", "json")
     places = asyncio.run(measure(options.model_path))
     figures = {
-        f"{language}, {name}": {
-            f"@{count}": round(100 * sum(each < count for each in some) / len(some))
-            for count in COUNTS
-        }
+        f"{language}, {name}": {f"@{count}": measure_first(some, count) for count in COUNTS}
         for name, by_language in places.items()
         for language, some in by_language.items()
     }

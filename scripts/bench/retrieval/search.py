@@ -298,6 +298,33 @@ async def search_as_turn(
     return [(each.recalled.kind, each.recalled.source_id) for each in memories]
 
 
+async def find_places(
+    search: MemorySearch, dialogue: Dialogue, names: Sequence[str]
+) -> list[int | None]:
+    """Return the place from 0 of the line that answers each question; None if it is missing."""
+    places: list[int | None] = []
+    for question in dialogue.questions:
+        request = SearchRequest(
+            text=question.text,
+            names=names,
+            parts=[ScopePart(containers=[dialogue.chat_id])],
+            kinds=["message"],
+            min_relevance=0.0,
+            now=dialogue.ended,
+        )
+        findings = await search.find(make_sealer(dialogue.user_id), request)
+        order = [each.payload.source_id for each in findings.candidates]
+        [gold] = question.gold
+        places.append(order.index(gold) if gold in order else None)
+    return places
+
+
+def measure_first(places: Sequence[int | None], count: int) -> int:
+    """Return the share of lines among the first `count`, in per cent."""
+    found = sum(place is not None and place < count for place in places)
+    return round(100 * found / len(places))
+
+
 def make_request(
     dialogue: Dialogue, text: str, parts: Sequence[ScopePart], kinds: Sequence[Kind]
 ) -> SearchRequest:
