@@ -2,7 +2,8 @@
 
 Each dialogue is a user's chat. The code of a server makes messages, scenes and points of it. The
 questions go unchanged through the search of a turn. Gold are the turns that answer a question;
-recall@k is the mean of |first k and gold| / |gold|. Budgets count word pieces of `Speaker: text`.
+recall@k is the mean of |first k and gold| / |gold|. Budgets (`1024t`) count tokens of
+`Speaker: text` in o200k_base.
 
 The peers use the same index: BM25 alone, dense alone, and their reciprocal rank fusion with k=60
 and with Qdrant's default k=2 (prefetch 100).
@@ -56,20 +57,17 @@ from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from scripts.bench.data import LOCOMO
+from scripts.bench.retrieval.measures import average, measure_ranking
 from scripts.bench.retrieval.search import (
     IDS,
-    RECALL_HEADS,
     Dialogue,
     Question,
     SearchBench,
     add_model_options,
-    average,
-    count_line_pieces,
-    load_piece_counter,
+    count_line_tokens,
     make_lines,
     make_sealer,
     make_user_id,
-    measure_recall,
     open_bench,
     open_model,
 )
@@ -104,13 +102,13 @@ class LocomoRun:
 
     dialogues: list[Dialogue] = field(default_factory=list[Dialogue])
     searched: list[list[SearchedQuestion]] = field(default_factory=list[list[SearchedQuestion]])
-    pieces: dict[UUID, int] = field(default_factory=dict[UUID, int])
+    tokens: dict[UUID, int] = field(default_factory=dict[UUID, int])
     points: int = 0
     vector_bytes: int = 0
     indexing_seconds: float = 0
     search_times: list[float] = field(default_factory=list[float])
     embedding_times: list[float] = field(default_factory=list[float])
-    prompt_pieces: list[int] = field(default_factory=list[int])
+    prompt_tokens: list[int] = field(default_factory=list[int])
 
 
 def read_dialogues(path: Path) -> list[Dialogue]:
@@ -319,9 +317,9 @@ def fit_without(run: LocomoRun, dialogue: int) -> Weights:
 
 def score(
     run: LocomoRun, *, fits: bool
-) -> tuple[dict[str, list[tuple[int, list[float]]]], list[Weights]]:
-    """Return (category, recalls) of each question by method, and the weights of each dialogue."""
-    scores: dict[str, list[tuple[int, list[float]]]] = {}
+) -> tuple[dict[str, list[tuple[int, dict[str, float]]]], list[Weights]]:
+    """Return (category, figures) of each question by method, and the weights of each dialogue."""
+    scores: dict[str, list[tuple[int, dict[str, float]]]] = {}
     used: list[Weights] = []
     for number, part in enumerate(run.searched):
         weights = fit_without(run, number) if fits else Weights()
@@ -330,7 +328,7 @@ def score(
             order, broad = rank(searched, weights)
             kept = [each for each in order if each.id in searched.relevant]
             prompt = fill_prompt(searched, order, kept, broad)
-            run.prompt_pieces.append(sum(run.pieces[each] for each in prompt))
+            run.prompt_tokens.append(sum(run.tokens[each] for each in prompt))
             orders = {
                 "dense alone": [hit.payload.source_id for hit in searched.plain["dense"]],
                 "BM25 alone": [hit.payload.source_id for hit in searched.plain["sparse"]],
@@ -342,17 +340,14 @@ def score(
             }
             for name, turns in orders.items():
                 question = searched.question
-                values = measure_recall(list(dict.fromkeys(turns)), question.gold, run.pieces)
+                values = measure_ranking(turns, question.gold, run.tokens)
                 scores.setdefault(name, []).append((question.category, values))
     return scores, used
 
 
-async def search_dialogues(
-    data: Path, model: Embedder, model_path: Path, *, by_meaning: bool = True
-) -> LocomoRun:
-    """Index all dialogues and search for all questions. `model_path` counts word pieces."""
+async def search_dialogues(data: Path, model: Embedder, *, by_meaning: bool = True) -> LocomoRun:
+    """Index all dialogues and search for all questions."""
     run = LocomoRun(read_dialogues(data))
-    count = load_piece_counter(model_path)
     async with open_bench(model, by_meaning=by_meaning) as bench:
         service = bench.make_search()
         for dialogue in run.dialogues:
@@ -361,7 +356,7 @@ async def search_dialogues(
             run.indexing_seconds += time.perf_counter() - began
             run.points += len(points)
             run.vector_bytes += sum(map(count_vector_bytes, points))
-            run.pieces |= count_line_pieces(dialogue, count)
+            run.tokens |= count_line_tokens(dialogue)
             run.searched.append(
                 [
                     await search_question(bench, service, dialogue, question, run)
@@ -376,9 +371,7 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
     scores, weights = score(run, fits=fits)
     turns = sum(len(dialogue.lines) for dialogue in run.dialogues)
     return {
-        "recall": {
-            name: average(some, CATEGORY_GROUPS, RECALL_HEADS) for name, some in scores.items()
-        },
+        "recall": {name: average(some, CATEGORY_GROUPS) for name, some in scores.items()},
         "weights": {f"{number}": asdict(each) for number, each in enumerate(weights, 1)},
         "costs": {
             "dialogues": len(run.dialogues),
@@ -388,7 +381,7 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
             "indexing_seconds": round(run.indexing_seconds, 1),
             "messages_a_second": round(turns / run.indexing_seconds),
             "vector_bytes_a_message": round(run.vector_bytes / turns),
-            "pieces_a_prompt": round(statistics.fmean(run.prompt_pieces)),
+            "tokens_a_prompt": round(statistics.fmean(run.prompt_tokens)),
             "embedding_ms_p50": round(statistics.median(run.embedding_times), 2),
             "search_ms_p50": round(statistics.median(run.search_times), 2),
             "search_ms_p95": round(statistics.quantiles(run.search_times, n=20)[-1], 2),
@@ -419,7 +412,6 @@ def main(arguments: Sequence[str]) -> None:
         search_dialogues(
             options.data,
             open_model(options),
-            options.model_path,
             by_meaning=not options.without_model,
         )
     )

@@ -1,13 +1,11 @@
-"""Chats in an index of Qdrant Edge, searched by the code of a server, and the recall of results."""
+"""Chats in an index of Qdrant Edge, searched by the code of a server."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import (
     AsyncGenerator,
-    Callable,
     Collection,
     Iterable,
     Mapping,
@@ -21,12 +19,11 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 from uuid import UUID, uuid5
 
-from tokenizers import Tokenizer
-
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
 from backend.core.audience import Viewpoint
 from backend.core.cpu_pool import CpuPool
+from backend.generation.tokens import FALLBACK_TOKENIZER, get_tokenizer
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import (
     Embedder,
@@ -70,12 +67,6 @@ from scripts.bench.data import MINILM
 from scripts.bench.vectors import StoredVectors
 
 IDS = UUID("5f1f2f6e-7d0c-5a70-9f55-1d6b6c7a0000")
-RECALL_COUNTS = (5, 10, 20, 50)
-RECALL_BUDGETS = (256, 512, 1024, 2048, 4096)
-RECALL_HEADS = [f"@{count}" for count in RECALL_COUNTS] + [f"{each}t" for each in RECALL_BUDGETS]
-
-ScoredQuestions = Sequence[tuple[int, list[float]]]
-"""(category, figures) of each question."""
 
 
 @dataclass(frozen=True)
@@ -319,12 +310,6 @@ async def find_places(
     return places
 
 
-def measure_first(places: Sequence[int | None], count: int) -> int:
-    """Return the share of lines among the first `count`, in per cent."""
-    found = sum(place is not None and place < count for place in places)
-    return round(100 * found / len(places))
-
-
 def make_request(
     dialogue: Dialogue, text: str, parts: Sequence[ScopePart], kinds: Sequence[Kind]
 ) -> SearchRequest:
@@ -342,56 +327,14 @@ def make_request(
     )
 
 
-def load_piece_counter(model_path: Path) -> Callable[[str], int]:
-    """Return a function that counts the word pieces of a text, without special tokens."""
-    tokenizer: Any = Tokenizer.from_file(str(model_path / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    return count
+def count_tokens(text: str) -> int:
+    """Return the tokens of a text, counted with o200k_base."""
+    return get_tokenizer(FALLBACK_TOKENIZER).count(text)
 
 
-def count_line_pieces(dialogue: Dialogue, count: Callable[[str], int]) -> dict[UUID, int]:
-    """Return the word pieces of each line, with its author."""
-    return {line.id: count(f"{line.author}: {line.text}") for line in dialogue.lines}
-
-
-def measure_recall(
-    order: Sequence[UUID], gold: frozenset[UUID], pieces: Mapping[UUID, int]
-) -> list[float]:
-    """Return the recall of the first texts: `RECALL_COUNTS` of them, or within a budget.
-
-    The budgets `RECALL_BUDGETS` are in word pieces. A budget ends before the first text that
-    exceeds it.
-    """
-    values = [len(gold.intersection(order[:count])) / len(gold) for count in RECALL_COUNTS]
-    for budget in RECALL_BUDGETS:
-        spent, kept = 0, 0
-        for each in order:
-            spent += pieces[each]
-            if spent > budget:
-                break
-            kept += 1
-        values.append(len(gold.intersection(order[:kept])) / len(gold))
-    return values
-
-
-def average(
-    scores: ScoredQuestions, groups: Mapping[str, Collection[int]], heads: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """Return mean figures in per cent of each group of categories that has questions."""
-    rows: dict[str, dict[str, float]] = {}
-    for title, categories in groups.items():
-        values = [figures for category, figures in scores if category in categories]
-        if values:
-            columns = zip(heads, zip(*values, strict=True), strict=True)
-            rows[title] = {
-                head: round(100 * statistics.fmean(column), 1) for head, column in columns
-            }
-    return rows
+def count_line_tokens(dialogue: Dialogue) -> dict[UUID, int]:
+    """Return the tokens of each line with its author."""
+    return {line.id: count_tokens(f"{line.author}: {line.text}") for line in dialogue.lines}
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, stores_vectors: bool = True) -> None:
