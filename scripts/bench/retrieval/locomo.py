@@ -5,6 +5,9 @@ questions go unchanged through the search of a turn. Gold are the turns that ans
 recall@k is the mean of |first k and gold| / |gold|. Budgets (`1024t`) count tokens of
 `Speaker: text` in o200k_base.
 
+The same rankings are also measured by chunks of six turns and by sessions, as others do. The best
+turn decides the place of its chunk or session, which is a hit if it has a gold turn.
+
 The peers use the same index: BM25 alone, dense alone, and their reciprocal rank fusion with k=60
 and with Qdrant's default k=2 (prefetch 100).
 
@@ -20,6 +23,7 @@ import json
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -57,7 +61,13 @@ from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from scripts.bench.data import LOCOMO
-from scripts.bench.retrieval.measures import average, measure_ranking
+from scripts.bench.retrieval.measures import (
+    Figures,
+    average,
+    measure_hits,
+    measure_ranking,
+    rank_units,
+)
 from scripts.bench.retrieval.search import (
     IDS,
     Dialogue,
@@ -74,8 +84,12 @@ from scripts.bench.retrieval.search import (
 from scripts.bench.tables import new_parser, print_grid, print_machine
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
-CATEGORY_GROUPS = {"1-4": (1, 2, 3, 4)} | {title: (each,) for each, title in CATEGORIES.items()}
-PROMPT = "in a prompt"
+CATEGORY_GROUPS = {"1-4": (1, 2, 3, 4), "1-5": (1, 2, 3, 4, 5)} | {
+    title: (each,) for each, title in CATEGORIES.items()
+}
+RANKING, PROMPT = "Talekeeper", "in a prompt"
+TURNS = "turns"
+CHUNK_TURNS = 6
 
 ADVERSARIAL_WEIGHT = 0.6
 """Weight of adversarial questions while ranking weights are fitted. They name the wrong speaker,
@@ -120,6 +134,7 @@ def _read_dialogue(raw: Mapping[str, Any]) -> Dialogue:
     name, talk = str(raw["sample_id"]), raw["conversation"]
     chat_id = uuid5(IDS, name)
     texts: list[tuple[UUID, str, str, datetime]] = []
+    sessions: dict[UUID, str] = {}
     numbers = sorted(int(key[8:]) for key in talk if re.fullmatch(r"session_\d+", key))
     for number in numbers:
         began = datetime.strptime(
@@ -130,7 +145,7 @@ def _read_dialogue(raw: Mapping[str, Any]) -> Dialogue:
             text = f"{turn['text']} [image: {caption}]" if caption else str(turn["text"])
             said_at = began + timedelta(seconds=20 * place)
             texts.append((uuid5(chat_id, turn["dia_id"]), turn["speaker"], text, said_at))
-    ids = {each[0] for each in texts}
+            sessions[texts[-1][0]] = str(number)
     return Dialogue(
         user_id=make_user_id(name),
         chat_id=chat_id,
@@ -139,9 +154,10 @@ def _read_dialogue(raw: Mapping[str, Any]) -> Dialogue:
         questions=[
             Question(asked["question"], asked["category"], gold)
             for asked in raw["qa"]
-            if (gold := find_turns(chat_id, " ".join(asked.get("evidence", ()))) & ids)
+            if (gold := find_turns(chat_id, " ".join(asked.get("evidence", ()))) & set(sessions))
         ],
         ended=texts[-1][3],
+        sessions=sessions,
     )
 
 
@@ -149,6 +165,17 @@ def find_turns(chat_id: UUID, text: str) -> frozenset[UUID]:
     """Return the ids of the turns that a text names, such as `D1:3`, `D:11:26` or `D30:05`."""
     found = re.findall(r"D:?(\d+):(\d+)", text)
     return frozenset(uuid5(chat_id, f"D{int(scene)}:{int(turn)}") for scene, turn in found)
+
+
+def list_units(dialogue: Dialogue) -> dict[str, dict[UUID, str]]:
+    """Return the session of each turn, and its chunk of `CHUNK_TURNS` turns of a session."""
+    chunks: dict[UUID, str] = {}
+    counts: Counter[str] = Counter()
+    for line in dialogue.lines:
+        session = dialogue.sessions[line.id]
+        chunks[line.id] = f"{session}/{counts[session] // CHUNK_TURNS}"
+        counts[session] += 1
+    return {f"chunks of {CHUNK_TURNS} turns": chunks, "sessions": dict(dialogue.sessions)}
 
 
 def count_vector_bytes(point: Point) -> int:
@@ -317,11 +344,12 @@ def fit_without(run: LocomoRun, dialogue: int) -> Weights:
 
 def score(
     run: LocomoRun, *, fits: bool
-) -> tuple[dict[str, list[tuple[int, dict[str, float]]]], list[Weights]]:
-    """Return (category, figures) of each question by method, and the weights of each dialogue."""
-    scores: dict[str, list[tuple[int, dict[str, float]]]] = {}
+) -> tuple[dict[str, dict[str, list[tuple[int, Figures]]]], list[Weights]]:
+    """Return (category, figures) of each question by unit and method, and the weights used."""
+    scores: dict[str, dict[str, list[tuple[int, Figures]]]] = {}
     used: list[Weights] = []
     for number, part in enumerate(run.searched):
+        units = list_units(run.dialogues[number])
         weights = fit_without(run, number) if fits else Weights()
         used.append(weights)
         for searched in part:
@@ -334,14 +362,19 @@ def score(
                 "BM25 alone": [hit.payload.source_id for hit in searched.plain["sparse"]],
                 "RRF k=60": fuse_by_rank(searched.plain, 61),
                 "Qdrant's default (RRF k=2)": fuse_by_rank(searched.plain, 2),
-                "Talekeeper": diversify(searched, order, broad),
+                RANKING: diversify(searched, order, broad),
                 "with its min_relevance": diversify(searched, kept, broad),
                 PROMPT: prompt,
             }
             for name, turns in orders.items():
-                question = searched.question
-                values = measure_ranking(turns, question.gold, run.tokens)
-                scores.setdefault(name, []).append((question.category, values))
+                gold = searched.question.gold
+                figures: dict[str, Figures] = {TURNS: measure_ranking(turns, gold, run.tokens)}
+                for unit, members in units.items():
+                    unit_gold = {members[each] for each in gold}
+                    figures[unit] = measure_hits(rank_units(turns, members), unit_gold)
+                for unit, values in figures.items():
+                    some = scores.setdefault(unit, {}).setdefault(name, [])
+                    some.append((searched.question.category, values))
     return scores, used
 
 
@@ -371,7 +404,10 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
     scores, weights = score(run, fits=fits)
     turns = sum(len(dialogue.lines) for dialogue in run.dialogues)
     return {
-        "recall": {name: average(some, CATEGORY_GROUPS) for name, some in scores.items()},
+        "figures": {
+            unit: {name: average(some, CATEGORY_GROUPS) for name, some in by_method.items()}
+            for unit, by_method in scores.items()
+        },
         "weights": {f"{number}": asdict(each) for number, each in enumerate(weights, 1)},
         "costs": {
             "dialogues": len(run.dialogues),
@@ -391,8 +427,10 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
 
 def print_figures(figures: Mapping[str, Any]) -> None:
     print_machine()
-    for name, rows in figures["recall"].items():
-        print_grid(name, rows)
+    for unit, by_method in figures["figures"].items():
+        for name, rows in by_method.items():
+            if unit == TURNS or name == RANKING:
+                print_grid(f"{unit}, {name}", rows, width=36)
     print_grid("weights of each dialogue", figures["weights"])
     print()
     for name, value in figures["costs"].items():

@@ -14,10 +14,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 RECALL_COUNTS = (5, 10, 20, 50)
+HIT_COUNTS = (5, 10)
 TOKEN_BUDGETS = (1024, 2048, 4096)
 
 Figures = Mapping[str, float]
-ScoredQuestions = Sequence[tuple[int, Figures]]
+ScoredQuestions = Sequence[tuple[Hashable, Figures]]
 """(category, figures) of each question."""
 
 _Id = TypeVar("_Id", bound=Hashable)
@@ -45,17 +46,24 @@ def measure_ndcg(
     return reached / sum(gains[: len(set(gold))])
 
 
-def measure_hits(order: Sequence[_Id], gold: Collection[_Id]) -> dict[str, float]:
-    """Return the measures that others publish: any@k, all@k, coverage@5 and NDCG@10."""
-    at_five, at_ten = (measure_recall(order, gold, count) for count in (5, 10))
-    return {
-        "any@5": float(at_five > 0),
-        "any@10": float(at_ten > 0),
-        "all@5": float(at_five == 1),
-        "all@10": float(at_ten == 1),
-        "coverage@5": at_five,
-        "NDCG@10": measure_ndcg(order, gold, 10),
-    }
+def measure_hits(
+    order: Sequence[_Id],
+    gold: Collection[_Id],
+    *,
+    counts: Sequence[int] = HIT_COUNTS,
+    shift: int = 1,
+) -> dict[str, float]:
+    """Return any@k, all@k, coverage@k and NDCG@k for each k of `counts`."""
+    figures: dict[str, float] = {}
+    for count in counts:
+        recall = measure_recall(order, gold, count)
+        figures |= {
+            f"any@{count}": float(recall > 0),
+            f"all@{count}": float(recall == 1),
+            f"coverage@{count}": recall,
+            f"NDCG@{count}": measure_ndcg(order, gold, count, shift=shift),
+        }
+    return figures
 
 
 def measure_budgets(
@@ -93,7 +101,7 @@ def rank_units(order: Sequence[_Id], units: Mapping[_Id, _Unit]) -> list[_Unit]:
 
 
 def average(
-    scores: ScoredQuestions, groups: Mapping[str, Collection[int]]
+    scores: ScoredQuestions, groups: Mapping[str, Collection[Hashable]]
 ) -> dict[str, dict[str, float]]:
     """Return mean figures in per cent of each group of categories that has questions."""
     rows: dict[str, dict[str, float]] = {}

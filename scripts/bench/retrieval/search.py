@@ -88,6 +88,8 @@ class Dialogue:
     lines: Sequence[IndexedMessage]
     questions: Sequence[Question]
     ended: datetime
+    sessions: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
+    """The session of each line, if the data has sessions."""
 
 
 def make_lines(
@@ -179,6 +181,15 @@ class AllRows:
         }
 
 
+@asynccontextmanager
+async def open_index(dimension: int) -> AsyncGenerator[VectorIndex]:
+    """Yield an empty index in a temporary folder."""
+    with TemporaryDirectory(prefix="bench-") as folder:
+        index = await open_edge(Path(folder), "bench", dimension)
+        yield index
+        await index.aclose()
+
+
 @dataclass(frozen=True)
 class SearchBench:
     """An index with everything that indexing and searching need."""
@@ -265,11 +276,9 @@ async def open_bench(model: Embedder, *, by_meaning: bool = True) -> AsyncGenera
     await model.ready()
     embedder = UncachedEmbedder(model) if by_meaning else None
     blinders, pool = Blinders(), CpuPool()
-    with TemporaryDirectory(prefix="bench-") as folder:
-        index = await open_edge(Path(folder), "bench", model.spec.dimension)
+    async with open_index(model.spec.dimension) as index:
         maker = PointMaker(blinders=blinders, pool=pool)
         yield SearchBench(index, maker, blinders, pool, embedder)
-        await index.aclose()
     await pool.aclose()
     await model.aclose()
 
@@ -289,22 +298,29 @@ async def search_as_turn(
     return [(each.recalled.kind, each.recalled.source_id) for each in memories]
 
 
+async def rank_lines(
+    search: MemorySearch, dialogue: Dialogue, text: str, names: Sequence[str]
+) -> list[UUID]:
+    """Return the ids of all lines that a search finds, best first."""
+    request = SearchRequest(
+        text=text,
+        names=names,
+        parts=[ScopePart(containers=[dialogue.chat_id])],
+        kinds=["message"],
+        min_relevance=0.0,
+        now=dialogue.ended,
+    )
+    findings = await search.find(make_sealer(dialogue.user_id), request)
+    return [each.payload.source_id for each in findings.candidates]
+
+
 async def find_places(
     search: MemorySearch, dialogue: Dialogue, names: Sequence[str]
 ) -> list[int | None]:
     """Return the place from 0 of the line that answers each question; None if it is missing."""
     places: list[int | None] = []
     for question in dialogue.questions:
-        request = SearchRequest(
-            text=question.text,
-            names=names,
-            parts=[ScopePart(containers=[dialogue.chat_id])],
-            kinds=["message"],
-            min_relevance=0.0,
-            now=dialogue.ended,
-        )
-        findings = await search.find(make_sealer(dialogue.user_id), request)
-        order = [each.payload.source_id for each in findings.candidates]
+        order = await rank_lines(search, dialogue, question.text, names)
         [gold] = question.gold
         places.append(order.index(gold) if gold in order else None)
     return places

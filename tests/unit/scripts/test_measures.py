@@ -58,10 +58,12 @@ def test_ndcg_is_perfect_if_only_gold_comes_first() -> None:
 def test_one_line_is_a_hit_and_all_lines_are_a_complete_answer() -> None:
     assert measure_hits(ORDER, "ef") == {
         "any@5": 1,
-        "any@10": 1,
         "all@5": 0,
-        "all@10": 1,
         "coverage@5": 1 / 2,
+        "NDCG@5": pytest.approx(1 / log2(6) / (1 + 1 / log2(3))),
+        "any@10": 1,
+        "all@10": 1,
+        "coverage@10": 1,
         "NDCG@10": pytest.approx((1 / log2(6) + 1 / log2(7)) / (1 + 1 / log2(3))),
     }
     assert measure_hits(ORDER, "kl") == dict.fromkeys(measure_hits(ORDER, "kl"), 0)
