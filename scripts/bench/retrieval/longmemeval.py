@@ -1,9 +1,9 @@
 """Measure memory's search on a file in LongMemEval's format, such as `longmemeval_s_cleaned.json`.
 
-The data is not part of the repository (https://github.com/xiaowu0162/LongMemEval). The haystack of
-each question is a chat of its own, in an index of its own, which holds nothing else. The file is
-read question by question. Questions go unchanged through the search of a turn, with the question's
-date as the present. Abstention questions (`_abs`) have no place that answers them, and are skipped.
+The data is not part of the repository (https://github.com/xiaowu0162/LongMemEval). Each question
+has one chat, its haystack, in one index, which contains nothing else. The file is read question by
+question. Questions go unchanged through the search of a turn, with the question's date as the
+present. Abstention questions (`_abs`) have no place that answers them, and are skipped.
 
 The rankings are measured by four units:
 

@@ -1,4 +1,4 @@
-"""Files in LongMemEval's format: which questions count, and what each unit measures."""
+"""Files in LongMemEval's format: the questions that count, and the figures of each unit."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def test_large_questions_are_read_one_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "large.json"
     questions = [{"text": letter * 1_500_000} for letter in "ab]"]
     path.write_text(json.dumps(questions, indent=2))
-    assert [*read_array(path)] == questions
+    assert list(read_array(path)) == questions
     path.write_text("[ ]\n")
-    assert [*read_array(path)] == []
+    assert list(read_array(path)) == []
 
 
 @pytest.mark.parametrize("text", ["", "{}", '[{"text": "a"}', '[{"text": '])
@@ -107,4 +107,4 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "damaged.json"
     path.write_text(text)
     with pytest.raises(ValueError):  # noqa: PT011  # any parse error
-        [*read_array(path)]
+        list(read_array(path))
