@@ -22,9 +22,9 @@ from tempfile import TemporaryDirectory
 from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Task
+from scripts.bench.data import MINILM
 from scripts.bench.random_models import Shape, write_static, write_transformer
 from scripts.bench.retrieval.scenes import SCENES, read_scenes
-from scripts.bench.retrieval.search import MINILM
 from scripts.bench.tables import new_parser, print_grid
 
 LINE_WORDS = 25

@@ -49,7 +49,11 @@ class _Graph:
         """Add a node. The names of several outputs are the name with `.0`, `.1` and so on."""
         name = f"n{len(self.nodes)}"
         names = [name] if outputs == 1 else [f"{name}.{each}" for each in range(outputs)]
-        fields = [*((1, each) for each in inputs), *((2, each) for each in names), (4, operator)]
+        fields: list[tuple[int, Any]] = [
+            *((1, each) for each in inputs),
+            *((2, each) for each in names),
+            (4, operator),
+        ]
         fields += [(5, _encode_attribute(key, value)) for key, value in attributes.items()]
         self.nodes.append(_encode(fields))
         return name
@@ -239,7 +243,8 @@ def _encode_model(graph: _Graph, outputs: Mapping[str, str], data: Path | None) 
 
 def _encode_weights(weights: Mapping[str, NDArray[Any]], data: Path | None) -> Iterator[bytes]:
     """Yield the tensors. With `data`, large ones are written there."""
-    stored, offset = [], 0
+    stored: list[bytes] = []
+    offset = 0
     for name, value in weights.items():
         kind = _INT64 if value.dtype == np.int64 else _FLOAT
         fields: list[tuple[int, Any]] = [*((1, size) for size in value.shape), (2, kind), (8, name)]

@@ -355,7 +355,7 @@ def _load_model(folder: ModelFolder, name: str) -> TextEmbedding:
         return load(_STATIC_NAME, mmap=True)
     known = {str(each["model"]).lower() for each in TextEmbedding.list_supported_models()}
     if name.lower() not in known:
-        name = f"talekeeper/{folder.mark}-{folder.pooling}"
+        name = f"talekeeper/{folder.mark}-{folder.pooling}-{folder.model_file}"
         if name not in known:
             _register_model(folder, name)
     # Threads within one computation wait for each other, which is slower.
