@@ -131,7 +131,7 @@ def is_fetched(models: Path, model: OfferedModel) -> bool:
 
 
 def write_description(model: OfferedModel, folder: Path) -> None:
-    """Write the files of sentence-transformers that tell `read_folder` prefixes and pooling."""
+    """Write the prefixes and the pooling as sentence-transformers does, for `read_folder`."""
     pooling = {
         "word_embedding_dimension": model.dimension,
         f"pooling_mode_{'cls_token' if model.pooling == 'cls' else 'mean_tokens'}": True,
