@@ -21,14 +21,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import regex  # type: ignore[import-untyped]  # it has no types
-import Stemmer
 
 from backend.core.text_forms import normalize
 from backend.memory.index.protocol import Sparse
+from backend.memory.search.morphology import COMPOUNDING, find_heads, make_stemmer
 from backend.vault.blinding import Blinder
 
 K1 = 1.2
@@ -37,6 +36,7 @@ AVERAGE_LENGTH = 256
 """Length in terms at which BM25 does not change weights."""
 
 OTHER_LANGUAGE_WEIGHT = 0.5
+PART_WEIGHT = 0.5
 ONE_CHARACTER_WEIGHT = 0.4
 """A single Chinese character of a query may be a word, but it is usually a part of one."""
 
@@ -107,13 +107,19 @@ def count_terms(text: str) -> Counter[str]:
     language = _rank_languages(tokens)[0]
     stop_words, stem = STOP_WORDS[language], get_stemmer(language)
     counts: Counter[str] = Counter()
+    compounds = language in COMPOUNDING
     for (token, is_word), often in tokens.items():
         if is_word and token.isascii():  # `_stem_word` inlined: most words are ASCII
             if token not in stop_words:
                 term = stem(token)
                 counts[term] = counts.get(term, 0) + often
+                if compounds:
+                    for term in list_heads(token, language):
+                        counts[term] += often
             continue
         found: list[str] = [*_stem_word(token, language)] if is_word else _split_pairs(token)
+        if is_word and compounds and found:
+            found += list_heads(token, language)
         if not is_word and len(token) > 1:
             # Words of one character are common in Chinese, and no pair represents them.
             found += _HAN.findall(token)
@@ -153,7 +159,27 @@ def query_words(text: str) -> dict[str, dict[str, float]]:
                 terms.setdefault(term, OTHER_LANGUAGE_WEIGHT if rank else 1.0)
         if terms:
             words[token] = terms
+            for language in languages:
+                if language in COMPOUNDING:
+                    for part in list_parts(token, language):
+                        words.setdefault(part, {part: PART_WEIGHT})
     return words
+
+
+def list_heads(word: str, language: str) -> list[str]:
+    return [each for each in map(get_stemmer(language), find_heads(word)) if len(each) >= 3]
+
+
+def list_parts(word: str, language: str) -> list[str]:
+    stem = get_stemmer(language)
+    parts = []
+    for head in find_heads(word):
+        first = word[: -len(head)]
+        for each in (head, first, first.removesuffix("s")):
+            each = stem(each)
+            if len(each) >= 3:
+                parts.append(each)
+    return parts
 
 
 def list_forms(word: str) -> list[str]:
@@ -283,6 +309,5 @@ def get_stemmer(language: str) -> Callable[[str], str]:
         stemmers = _local.stemmers = {}
     stem = stemmers.get(language)
     if stem is None:
-        stem = cast("Callable[[str], str]", Stemmer.Stemmer(language, 0).stemWord)
-        stemmers[language] = stem
+        stem = stemmers[language] = make_stemmer(language)
     return stem
