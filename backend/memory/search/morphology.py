@@ -76,6 +76,9 @@ def make_stemmer(language: str) -> Callable[[str], str]:
             return first
         if (match := _GERMAN_PREFIX.fullmatch(found)) and (first := stems.get(match[2])):
             return match[1] + first
+        if found[:2]=="ge" and found[-1]=="t" and len(found)>=7: found=stem(found[2:])
+        while len(found) >= 5 and found[-1] == "t":
+            found = stem(found[:-1])
         return found
 
     return find_german
