@@ -27,7 +27,7 @@ import regex  # type: ignore[import-untyped]  # it has no types
 
 from backend.core.text_forms import normalize
 from backend.memory.index.protocol import Sparse
-from backend.memory.search.morphology import COMPOUNDING, find_heads, make_stemmer
+from backend.memory.search.morphology import COMPOUNDING, find_heads, make_stemmer, split_korean
 from backend.vault.blinding import Blinder
 
 K1 = 1.2
@@ -43,12 +43,12 @@ ONE_CHARACTER_WEIGHT = 0.4
 MAX_TERM_CHARACTERS = 64
 
 _UNSPACED = (
-    r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
+    r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 )
 _TOKEN = regex.compile(
-    rf"(?P<unspaced>[{_UNSPACED}]+)"
-    rf"|(?P<word>[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}]]+"
-    rf"(?:'[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}]]+)*)",
+    rf"(?P<unspaced>[{_UNSPACED}]+)|(?P<korean>\p{{Hangul}}+)"
+    rf"|(?P<word>[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}\p{{Hangul}}]]+"
+    rf"(?:'[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}\p{{Hangul}}]]+)*)",
     regex.VERSION1,
 )
 _LATIN_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
@@ -295,6 +295,8 @@ def _detect_language(word: str, latin: str) -> str:
 
 
 def _split_pairs(run: str) -> list[str]:
+    if "가" <= run[0] <= "힣":
+        return split_korean(run)
     return [run[i : i + 2] for i in range(len(run) - 1)] or [run]
 
 
