@@ -1,8 +1,8 @@
 """Terms of a text for the sparse vectors of the index.
 
-Words are normalized (NFKC, case folding) and stemmed with Snowball. Stop words are dropped. Scripts
-without spaces between words are split into pairs of characters. Weights are those of BM25 without
-IDF, which the index applies to queries.
+Words are normalized (NFKC, case folding) and stemmed with Snowball and `morphology`. Stop words are
+dropped. Korean and scripts without spaces between words are split into pairs of characters. Weights
+are those of BM25 without IDF, which the index applies to queries.
 
 **Language detection.** The script of a non-Latin word determines its language, if Snowball has it.
 For Latin words, the stop words of the text vote. A document without votes is treated as in the
@@ -27,7 +27,12 @@ import regex  # type: ignore[import-untyped]  # it has no types
 
 from backend.core.text_forms import normalize
 from backend.memory.index.protocol import Sparse
-from backend.memory.search.morphology import COMPOUNDING, find_heads, make_stemmer, split_korean
+from backend.memory.search.morphology import (
+    find_heads,
+    find_parts,
+    make_stemmer,
+    split_korean,
+)
 from backend.vault.blinding import Blinder
 
 K1 = 1.2
@@ -37,16 +42,17 @@ AVERAGE_LENGTH = 256
 
 OTHER_LANGUAGE_WEIGHT = 0.5
 PART_WEIGHT = 0.5
+"""Weight of a possible part of a compound of a query."""
+
 ONE_CHARACTER_WEIGHT = 0.4
 """A single Chinese character of a query may be a word, but it is usually a part of one."""
 
 MAX_TERM_CHARACTERS = 64
 
-_UNSPACED = (
-    r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
-)
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 _TOKEN = regex.compile(
-    rf"(?P<unspaced>[{_UNSPACED}]+)|(?P<korean>\p{{Hangul}}+)"
+    rf"(?P<unspaced>[{_UNSPACED}]+)"
+    r"|(?P<korean>\p{Hangul}+)"
     rf"|(?P<word>[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}\p{{Hangul}}]]+"
     rf"(?:'[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}\p{{Hangul}}]]+)*)",
     regex.VERSION1,
@@ -57,6 +63,7 @@ _NOT_LATIN = re.compile(r"[^\0-\u02ff\u2010-\u205e]")
 `_LATIN_WORD` finds the same words as `_TOKEN` in a quarter of the time."""
 
 _HAN = regex.compile(r"\p{Han}")
+_HANGUL = regex.compile(r"\p{Hangul}")
 SCRIPT_LANGUAGES = {
     "CYRILLIC": "russian",
     "GREEK": "greek",
@@ -107,19 +114,15 @@ def count_terms(text: str) -> Counter[str]:
     language = _rank_languages(tokens)[0]
     stop_words, stem = STOP_WORDS[language], get_stemmer(language)
     counts: Counter[str] = Counter()
-    compounds = language in COMPOUNDING
     for (token, is_word), often in tokens.items():
-        if is_word and token.isascii():  # `_stem_word` inlined: most words are ASCII
+        if is_word and token.isascii():  # `_list_terms` inlined: most words are ASCII
             if token not in stop_words:
                 term = stem(token)
                 counts[term] = counts.get(term, 0) + often
-                if compounds:
-                    for term in list_heads(token, language):
-                        counts[term] += often
+                for head in find_heads(token, language):
+                    counts[stem(head)] += often
             continue
-        found: list[str] = [*_stem_word(token, language)] if is_word else _split_pairs(token)
-        if is_word and compounds and found:
-            found += list_heads(token, language)
+        found = _list_terms(token, language) if is_word else _split_run(token)
         if not is_word and len(token) > 1:
             # Words of one character are common in Chinese, and no pair represents them.
             found += _HAN.findall(token)
@@ -140,8 +143,9 @@ def query_terms(text: str) -> dict[str, float]:
 def query_words(text: str) -> dict[str, dict[str, float]]:
     """Return the normalized words of a query in order, each with its terms and their weights.
 
-    A word has a term in each language that the query may be in. Stop words are left out. In scripts
-    without spaces, each pair of characters and each Chinese character is a word.
+    A word has a term in each language that the query may be in. Stop words are left out. Possible
+    parts of compounds are separate words. In scripts without spaces, each pair of characters and
+    each Chinese character is a word.
     """
     tokens = tokenize(text)
     languages = _rank_languages(tokens)
@@ -151,40 +155,22 @@ def query_words(text: str) -> dict[str, dict[str, float]]:
     for token, is_word in tokens:
         if not is_word:
             words |= {each: {each: ONE_CHARACTER_WEIGHT} for each in _HAN.findall(token)} | words
-            words |= {each: {each: 1.0} for each in _split_pairs(token)}
+            words |= {each: {each: 1.0} for each in _split_run(token)}
             continue
         terms: dict[str, float] = {}
         for rank, language in enumerate(languages):
-            for term in _stem_word(token, language):
+            for term in _list_terms(token, language)[:1]:
                 terms.setdefault(term, OTHER_LANGUAGE_WEIGHT if rank else 1.0)
         if terms:
             words[token] = terms
-            for language in languages:
-                if language in COMPOUNDING:
-                    for part in list_parts(token, language):
-                        words.setdefault(part, {part: PART_WEIGHT})
+            for part in map(get_stemmer(languages[0]), find_parts(token, languages[0])):
+                words.setdefault(part, {part: PART_WEIGHT})
     return words
-
-
-def list_heads(word: str, language: str) -> list[str]:
-    return [each for each in map(get_stemmer(language), find_heads(word)) if len(each) >= 3]
-
-
-def list_parts(word: str, language: str) -> list[str]:
-    stem = get_stemmer(language)
-    parts = []
-    for head in find_heads(word):
-        first = word[: -len(head)]
-        for each in (head, first, first.removesuffix("s")):
-            each = stem(each)
-            if len(each) >= 3:
-                parts.append(each)
-    return parts
 
 
 def list_forms(word: str) -> list[str]:
     """Return a word and its stem in the default language. A common word may have rare forms."""
-    return [word, *_stem_word(word, DEFAULT_LANGUAGE)]
+    return [word, *_list_terms(word, DEFAULT_LANGUAGE)]
 
 
 def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tuple[str, ...]:
@@ -197,9 +183,9 @@ def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tu
     found: list[str] = []
     for token, is_word in tokens:
         if is_word:
-            found += [token] if any(each in asked for each in _stem_word(token, language)) else []
+            found += [token] if any(each in asked for each in _list_terms(token, language)) else []
         else:
-            found += [pair for pair in _split_pairs(token) if pair in asked]
+            found += [pair for pair in _split_run(token) if pair in asked]
         if len(found) >= most:
             break
     return tuple(dict.fromkeys(found[:most]))
@@ -279,12 +265,15 @@ def _normalize_word(word: str) -> str:
     return (tail if tail and head in ELISIONS else word)[:MAX_TERM_CHARACTERS]
 
 
-def _stem_word(word: str, language: str) -> tuple[str, ...]:
+def _list_terms(word: str, language: str) -> list[str]:
+    """Return the stem of a word, and those of its possible heads. Stop words have none."""
     if not word.isascii():
         language = _detect_language(word, language)
     if word in STOP_WORDS.get(language, ()):
-        return ()
-    return (get_stemmer(language)(word) if language else word,)
+        return []
+    return (
+        [*map(get_stemmer(language), [word, *find_heads(word, language)])] if language else [word]
+    )
 
 
 def _detect_language(word: str, latin: str) -> str:
@@ -294,8 +283,9 @@ def _detect_language(word: str, latin: str) -> str:
     return latin if script == "LATIN" else SCRIPT_LANGUAGES.get(script, "")
 
 
-def _split_pairs(run: str) -> list[str]:
-    if "가" <= run[0] <= "힣":
+def _split_run(run: str) -> list[str]:
+    """Return the pairs of characters of a run of a script without spaces, or of a Korean word."""
+    if _HANGUL.match(run):
         return split_korean(run)
     return [run[i : i + 2] for i in range(len(run) - 1)] or [run]
 
