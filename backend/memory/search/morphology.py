@@ -84,7 +84,7 @@ def find_parts(word: str, language: str) -> list[str]:
 
 
 @cache
-def _load_irregular_forms() -> Mapping[str, Sequence[Sequence[str]]]:
+def load_irregular_forms() -> Mapping[str, Sequence[Sequence[str]]]:
     """Return the words of each language, by Snowball's names, each as a list of its forms."""
     content = Path(__file__).with_name("irregular_forms.txt").read_text(encoding="utf-8")
     blocks = (block.partition(":\n") for block in content.split("\n\n"))
@@ -95,9 +95,8 @@ def make_stemmer(language: str) -> Callable[[str], str]:
     """Return a stemmer of normalized words. It is not thread-safe and caches no words."""
     snowball = cast("Callable[[str], str]", Stemmer.Stemmer(language, 0).stemWord)
     stems: dict[str, str] = {}
-    for first, *forms in _load_irregular_forms().get(language, ()):
-        for form in forms:
-            stems.setdefault(snowball(form), snowball(first))
+    for forms in load_irregular_forms().get(language, ()):
+        stems |= {snowball(form): snowball(forms[0]) for form in forms}
     if language == "german":
         return _make_german_stemmer(snowball, stems)
 

@@ -5,8 +5,8 @@ dropped. Korean and scripts without spaces between words are split into pairs of
 are those of BM25 without IDF, which the index applies to queries.
 
 **Language detection.** The script of a non-Latin word determines its language, if Snowball has it.
-For Latin words, the stop words of the text vote. A document without votes is treated as in the
-default language.
+For Latin words, the stop words and irregular forms of the text vote. A document without votes is
+treated as in the default language.
 
 A short query has no reliable guess. It is stemmed in all languages with the most votes and in the
 default language, so that it matches a document in any of them. Stems that no document has cost
@@ -18,8 +18,9 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from backend.memory.index.protocol import Sparse
 from backend.memory.search.morphology import (
     find_heads,
     find_parts,
+    load_irregular_forms,
     make_stemmer,
     split_korean,
 )
@@ -97,10 +99,18 @@ LATIN_LANGUAGES = tuple(
     language for language in STOP_WORDS if language not in SCRIPT_LANGUAGES.values()
 )
 
-_VOTES = {
-    word: [language for language in LATIN_LANGUAGES if word in STOP_WORDS[language]]
-    for word in COMMON_WORDS
-}
+
+def _find_votes() -> dict[str, list[str]]:
+    votes: defaultdict[str, list[str]] = defaultdict(list)
+    for language in LATIN_LANGUAGES:
+        irregular = chain.from_iterable(load_irregular_forms().get(language, ()))
+        for word in STOP_WORDS[language].union(irregular):
+            votes[word].append(language)
+    return dict(votes)
+
+
+_VOTES = _find_votes()
+"""The languages that stop words and irregular forms indicate."""
 
 _APOSTROPHES = tuple(map(chr, (0x2019, 0x02BC, 0xFF07, 0x60, 0xB4)))
 
@@ -110,10 +120,16 @@ _local = threading.local()
 
 
 def count_terms(text: str) -> Counter[str]:
+    return _count_terms(text)[0]
+
+
+def _count_terms(text: str) -> tuple[Counter[str], int]:
+    """Count the terms of a document, and those of them that are heads of compounds."""
     tokens = tokenize(text)
     language = _rank_languages(tokens)[0]
     stop_words, stem = STOP_WORDS[language], get_stemmer(language)
     counts: Counter[str] = Counter()
+    head_count = 0
     for (token, is_word), often in tokens.items():
         if is_word and token.isascii():  # `_list_terms` inlined: most words are ASCII
             if token not in stop_words:
@@ -121,14 +137,16 @@ def count_terms(text: str) -> Counter[str]:
                 counts[term] = counts.get(term, 0) + often
                 for head in find_heads(token, language):
                     counts[stem(head)] += often
+                    head_count += often
             continue
         found = _list_terms(token, language) if is_word else _split_run(token)
+        head_count += often * (len(found) - 1) if is_word and found else 0
         if not is_word and len(token) > 1:
             # Words of one character are common in Chinese, and no pair represents them.
             found += _HAN.findall(token)
         for term in found:
             counts[term] += often
-    return counts
+    return counts, head_count
 
 
 def query_terms(text: str) -> dict[str, float]:
@@ -192,10 +210,10 @@ def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tu
 
 
 def detect_languages(text: str) -> list[str]:
-    """Return the languages that a text's stop words or its scripts indicate, if any."""
+    """Return the languages that a text's common words or its scripts indicate, if any."""
     tokens = tokenize(text)
-    votes = [word for word, _ in tokens if word in COMMON_WORDS]
-    found = _rank_languages([(word, True) for word in votes]) if any(map(_VOTES.get, votes)) else []
+    votes = [(word, is_word) for word, is_word in tokens if word in _VOTES]
+    found = _rank_languages(votes) if votes else []
     others = {
         _detect_language(word, "") for word, is_word in tokens if is_word and not word.isascii()
     }
@@ -203,9 +221,12 @@ def detect_languages(text: str) -> list[str]:
 
 
 def build_sparse_vector(text: str, blinder: Blinder) -> Sparse:
-    """Return the BM25 vector of a document, without IDF. Source: Robertson & Zaragoza, 2009."""
-    counts = count_terms(text)
-    norm = K1 * (1 - B + B * counts.total() / AVERAGE_LENGTH)
+    """Return the BM25 vector of a document, without IDF. Source: Robertson & Zaragoza, 2009.
+
+    Heads of compounds do not make a document longer.
+    """
+    counts, head_count = _count_terms(text)
+    norm = K1 * (1 - B + B * (counts.total() - head_count) / AVERAGE_LENGTH)
     return blind_terms(
         {term: count * (K1 + 1) / (count + norm) for term, count in counts.items()}, blinder
     )
