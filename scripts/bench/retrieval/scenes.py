@@ -1,4 +1,4 @@
-"""Measure how often a question about a played scene finds its line, in seven languages.
+"""Measure how often a question about a scene finds the line that answers it, in seven languages.
 
 The scenes are those of `tests/fixtures/questions/scenes`: a hundred lines and forty questions in
 each language. They are searched by words alone, and with the vectors of any model folder.
