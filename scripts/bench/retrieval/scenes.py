@@ -3,8 +3,8 @@
 The scenes are those of `tests/fixtures/questions/scenes`: a hundred lines and forty questions in
 each language. They are searched by words alone, and with the vectors of any model folder.
 Terms are chosen on these. Two more scenes, with 20 questions in three languages, check the choice
-(`more_scenes`); their chat contains the others, too. `--missed` lists the questions whose line is
-not among the first five.
+(`more_scenes`); their chat contains the others, too. `--missed` lists the questions with a line
+that is not among the first five.
 """
 
 from __future__ import annotations
