@@ -24,7 +24,7 @@ from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Task
 from scripts.bench.data import MINILM
 from scripts.bench.random_models import Shape, write_static, write_transformer
-from scripts.bench.retrieval.scenes import SCENES, read_scenes
+from scripts.bench.retrieval.scenes import read_scenes
 from scripts.bench.tables import new_parser, print_grid
 
 LINE_WORDS = 25
@@ -50,7 +50,7 @@ STATIC_WORDS, STATIC_DIMENSION = 500_353, 256
 
 def make_lines() -> list[str]:
     """Return lines of 25 words."""
-    scenes = read_scenes(SCENES / "english.toml")
+    scenes = read_scenes("english")
     words = " ".join(line.text for line in scenes.lines).split()
     starts = range(0, len(words) - LINE_WORDS, LINE_WORDS)
     lines = [" ".join(words[start : start + LINE_WORDS]) for start in starts]
