@@ -137,6 +137,8 @@ async def measure(
         for dialogue, events in zip(dialogues, read_observations(data, dialogues), strict=True):
             chronicle_id = uuid5(dialogue.chat_id, "chronicle")
             origins = {event.id: event.origins for event in events}
+            lines = {line.id: f"{line.author}: {line.text}" for line in dialogue.lines}
+            told = {event.id: f"{event.who}: {event.text}" for event in events}
             pieces = count_line_pieces(dialogue, count)
             pieces |= {event.id: count(f"{event.who}: {event.text}") for event in events}
             await bench.index_dialogue(dialogue)
@@ -150,7 +152,9 @@ async def measure(
                     documents = [_make_document(event, chronicle_id) for event in events]
                     await bench.index_documents(make_sealer(dialogue.user_id), documents)
                 joined = origins if way == WITH_JOINED_EVENTS else {}
-                service = bench.make_search(AllRows("message"), AllRows("event", joined))
+                service = bench.make_search(
+                    AllRows("message", texts=lines), AllRows("event", joined, told)
+                )
                 for question in dialogue.questions:
                     found = await search_as_turn(service, dialogue, question.text, parts, kinds)
                     values = measure_events(found, question.gold, pieces, origins)
