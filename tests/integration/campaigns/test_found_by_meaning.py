@@ -272,12 +272,11 @@ async def test_a_line_its_event_and_its_fact_share_one_place(table: Table, serve
     text = "The old drawbridge of Marrow is down."
     made = await table.ask("POST", f"/facts?message_id={line['id']}", json={"text": text})
     fact = ok(made, 201)["id"]
-    chronicle = (await ada.post("/chronicles", name="Marrow"))["id"]
+    chronicle = (await ada.post("/chronicles", {"name": "Marrow"}, 201))["id"]
     await set_chat(ada, chat, chronicle_id=chronicle)
-    told = {"summary": "The old drawbridge of Marrow is down again."}
-    event = await ada.post(
-        f"/chronicles/{chronicle}/events", **told, source_message_ids=[line["id"]]
-    )
+    told = "The old drawbridge of Marrow is down again."
+    body = {"summary": told, "source_message_ids": [line["id"]]}
+    event = (await ada.post(f"/chronicles/{chronicle}/events", body, 201))["id"]
     for _ in range(2):
         await take_turn(ada, chat, text="/demo long 200 we ride on")
     await settled(server)
@@ -291,7 +290,8 @@ async def test_a_line_its_event_and_its_fact_share_one_place(table: Table, serve
             for each in context["left_out"]
             if each["reasons"][0]["kind"] == "same_evidence"
         }
-        about = [each for each in context["retrieved"] if "Marrow" in each["text"]]
+        rows = {fact, event, line["id"]}
+        about = [each for each in context["retrieved"] if each.get("source_id") in rows]
         return {each["kind"] for each in about}, left
 
     reply = await take_turn(ada, chat, text=question)
@@ -309,9 +309,9 @@ async def test_a_line_its_event_and_its_fact_share_one_place(table: Table, serve
     await settled(server)
     kinds, left = places(await preview(ada, chat, question))
     assert (kinds, left.keys()) == ({"event"}, {"memory"})
-    assert (left["memory"]["source_id"], left["memory"]["because"]) == (event["id"], "current")
+    assert (left["memory"]["source_id"], left["memory"]["because"]) == (event, "current")
 
-    await ada.delete(f"/chronicles/{chronicle}/events/{event['id']}")
+    await ada.delete(f"/chronicles/{chronicle}/events/{event}")
     await settled(server)
     assert places(await preview(ada, chat, question)) == ({"memory"}, {})
 
