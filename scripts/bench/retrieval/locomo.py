@@ -2,7 +2,11 @@
 
 Each dialogue is a user's chat. The code of a server makes messages, scenes and points of it. The
 questions go unchanged through the search of a turn. Gold are the turns that answer a question;
-recall@k is the mean of |first k and gold| / |gold|. Budgets count word pieces of `Speaker: text`.
+recall@k is the mean of |first k and gold| / |gold|. Budgets (`1024t`) count tokens of
+`Speaker: text` in o200k_base.
+
+The same rankings are also measured by chunks of six turns and by sessions, as others do. The best
+turn decides the place of its chunk or session, which is a hit if it has a gold turn.
 
 The peers use the same index: BM25 alone, dense alone, and their reciprocal rank fusion with k=60
 and with Qdrant's default k=2 (prefetch 100).
@@ -19,6 +23,7 @@ import json
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -56,28 +61,35 @@ from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from scripts.bench.data import LOCOMO
+from scripts.bench.retrieval.measures import (
+    Figures,
+    average,
+    measure_hits,
+    measure_ranking,
+    rank_units,
+)
 from scripts.bench.retrieval.search import (
     IDS,
-    RECALL_HEADS,
     Dialogue,
     Question,
     SearchBench,
     add_model_options,
-    average,
-    count_line_pieces,
-    load_piece_counter,
+    count_line_tokens,
     make_lines,
     make_sealer,
     make_user_id,
-    measure_recall,
     open_bench,
     open_model,
 )
 from scripts.bench.tables import new_parser, print_grid, print_machine
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
-CATEGORY_GROUPS = {"1-4": (1, 2, 3, 4)} | {title: (each,) for each, title in CATEGORIES.items()}
-PROMPT = "in a prompt"
+CATEGORY_GROUPS = {"1-4": (1, 2, 3, 4), "1-5": (1, 2, 3, 4, 5)} | {
+    title: (each,) for each, title in CATEGORIES.items()
+}
+RANKING, PROMPT = "Talekeeper", "in a prompt"
+TURNS = "turns"
+CHUNK_TURNS = 6
 
 ADVERSARIAL_WEIGHT = 0.6
 """Weight of adversarial questions while ranking weights are fitted. They name the wrong speaker,
@@ -104,13 +116,13 @@ class LocomoRun:
 
     dialogues: list[Dialogue] = field(default_factory=list[Dialogue])
     searched: list[list[SearchedQuestion]] = field(default_factory=list[list[SearchedQuestion]])
-    pieces: dict[UUID, int] = field(default_factory=dict[UUID, int])
+    tokens: dict[UUID, int] = field(default_factory=dict[UUID, int])
     points: int = 0
     vector_bytes: int = 0
     indexing_seconds: float = 0
     search_times: list[float] = field(default_factory=list[float])
     embedding_times: list[float] = field(default_factory=list[float])
-    prompt_pieces: list[int] = field(default_factory=list[int])
+    prompt_tokens: list[int] = field(default_factory=list[int])
 
 
 def read_dialogues(path: Path) -> list[Dialogue]:
@@ -122,6 +134,7 @@ def _read_dialogue(raw: Mapping[str, Any]) -> Dialogue:
     name, talk = str(raw["sample_id"]), raw["conversation"]
     chat_id = uuid5(IDS, name)
     texts: list[tuple[UUID, str, str, datetime]] = []
+    sessions: dict[UUID, str] = {}
     numbers = sorted(int(key[8:]) for key in talk if re.fullmatch(r"session_\d+", key))
     for number in numbers:
         began = datetime.strptime(
@@ -132,7 +145,7 @@ def _read_dialogue(raw: Mapping[str, Any]) -> Dialogue:
             text = f"{turn['text']} [image: {caption}]" if caption else str(turn["text"])
             said_at = began + timedelta(seconds=20 * place)
             texts.append((uuid5(chat_id, turn["dia_id"]), turn["speaker"], text, said_at))
-    ids = {each[0] for each in texts}
+            sessions[texts[-1][0]] = str(number)
     return Dialogue(
         user_id=make_user_id(name),
         chat_id=chat_id,
@@ -141,9 +154,10 @@ def _read_dialogue(raw: Mapping[str, Any]) -> Dialogue:
         questions=[
             Question(asked["question"], asked["category"], gold)
             for asked in raw["qa"]
-            if (gold := find_turns(chat_id, " ".join(asked.get("evidence", ()))) & ids)
+            if (gold := find_turns(chat_id, " ".join(asked.get("evidence", ()))) & set(sessions))
         ],
         ended=texts[-1][3],
+        sessions=sessions,
     )
 
 
@@ -151,6 +165,17 @@ def find_turns(chat_id: UUID, text: str) -> frozenset[UUID]:
     """Return the ids of the turns that a text names, such as `D1:3`, `D:11:26` or `D30:05`."""
     found = re.findall(r"D:?(\d+):(\d+)", text)
     return frozenset(uuid5(chat_id, f"D{int(scene)}:{int(turn)}") for scene, turn in found)
+
+
+def list_units(dialogue: Dialogue) -> dict[str, dict[UUID, str]]:
+    """Return the session of each turn, and its chunk of `CHUNK_TURNS` turns of a session."""
+    chunks: dict[UUID, str] = {}
+    counts: Counter[str] = Counter()
+    for line in dialogue.lines:
+        session = dialogue.sessions[line.id]
+        chunks[line.id] = f"{session}/{counts[session] // CHUNK_TURNS}"
+        counts[session] += 1
+    return {f"chunks of {CHUNK_TURNS} turns": chunks, "sessions": dict(dialogue.sessions)}
 
 
 def count_vector_bytes(point: Point) -> int:
@@ -319,40 +344,43 @@ def fit_without(run: LocomoRun, dialogue: int) -> Weights:
 
 def score(
     run: LocomoRun, *, fits: bool
-) -> tuple[dict[str, list[tuple[int, list[float]]]], list[Weights]]:
-    """Return (category, recalls) of each question by method, and the weights of each dialogue."""
-    scores: dict[str, list[tuple[int, list[float]]]] = {}
+) -> tuple[dict[str, dict[str, list[tuple[int, Figures]]]], list[Weights]]:
+    """Return (category, figures) of each question by unit and method, and the weights used."""
+    scores: dict[str, dict[str, list[tuple[int, Figures]]]] = {}
     used: list[Weights] = []
     for number, part in enumerate(run.searched):
+        units = list_units(run.dialogues[number])
         weights = fit_without(run, number) if fits else Weights()
         used.append(weights)
         for searched in part:
             order, broad = rank(searched, weights)
             kept = [each for each in order if each.id in searched.relevant]
             prompt = fill_prompt(searched, order, kept, broad)
-            run.prompt_pieces.append(sum(run.pieces[each] for each in prompt))
+            run.prompt_tokens.append(sum(run.tokens[each] for each in prompt))
             orders = {
                 "dense alone": [hit.payload.source_id for hit in searched.plain["dense"]],
                 "BM25 alone": [hit.payload.source_id for hit in searched.plain["sparse"]],
                 "RRF k=60": fuse_by_rank(searched.plain, 61),
                 "Qdrant's default (RRF k=2)": fuse_by_rank(searched.plain, 2),
-                "Talekeeper": diversify(searched, order, broad),
+                RANKING: diversify(searched, order, broad),
                 "with its min_relevance": diversify(searched, kept, broad),
                 PROMPT: prompt,
             }
             for name, turns in orders.items():
-                question = searched.question
-                values = measure_recall(list(dict.fromkeys(turns)), question.gold, run.pieces)
-                scores.setdefault(name, []).append((question.category, values))
+                gold = searched.question.gold
+                figures: dict[str, Figures] = {TURNS: measure_ranking(turns, gold, run.tokens)}
+                for unit, members in units.items():
+                    unit_gold = {members[each] for each in gold}
+                    figures[unit] = measure_hits(rank_units(turns, members), unit_gold)
+                for unit, values in figures.items():
+                    some = scores.setdefault(unit, {}).setdefault(name, [])
+                    some.append((searched.question.category, values))
     return scores, used
 
 
-async def search_dialogues(
-    data: Path, model: Embedder, model_path: Path, *, by_meaning: bool = True
-) -> LocomoRun:
-    """Index all dialogues and search for all questions. `model_path` counts word pieces."""
+async def search_dialogues(data: Path, model: Embedder, *, by_meaning: bool = True) -> LocomoRun:
+    """Index all dialogues and search for all questions."""
     run = LocomoRun(read_dialogues(data))
-    count = load_piece_counter(model_path)
     async with open_bench(model, by_meaning=by_meaning) as bench:
         service = bench.make_search()
         for dialogue in run.dialogues:
@@ -361,7 +389,7 @@ async def search_dialogues(
             run.indexing_seconds += time.perf_counter() - began
             run.points += len(points)
             run.vector_bytes += sum(map(count_vector_bytes, points))
-            run.pieces |= count_line_pieces(dialogue, count)
+            run.tokens |= count_line_tokens(dialogue)
             run.searched.append(
                 [
                     await search_question(bench, service, dialogue, question, run)
@@ -376,8 +404,9 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
     scores, weights = score(run, fits=fits)
     turns = sum(len(dialogue.lines) for dialogue in run.dialogues)
     return {
-        "recall": {
-            name: average(some, CATEGORY_GROUPS, RECALL_HEADS) for name, some in scores.items()
+        "figures": {
+            unit: {name: average(some, CATEGORY_GROUPS) for name, some in by_method.items()}
+            for unit, by_method in scores.items()
         },
         "weights": {f"{number}": asdict(each) for number, each in enumerate(weights, 1)},
         "costs": {
@@ -388,7 +417,7 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
             "indexing_seconds": round(run.indexing_seconds, 1),
             "messages_a_second": round(turns / run.indexing_seconds),
             "vector_bytes_a_message": round(run.vector_bytes / turns),
-            "pieces_a_prompt": round(statistics.fmean(run.prompt_pieces)),
+            "tokens_a_prompt": round(statistics.fmean(run.prompt_tokens)),
             "embedding_ms_p50": round(statistics.median(run.embedding_times), 2),
             "search_ms_p50": round(statistics.median(run.search_times), 2),
             "search_ms_p95": round(statistics.quantiles(run.search_times, n=20)[-1], 2),
@@ -398,8 +427,10 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
 
 def print_figures(figures: Mapping[str, Any]) -> None:
     print_machine()
-    for name, rows in figures["recall"].items():
-        print_grid(name, rows)
+    for unit, by_method in figures["figures"].items():
+        for name, rows in by_method.items():
+            if unit == TURNS or name == RANKING:
+                print_grid(f"{unit}, {name}", rows, width=36)
     print_grid("weights of each dialogue", figures["weights"])
     print()
     for name, value in figures["costs"].items():
@@ -419,7 +450,6 @@ def main(arguments: Sequence[str]) -> None:
         search_dialogues(
             options.data,
             open_model(options),
-            options.model_path,
             by_meaning=not options.without_model,
         )
     )

@@ -19,13 +19,13 @@ from uuid import UUID, uuid5
 from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from scripts.bench.data import FIXTURES
+from scripts.bench.retrieval.measures import measure_first
 from scripts.bench.retrieval.search import (
     Dialogue,
     Question,
     add_model_options,
     find_places,
     make_lines,
-    measure_first,
     open_bench,
 )
 from scripts.bench.tables import new_parser, print_grid
