@@ -296,7 +296,7 @@ async def test_a_line_its_event_and_its_fact_share_one_place(table: Table, serve
 
     reply = await take_turn(ada, chat, text=question)
     kinds, left = places(await context_of(ada, reply))
-    assert (kinds, left.keys()) == ({"campaign"}, {"event", "memory"})
+    assert (kinds, set(left)) == ({"campaign"}, {"event", "memory"})
     assert left["memory"] == {
         "kind": "same_evidence",
         "winner": text,
@@ -308,7 +308,7 @@ async def test_a_line_its_event_and_its_fact_share_one_place(table: Table, serve
     ok(await table.ask("DELETE", f"/facts/{fact}"), 204)
     await settled(server)
     kinds, left = places(await preview(ada, chat, question))
-    assert (kinds, left.keys()) == ({"event"}, {"memory"})
+    assert (kinds, set(left)) == ({"event"}, {"memory"})
     assert (left["memory"]["source_id"], left["memory"]["because"]) == (event, "current")
 
     await ada.delete(f"/chronicles/{chronicle}/events/{event}")
