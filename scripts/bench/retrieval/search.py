@@ -154,12 +154,13 @@ class OneIndex(Collections):
 
 @dataclass(frozen=True)
 class AllRows:
-    """A source and its database, in which every row of the index exists; without texts."""
+    """A source and its database, in which every row of the index exists."""
 
     kind: Kind
     origins: Mapping[UUID, Sequence[OriginMessage]] = field(
         default_factory=dict[UUID, Sequence[OriginMessage]]
     )
+    texts: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
 
     def read(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
@@ -174,7 +175,7 @@ class AllRows:
                 source_id=each,
                 container_id=each,
                 title="",
-                text="",
+                text=self.texts.get(each, ""),
                 origins=self.origins.get(each, ()),
             )
             for each in ids
@@ -340,6 +341,7 @@ def make_request(
         most=MAX_SHORT_ITEMS,
         now=dialogue.ended,
         activates_lore=True,
+        joins_evidence=True,
     )
 
 
