@@ -152,7 +152,8 @@ def _count_terms(text: str) -> tuple[Counter[str], int]:
 def list_terms(texts: Sequence[str]) -> list[frozenset[str]]:
     """Return the terms of each text, all stemmed in the language of the texts together.
 
-    Heads of compounds are left out. Each word is stemmed once, so this takes half of the time of `count_terms` for each text.
+    Heads of compounds are left out. Each word is stemmed once, so this takes half of the time of
+    `count_terms` for each text.
     """
     found = [list(tokenize(text)) for text in texts]
     words = dict.fromkeys(chain.from_iterable(found))
