@@ -13,20 +13,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-# Measured: docs/explanation/performance.md, "Many players", "What a turn leaves", "Memory".
-SERVER_CPU_MS = 38.0
-"""CPU of a turn in server and worker, with indexing by words."""
-WORKER_SHARE = 0.25
-"""Share of it that separate workers take over: jobs."""
-POSTGRES_CPU_MS = 20.0
+# Measured: docs/explanation/performance.md, "Growing tables, more players and a lost process", with
+# 200 players on four processes, among 1,000,000 messages.
+SERVER_CPU_MS = 28.2
+"""CPU of a turn in `talekeeper serve`."""
+WORKER_CPU_MS = 8.2
+"""CPU in `talekeeper work` that follows from a turn, with indexing by words."""
+POSTGRES_CPU_MS = 8.3
+PROCESS_CONNECTIONS = 16
+"""Database connections of a process: the most of four processes, 64 with 500 players."""
+
+# Measured: the same document, "A database on another machine, and a pooler".
+COMMITS = 4
+
+# Measured: the same document, "What a turn leaves" and "Memory".
 TURN_BYTES = 8_100
 """Growth of all tables by a turn: line, reply, prompt record, ledgers and indexes."""
 POINT_BYTES = 4_765
 """Disk space of a point: a vector of 384 numbers, and the terms of about 110 words."""
-COMMITS = 6
-PROCESS_CONNECTIONS = 12
-"""Database connections of a process: its pool, half of the overflow, and heartbeats."""
-
 EMBEDDED_POINT_BYTES = 4_300
 """Memory of a point in the embedded index, with the pages of its files."""
 
@@ -93,20 +97,20 @@ def plan(users: int) -> Plan:
     turns_a_day = users * ACTIVE_SHARE * TURNS_A_DAY
     peak = turns_a_day * PEAK_HOUR_SHARE / 3600
     turns = turns_a_day * 365 * YEARS
-    cores = peak * SERVER_CPU_MS / 1000 / LOAD
-    servers, workers = math.ceil(cores * (1 - WORKER_SHARE)), math.ceil(cores * WORKER_SHARE)
+    busy = peak / 1000 / LOAD
+    server_cores, worker_cores = busy * SERVER_CPU_MS, busy * WORKER_CPU_MS
     points = 2 * turns
     if users <= ONE_PROCESS_USERS:
         disk = turns * (TURN_BYTES + 2 * POINT_BYTES)
         memory = 0.6e9 + points * EMBEDDED_POINT_BYTES
         cost = CORE_PRICE + memory / 1e9 * MEMORY_PRICE + disk / 1e9 * DISK_PRICE
         used = {
-            "processor of the process": cores,
+            "processor of the process": server_cores + worker_cores,
             "memory of the embedded index": memory / MACHINE_MEMORY,
         }
         return Plan(users, peak, 1, 0, 0, turns * TURN_BYTES, points, 0, cost, used)
-    servers, workers = max(2, servers), max(1, workers)
-    postgres_cores = max(2, math.ceil(peak * POSTGRES_CPU_MS / 1000 / LOAD))
+    servers, workers = max(2, math.ceil(server_cores)), max(1, math.ceil(worker_cores))
+    postgres_cores = max(2, math.ceil(busy * POSTGRES_CPU_MS))
     index_bytes, index_memory = (
         each * points * REPLICAS for each in (POINT_BYTES, POINT_MEMORY_BYTES)
     )
@@ -119,7 +123,7 @@ def plan(users: int) -> Plan:
         + disk / 1e9 * DISK_PRICE
     )
     used = {
-        "processors of PostgreSQL": peak * POSTGRES_CPU_MS / 1000 / LOAD / POSTGRES_CORES,
+        "processors of PostgreSQL": busy * POSTGRES_CPU_MS / POSTGRES_CORES,
         "disk of PostgreSQL": turns * TURN_BYTES / POSTGRES_BYTES,
         "commits of PostgreSQL": peak * COMMITS / POSTGRES_COMMITS,
         "connections of PostgreSQL": (servers + workers)

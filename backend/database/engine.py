@@ -40,6 +40,9 @@ START_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 LOCK_POLL_SECONDS = 0.2
 
+NEVER_RECYCLE = -1
+"""While a connection for heartbeats is replaced, the process looks disconnected."""
+
 TABLE_LOCK_SECONDS = 3.0
 """Maximum wait of a migration for a lock of PostgreSQL. Later statements on the table wait, too."""
 TABLE_LOCK_PAUSES = (1.0, 2.0, 4.0, *[5.0] * 10)
@@ -213,7 +216,9 @@ class Database:
         They go through the pooler if `direct_url` is not set.
         """
         pooler = self._direct_pooler
-        engine = _postgres_engine(self._direct_url, self.process_id, pooler, pool_size=1)
+        engine = _postgres_engine(
+            self._direct_url, self.process_id, pooler, pool_size=1, recycle=NEVER_RECYCLE
+        )
         send_alone(engine, pooler)
         return engine
 
@@ -458,7 +463,7 @@ def make_bare(engine: AsyncEngine) -> AsyncEngine:
 
 
 def _postgres_engine(
-    url: URL, process_id: UUID, pooler: PoolerDetector, *, pool_size: int
+    url: URL, process_id: UUID, pooler: PoolerDetector, *, pool_size: int, recycle: int = 1800
 ) -> AsyncEngine:
     engine = create_async_engine(
         url,
@@ -466,7 +471,7 @@ def _postgres_engine(
         max_overflow=0,
         pool_timeout=30,
         pool_use_lifo=True,  # the most recently used connection has prepared statements
-        pool_recycle=1800,
+        pool_recycle=recycle,
         hide_parameters=True,
         connect_args={"server_settings": {"application_name": name_client(process_id)}},
     )

@@ -17,18 +17,25 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
-    Float,
+    Integer,
+    Interval,
     Table,
     TextClause,
+    and_,
     bindparam,
-    cast,
+    case,
+    column,
     delete,
-    extract,
+    exists,
     func,
+    or_,
     select,
+    table,
     text,
     true,
+    type_coerce,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
@@ -46,6 +53,12 @@ MARGIN_SECONDS = 0.02
 """After this time more, a process that was about to be lost is lost."""
 LOST_AFTER = timedelta(seconds=2)
 """A process is lost if its row is older than this, by the database's clock."""
+DISCONNECTED_AFTER = timedelta(seconds=1)
+"""A process is lost if its row is older than this and its heartbeat connection is closed.
+
+A shorter time needs more heartbeats than one each `BEAT_SECONDS`, and leaves a process whose
+connection broke less time to connect again.
+"""
 
 CHANNEL = "talekeeper_jobs"
 ANNOUNCE_SECONDS = 0.05
@@ -58,7 +71,8 @@ LOCK_MS = 1_000
 class Process(Base):
     """A process that runs turns or jobs on PostgreSQL. `seen_at` is the database's time.
 
-    `is_server` is false for a process that only runs jobs.
+    `is_server` is false for a process that only runs jobs. `backend_pid` is PostgreSQL's process
+    for its heartbeats, or None if there is a pooler in between.
     """
 
     __tablename__ = "processes"
@@ -66,6 +80,7 @@ class Process(Base):
     id: Mapped[PrimaryId]
     seen_at: Mapped[datetime]
     is_server: Mapped[bool] = mapped_column(server_default=true())
+    backend_pid: Mapped[int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +92,32 @@ class Leases:
 
 
 _ROW = get_table(Process).c
-_IS_LOST = _ROW.seen_at < func.clock_timestamp() - LOST_AFTER
-_AGE_SECONDS = cast(extract("epoch", func.clock_timestamp() - _ROW.seen_at), Float)
+_AGE = type_coerce(func.clock_timestamp() - _ROW.seen_at, Interval)
+_SESSION = table("pg_stat_activity", column("pid", Integer)).c
+_IS_LOST = or_(
+    _AGE > LOST_AFTER,
+    # In this order, so that the sessions are read only if a row is late.
+    and_(
+        _AGE > DISCONNECTED_AFTER,
+        _ROW.backend_pid.is_not(None),
+        ~exists().where(_SESSION.pid == _ROW.backend_pid),
+    ),
+)
 _INSERT = insert(get_table(Process)).values(
-    id=bindparam("id"), seen_at=func.clock_timestamp(), is_server=bindparam("is_server")
+    id=bindparam("id"),
+    seen_at=func.clock_timestamp(),
+    is_server=bindparam("is_server"),
+    backend_pid=case((bindparam("is_direct", type_=Boolean), func.pg_backend_pid())),
 )
 _BEAT = _INSERT.on_conflict_do_update(
-    index_elements=[_ROW.id], set_={"seen_at": _INSERT.excluded.seen_at}
+    index_elements=[_ROW.id],
+    set_={"seen_at": _INSERT.excluded.seen_at, "backend_pid": _INSERT.excluded.backend_pid},
 ).returning(
     # No wait for the disk, because a lost row is written again.
     func.set_config("synchronous_commit", "off", True)  # noqa: FBT003  # PostgreSQL's own function
 )
 _BEAT_AND_LOOK = (
-    select(_ROW.id, _IS_LOST.label("is_lost"), _AGE_SECONDS.label("age"), _ROW.is_server)
+    select(_ROW.id, _IS_LOST.label("is_lost"), _AGE.label("age"), _ROW.is_server)
     .where(_ROW.id != bindparam("id"))
     .add_cte(_BEAT.cte("beat"))
 )
@@ -195,6 +223,7 @@ class Processes:
                 except Exception as error:  # the next heartbeat tries again
                     if is_seen:
                         log.warning("process.heartbeat_failed", exc_info=error)
+                        pause = MARGIN_SECONDS  # with a new connection
                     is_seen = False
                     self._alone_since = math.inf  # others may have joined
                 await asyncio.sleep(pause)
@@ -207,13 +236,16 @@ class Processes:
 
         It is earlier if another process would be lost before it.
         """
-        row = {"id": self._database.process_id, "is_server": is_server}
         single = make_bare(engine) if self._database.can_listen else engine
         async with single.begin() as connection:
-            await self._listen(connection)
+            is_same = await self._listen(connection)
+            is_direct = self._database.can_listen
+            row = {"id": self._database.process_id, "is_server": is_server, "is_direct": is_direct}
             rows = (await connection.execute(_BEAT_AND_LOOK, row)).all()
         others = {row.id for row in rows}
-        self._lost = {row.id for row in rows if row.is_lost} if self._is_steady() else set()
+        # A pooler keeps its connection when the database restarts and closes those of the others.
+        lost = {row.id for row in rows if row.is_lost and (is_direct or row.age > LOST_AFTER)}
+        self._lost = lost if self._is_steady(is_same=is_same) else set()
         if self._lost or self._others - others:
             self._news.set()
         self._others = others
@@ -223,18 +255,20 @@ class Processes:
         if servers != self._servers:
             self._servers = servers
             self._on_count(servers)
-        ages = [row.age for row in rows if not row.is_lost]
-        until_loss = LOST_AFTER.total_seconds() - max(ages, default=0.0) + MARGIN_SECONDS
+        limits = (DISCONNECTED_AFTER, LOST_AFTER)
+        waits = [limit - row.age for row in rows for limit in limits if row.age <= limit]
+        until_loss = min(waits, default=LOST_AFTER).total_seconds() + MARGIN_SECONDS
         return min(BEAT_SECONDS, max(MARGIN_SECONDS, until_loss))
 
-    async def _listen(self, connection: AsyncConnection) -> None:
-        """Listen on a new connection, before its transaction begins."""
+    async def _listen(self, connection: AsyncConnection) -> bool:
+        """Listen on a new connection, before its transaction begins. False if it is new."""
         driver: Any = (await connection.get_raw_connection()).driver_connection
         if driver is self._listening or not self._database.can_listen:
-            return
+            return True
         await driver.add_listener(CHANNEL, self._hear)
         self._listening = driver
         self._on_news()  # announcements may have been lost before
+        return False
 
     def _hear(self, _driver: Any, _pid: int, _channel: str, sender: str) -> None:
         if sender != str(self._database.process_id):
@@ -252,14 +286,15 @@ class Processes:
                 log.warning("process.not_announced", exc_info=error)
             await asyncio.sleep(ANNOUNCE_SECONDS)
 
-    def _is_steady(self) -> bool:
+    def _is_steady(self, *, is_same: bool) -> bool:
         """Record a heartbeat. Return True if none was late during the last `LOST_AFTER`.
 
         After a pause of the database or of this machine, all rows are old, and the other processes
-        need time to renew theirs.
+        need time to renew theirs. After a restart of the database all connections are new, so a
+        heartbeat must be on the same one as the last (`is_same`).
         """
         at = self._clock()
-        if at - self._seen_at > 2 * BEAT_SECONDS:
+        if not is_same or at - self._seen_at > 2 * BEAT_SECONDS:
             self._steady_since = at
         self._seen_at = at
         return at - self._steady_since >= LOST_AFTER.total_seconds()

@@ -46,12 +46,16 @@ MIN_ROWS_TO_FOLD = 64
 
 _FOLD_AT_ONCE = 5000
 
+_FIRST_ROWS = 100_000
+"""Newest rows that the first fold of a process looks at. Other users are folded after a new row."""
+
 FOLDED_DAYS = 3
 """Number of days before today that are folded. The job looks at each of them many times."""
 
 _USERS_PER_PAGE = 500
 
 RECOUNT_KIND = "quotas.recount"
+_NEWEST = "newest"
 RECOUNT_TIME = time(hour=4, tzinfo=UTC)
 TOKEN_RETENTION = timedelta(days=31)
 """The current month is shown, and the current day is limited. No one reads earlier usage."""
@@ -172,17 +176,18 @@ async def count_stored_bytes(session: AsyncSession, user_id: UUID) -> int:
 
 
 class LedgerFolder:
-    """Folds the ledger of stored bytes. After the first call, each reads the users of new rows."""
+    """Folds the ledger of stored bytes. Each call reads the users of rows since the last one."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._newest = 0
+        self._newest: int | None = None
 
     async def fold(self) -> None:
         """Fold the rows of each user with many rows and a new one into one row."""
         async with self._database.read() as session:
-            newest = await session.scalar(select(func.max(StorageLedger.id))) or 0
-            recent = select(StorageLedger.user_id).where(StorageLedger.id > self._newest)
+            newest = await _find_newest(session)
+            last = newest - _FIRST_ROWS if self._newest is None else self._newest
+            recent = select(StorageLedger.user_id).where(StorageLedger.id > last)
             many = (
                 select(StorageLedger.user_id)
                 .where(StorageLedger.user_id.in_(recent))
@@ -195,6 +200,10 @@ class LedgerFolder:
                 pass
         # A row with a lower id may be committed later. Its user's next row has a higher one.
         self._newest = newest
+
+
+async def _find_newest(session: AsyncSession) -> int:
+    return await session.scalar(select(func.max(StorageLedger.id))) or 0
 
 
 async def _fold(database: Database, user_id: UUID) -> int:
@@ -248,7 +257,11 @@ async def recount(database: Database, user_id: UUID) -> int:
 
 
 class NightlyRecount:
-    """The job that compares every user's ledger with the tables."""
+    """The job that compares the ledgers with the tables.
+
+    Each night it counts the accounts with new rows since the last one, and in the first night all
+    accounts. Its payload has the newest row of the ledger at that time.
+    """
 
     def __init__(self, database: Database, queue: JobQueue) -> None:
         self._database = database
@@ -261,22 +274,28 @@ class NightlyRecount:
     async def schedule(self) -> None:
         """Queue tonight's job, unless it is already queued."""
         async with self._database.write() as session:
-            await self._queue.enqueue(session, _make_next_job())
+            await self._queue.enqueue(session, _make_next_job({}))
 
     async def run(self, job: RunningJob) -> None:
-        """Recount every user, and queue the job of the next night."""
-        open_accounts = select(User.id).where(User.deleted_at.is_(None)).order_by(User.id)
+        """Recount users, and queue the job of the next night."""
+        changed = (
+            select(User.id)
+            .where(User.deleted_at.is_(None), User.id == StorageLedger.user_id)
+            .where(StorageLedger.id > job.payload.get(_NEWEST, 0))
+            .distinct()
+        )
         async with self._database.read() as session:
-            users = list(await session.scalars(open_accounts))
+            newest = await _find_newest(session)
+            users = list(await session.scalars(changed))
         for number, user_id in enumerate(users):
             await job.progress(number, len(users))
             await recount(self._database, user_id)
         async with job.finish() as session:
-            await self._queue.enqueue(session, _make_next_job())
+            await self._queue.enqueue(session, _make_next_job({_NEWEST: newest}))
 
 
-def _make_next_job() -> NewJob:
+def _make_next_job(payload: dict[str, int]) -> NewJob:
     at = datetime.combine(now().date(), RECOUNT_TIME)
     if at <= now():
         at += timedelta(days=1)
-    return NewJob(kind=RECOUNT_KIND, dedupe_key=RECOUNT_KIND, run_after=at)
+    return NewJob(kind=RECOUNT_KIND, payload=payload, dedupe_key=RECOUNT_KIND, run_after=at)

@@ -28,7 +28,7 @@ from scripts.bench.processes import (
     start_process,
 )
 from scripts.bench.stopwatch import WARM_UP_TURNS, format_turn
-from scripts.bench.tables import Row, get_p50_p95, make_row, new_parser, print_rows
+from scripts.bench.tables import Row, get_p50_p95, make_row, new_parser, print_machine, print_rows
 
 LINE = "/demo long 40"
 PAUSE_SECONDS = 1.0
@@ -86,15 +86,40 @@ class SlowProxy:
 
 @dataclass
 class Times:
-    """Milliseconds to the first token and to the end, and round trips, of each turn."""
+    """Milliseconds to the first token and to the end, and round trips, of each turn.
 
+    `idle` are the round trips a second without turns.
+    """
+
+    label: str
+    idle: float
     first_token: list[float] = field(default_factory=list[float])
     whole: list[float] = field(default_factory=list[float])
     round_trips: list[float] = field(default_factory=list[float])
 
+    def make_rows(self) -> list[Row]:
+        return [
+            make_row("postgres", f"{self.label}: first token", self.first_token),
+            make_row("postgres", f"{self.label}: whole turn", self.whole),
+            Row("postgres", f"{self.label}: round trips", *get_p50_p95(self.round_trips)),
+            Row("postgres", f"{self.label}: round trips a second, idle", round(self.idle, 1)),
+        ]
 
-async def bench(*, is_pooled: bool, delay_ms: float, turns: int) -> list[Row]:
-    """Return the rows of one server."""
+    def format_line(self) -> str:
+        """Return a line of a Markdown table."""
+        first, whole = get_p50_p95(self.first_token), get_p50_p95(self.whole)
+        trips, _ = get_p50_p95(self.round_trips)
+        times = f"{first[0]:.0f}, {first[1]:.0f} | {whole[0]:.0f}, {whole[1]:.0f}"
+        return f"| {self.label} | {times} | {trips:.0f} | {self.idle:.1f} |"
+
+
+HEAD = """\
+| | first token p50, p95 (ms) | whole turn p50, p95 (ms) | round trips a turn | a second, idle |
+| --- | --- | --- | --- | --- |"""
+
+
+async def bench(*, is_pooled: bool, delay_ms: float, turns: int) -> Times:
+    """Measure one server."""
     async with create_database("postgres") as url, AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="bench-"))
         program, target = find_pooler(), url
@@ -114,21 +139,15 @@ async def bench(*, is_pooled: bool, delay_ms: float, turns: int) -> list[Row]:
         await asyncio.sleep(IDLE_SECONDS)
         idle = (proxy.round_trips - before) / IDLE_SECONDS
         token = client.headers["authorization"]
-        times = await time_turns(proxy, port, token, chat_id, turns, idle)
-    label = f"{'pooler' if is_pooled else 'direct'}, {delay_ms:g} ms"
-    return [
-        make_row("postgres", f"{label}: first token", times.first_token),
-        make_row("postgres", f"{label}: whole turn", times.whole),
-        Row("postgres", f"{label}: round trips", *get_p50_p95(times.round_trips)),
-        Row("postgres", f"{label}: round trips a second, idle", round(idle, 1)),
-    ]
+        times = Times(f"{'PgBouncer' if is_pooled else 'direct'}, {delay_ms:g} ms", idle)
+        await time_turns(proxy, port, token, chat_id, turns, times)
+    return times
 
 
 async def time_turns(
-    proxy: SlowProxy, port: int, token: str, chat_id: str, turns: int, idle: float
-) -> Times:
-    """Take turns on one connection. `idle` are the round trips a second without turns."""
-    times = Times()
+    proxy: SlowProxy, port: int, token: str, chat_id: str, turns: int, times: Times
+) -> None:
+    """Take turns on one connection, and add their times."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for number in range(turns + WARM_UP_TURNS):
         before, began, answer, first = proxy.round_trips, time.perf_counter(), b"", 0.0
@@ -148,18 +167,16 @@ async def time_turns(
             times.first_token.append(1000 * first)
             times.whole.append(1000 * whole)
             spent = time.perf_counter() - began
-            times.round_trips.append(proxy.round_trips - before - idle * spent)
+            times.round_trips.append(proxy.round_trips - before - times.idle * spent)
     writer.close()
-    return times
 
 
-async def run(options: argparse.Namespace) -> list[Row]:
+async def run(options: argparse.Namespace) -> list[Times]:
     ways = (False, True) if find_pooler() else (False,)
     return [
-        row
+        await bench(is_pooled=is_pooled, delay_ms=delay_ms, turns=options.turns)
         for delay_ms in options.delays
         for is_pooled in ways
-        for row in await bench(is_pooled=is_pooled, delay_ms=delay_ms, turns=options.turns)
     ]
 
 
@@ -168,4 +185,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 1], help="milliseconds")
     parser.add_argument("--turns", type=int, default=30)
     options = parser.parse_args(arguments)
-    print_rows(uvloop.run(run(options)), as_json=options.json)
+    measured = uvloop.run(run(options))
+    if options.json:
+        print_rows([row for each in measured for row in each.make_rows()], as_json=True)
+        return
+    print_machine()
+    print("\n".join([HEAD, *(each.format_line() for each in measured)]))

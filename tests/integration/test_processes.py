@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
 from backend.database import processes
 from backend.database.base import new_id, now
@@ -102,18 +102,87 @@ async def test_a_process_that_stood_still_takes_no_other_for_lost_until_they_cou
     database: Database, observer: Database
 ) -> None:
     other, watch = new_id(), _Watch(step=5)
-
-    async def is_lost() -> bool:
-        async with database.read() as session:
-            return await session.get(Process, other) is None
-
     async with database.write() as session:
         session.add(Process(id=other, seen_at=now() - timedelta(minutes=1)))
     async with beating(database, clock=watch):
         await beat_again(database, observer)
-        assert not await is_lost()
+        assert not await is_lost(observer, other)
         watch.step = PUNCTUAL
-        await until(is_lost)
+        await until(lambda: is_lost(observer, other))
+
+
+DEAD_PID = 2**31 - 1
+"""Not a process of PostgreSQL: Linux has no such numbers."""
+LATE = timedelta(seconds=1.3)
+"""An age at which a process is lost only if its connection is closed."""
+
+
+async def add_late(database: Database, pid: int | None) -> UUID:
+    """Add the row of a process that has sent no heartbeat for `LATE`."""
+    process_id = new_id()
+    async with database.write() as session:
+        session.add(Process(id=process_id, seen_at=now() - LATE, backend_pid=pid))
+    return process_id
+
+
+async def is_lost(database: Database, process_id: UUID) -> bool:
+    async with database.read() as session:
+        return await session.get(Process, process_id) is None
+
+
+async def find_backend(observer: Database, process: Database) -> int:
+    """Return PostgreSQL's process for the heartbeats of a process."""
+    async with observer.read() as session:
+        pid = (await session.get_one(Process, process.process_id)).backend_pid
+    assert pid
+    return pid
+
+
+async def test_a_late_process_is_lost_earlier_if_its_connection_is_closed(
+    database: Database, observer: Database
+) -> None:
+    async with beating(database, clock=_Watch(PUNCTUAL)):
+        await beat_again(database, observer)
+        open_pid = await find_backend(observer, database)
+        connected, pooled = await add_late(observer, open_pid), await add_late(observer, None)
+        killed = await add_late(observer, DEAD_PID)
+
+        async def killed_is_lost() -> bool:
+            async with observer.write() as session:
+                await session.execute(
+                    update(Process)
+                    .where(Process.id.in_((connected, pooled)))
+                    .values(seen_at=now() - LATE)
+                )
+            return await is_lost(observer, killed)
+
+        await until(killed_is_lost)
+        assert not await is_lost(observer, connected)
+        assert not await is_lost(observer, pooled)
+
+
+async def test_a_process_that_had_to_connect_again_waits_until_the_others_have(
+    database: Database, observer: Database
+) -> None:
+    watch = _Watch(PUNCTUAL)
+    async with beating(database, clock=watch):
+        first = await add_late(observer, DEAD_PID)
+        await until(lambda: is_lost(observer, first))
+        watch.step = 0.001
+        old_pid = await find_backend(observer, database)
+        async with observer.write() as session:
+            # As a restart of PostgreSQL does with all connections.
+            await session.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": old_pid})
+
+        async def has_connected() -> bool:
+            return await find_backend(observer, database) != old_pid
+
+        await until(has_connected)
+        second = await add_late(observer, DEAD_PID)
+        await beat_again(database, observer)
+        assert not await is_lost(observer, second)
+        watch.step = PUNCTUAL
+        await until(lambda: is_lost(observer, second))
 
 
 async def lease_job(database: Database, owner: UUID) -> UUID:

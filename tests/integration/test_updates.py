@@ -18,7 +18,7 @@ from backend.database.engine import Database, DatabaseUnavailableError, TablesLo
 from backend.database.revisions import Migration, find_compatible
 from backend.settings import DATABASE_NAME
 from tests.support.player import Player
-from tests.support.process import environment, migrated_database, run_command
+from tests.support.process import environment, run_command
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -261,22 +261,23 @@ async def test_a_migration_names_the_query_that_finds_the_holder_of_a_lock(
     await database.dispose()
 
 
-def test_code_of_the_last_release_plays_on_the_tables_of_this_version(tmp_path: Path) -> None:
+@pytest.mark.every_database
+def test_code_of_the_last_release_plays_on_the_tables_of_this_version(
+    tmp_path: Path, database_url: str
+) -> None:
     ask = ["git", "describe", "--tags", "--abbrev=0", "--match=v[0-9]*"]
     tag = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     if not tag:
         pytest.skip("no release is tagged in this checkout")
     data, release = tmp_path / "data", tmp_path / "release"
-    data.mkdir()
     release.mkdir()
-    (data / DATABASE_NAME).write_bytes(migrated_database())
     parts = ["git", "archive", tag, "backend", "prompts"]
     packed = subprocess.run(parts, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "-x"], cwd=release, input=packed.stdout, check=True)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "serve", "--port", "0", "--data-dir", str(data)],
         cwd=release,
-        env=environment(),
+        env=environment(database_url=database_url, embedder="none"),
         stdout=subprocess.PIPE,
         text=True,
     ) as process:

@@ -33,8 +33,11 @@ READY_WITHIN = 120.0
 IDLE_WITHIN = 120.0
 """Seconds within which all jobs that follow from the turns have to end."""
 
-_CONNECTIONS = text(
-    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+WATCH_SECONDS = 0.2
+
+_WATCHED = text(
+    "SELECT count(*) AS connections, (SELECT extract(epoch FROM max(clock_timestamp() - seen_at))"
+    " FROM processes) AS heartbeat FROM pg_stat_activity WHERE datname = current_database()"
     " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
 )
 _OPEN_WORK = text(
@@ -74,15 +77,17 @@ class ScaleInstallation:
                         sums[name.removesuffix("_sum")] += float(line.rpartition(" ")[2])
         return sums
 
-    async def watch_connections(self) -> int:
-        """Return the most connections to the database, when cancelled."""
-        most = 0
+    async def watch(self) -> tuple[int, float]:
+        """Return the most connections and the oldest heartbeat (seconds), when cancelled."""
+        connections, heartbeat = 0, 0.0
         with suppress(asyncio.CancelledError):
             while True:
                 async with self.database.read() as session:
-                    most = max(most, await session.scalar(_CONNECTIONS) or 0)
-                await asyncio.sleep(1)
-        return most
+                    row = (await session.execute(_WATCHED)).one()
+                connections = max(connections, row.connections)
+                heartbeat = max(heartbeat, float(row.heartbeat or 0))
+                await asyncio.sleep(WATCH_SECONDS)
+        return connections, heartbeat
 
     async def wait_until_idle(self) -> int:
         """Wait until all jobs have ended. Return the number of those that are left."""

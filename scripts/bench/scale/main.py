@@ -41,7 +41,6 @@ from scripts.bench.tables import Row, make_row, print_rows
 STEPS = (100, 10, 1)
 """The divisors of the number of messages, at which the growth is measured."""
 GROWTH_PLAYERS = 20
-KILL_PLAYERS = 50
 SETTLE_SECONDS = 3.0
 IDLE_SECONDS = 8.0
 MAX_GROWTH = 1.2
@@ -103,10 +102,10 @@ class Benchmark:
 
     async def load(self, players: Sequence[Player]) -> None:
         """Measure turns of many players at once."""
-        watch = asyncio.create_task(self._made.watch_connections())
+        watch = asyncio.create_task(self._made.watch())
         measured = await self._measure(players)
         watch.cancel()
-        connections = await watch
+        connections, heartbeat = await watch
         self._add(f"{len(players)} players: first token", measured.crowd)
         whole = sum(measured.stages.values()) or 1
         for label, part in measured.stages.items():
@@ -114,6 +113,7 @@ class Benchmark:
             self._add_value(f"  {label}", part, "ms", note)
         self._add_costs(measured)
         self._add_value("  connections to PostgreSQL", connections)
+        self._add_value("  oldest heartbeat", 1000 * heartbeat, "ms")
 
     async def lose_processes(self, players: Sequence[Player]) -> None:
         """Kill a server and a worker in the middle, and look for lost lines and replies."""
@@ -215,7 +215,7 @@ async def run(options: argparse.Namespace) -> list[Row]:
             run_installation(url, root_key, qdrant_url=options.qdrant, model_port=model_port)
         )
         benchmark, players = Benchmark(options, made), list[Player]()
-        for divisor in STEPS:
+        for divisor in STEPS if options.players else ():
             last = max(len(players) + 2, options.users // divisor)
             progress(f"filling up to {last * per_user:,} messages")
             users = range(len(players), last)
@@ -232,8 +232,10 @@ async def run(options: argparse.Namespace) -> list[Row]:
             progress(f"{count} players at the peer")
             nobodys = [Player(number, "", str(uuid4())) for number in range(count)]
             await benchmark.load_peer(url, model_port, nobodys)
+        if not players:
+            players = await fill(url, root_key, range(options.kill_players), per_user, options.data)
         progress("killing a server and a worker")
-        await benchmark.lose_processes(players[:KILL_PLAYERS])
+        await benchmark.lose_processes(players[: options.kill_players])
         return benchmark.rows
 
 
@@ -257,14 +259,17 @@ def main() -> None:
     parser.add_argument("--qdrant", default="", metavar="URL", help="else a shared Qdrant Edge")
     parser.add_argument("--users", type=int, default=2000)
     parser.add_argument("--messages", type=int, default=1_000_000, help="of all users together")
-    parser.add_argument("--players", type=int, nargs="+", default=[50, 200, 500])
+    parser.add_argument(
+        "--players", type=int, nargs="*", default=[50, 200, 500], help="none: only the kill"
+    )
+    parser.add_argument("--kill-players", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=30, help="of each measurement")
     parser.add_argument("--think", type=float, default=2, help="seconds between two turns")
     parser.add_argument("--word-seconds", type=float, default=0.05, help="pace of the model")
     parser.add_argument("--data", type=Path, help="folder of CRD3's transcripts, else random lines")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    if options.users < max(options.players):
+    if options.users < max(options.players, default=0):
         parser.error("each player needs an account: give more --users or fewer --players")
     configure_logging("error", "json")
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # connections of the killed server

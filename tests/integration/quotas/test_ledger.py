@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from backend.chats.models import Message
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
+from backend.jobs.models import Job
 from backend.quotas.ledgers import (
     MIN_ROWS_TO_FOLD,
+    RECOUNT_KIND,
     LedgerFolder,
     count_stored_bytes,
     find_counted_tables,
@@ -30,6 +33,7 @@ from tests.integration.turns.seeding import seed
 from tests.support.chronicling import last_run, opt_in
 from tests.support.memory import new_book, new_entry, settled
 from tests.support.server import Account, Running, ok, problem, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -176,6 +180,37 @@ async def test_a_ledger_that_has_drifted_is_mended_and_a_right_one_left_alone(
         await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=-777))
     assert await recount(server.parts.database, user_id) == 777
     assert await check_count(server, ada) == before
+
+
+@pytest.mark.every_database
+async def test_at_night_the_accounts_are_mended_that_changed_since_the_last_night(
+    server: Running, ada: Account, chat: str
+) -> None:
+    database, user_id = server.parts.database, UUID(ada.user["id"])
+    await ada.turn(chat, text="Hello.")
+    before = await check_count(server, ada)
+
+    async def is_mended() -> bool:
+        return await count_bytes(server, ada) == before
+
+    tonight = update(Job).where(Job.kind == RECOUNT_KIND).values(run_after=now())
+    drift = insert(StorageLedger).values(user_id=user_id, bytes=-777)
+    for _ in range(2):
+        async with database.write() as session:
+            await session.execute(drift)
+            await session.execute(tonight)
+        server.parts.queue.note_news()
+        await until(is_mended)
+
+    async def newest_is_known() -> bool:
+        async with database.read() as session:
+            newest = await session.scalar(select(func.max(StorageLedger.id)))
+            payload = await session.scalar(select(Job.payload).where(Job.kind == RECOUNT_KIND))
+        # The row of the mend came after the job had begun.
+        known: int | None = json.loads(payload or "{}").get("newest")
+        return known == (newest or 0) - 1
+
+    await until(newest_is_known)
 
 
 async def usage(account: Account, path: str = "me/usage") -> dict[str, dict[str, Any]]:
