@@ -23,7 +23,7 @@ import json
 import re
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -88,7 +88,6 @@ CATEGORY_GROUPS = {"1-4": (1, 2, 3, 4), "1-5": (1, 2, 3, 4, 5)} | {
     title: (each,) for each, title in CATEGORIES.items()
 }
 RANKING, PROMPT = "Talekeeper", "in a prompt"
-TURNS = "turns"
 CHUNK_TURNS = 6
 
 ADVERSARIAL_WEIGHT = 0.6
@@ -168,14 +167,18 @@ def find_turns(chat_id: UUID, text: str) -> frozenset[UUID]:
 
 
 def list_units(dialogue: Dialogue) -> dict[str, dict[UUID, str]]:
-    """Return the session of each turn, and its chunk of `CHUNK_TURNS` turns of a session."""
+    """Return the unit of each turn: itself, its chunk of a session, and its session."""
     chunks: dict[UUID, str] = {}
     counts: Counter[str] = Counter()
     for line in dialogue.lines:
         session = dialogue.sessions[line.id]
         chunks[line.id] = f"{session}/{counts[session] // CHUNK_TURNS}"
         counts[session] += 1
-    return {f"chunks of {CHUNK_TURNS} turns": chunks, "sessions": dict(dialogue.sessions)}
+    return {
+        "turns": {each: str(each) for each in dialogue.sessions},
+        f"chunks of {CHUNK_TURNS} turns": chunks,
+        "sessions": dict(dialogue.sessions),
+    }
 
 
 def count_vector_bytes(point: Point) -> int:
@@ -342,16 +345,23 @@ def fit_without(run: LocomoRun, dialogue: int) -> Weights:
     return fit_weights([searched for part in others for searched in part])
 
 
-def score(
-    run: LocomoRun, *, fits: bool
-) -> tuple[dict[str, dict[str, list[tuple[int, Figures]]]], list[Weights]]:
-    """Return (category, figures) of each question by unit and method, and the weights used."""
-    scores: dict[str, dict[str, list[tuple[int, Figures]]]] = {}
-    used: list[Weights] = []
+@dataclass(frozen=True)
+class LocomoScores:
+    """(category, figures) of each question by method, also by unit, and the dialogues' weights."""
+
+    recalls: defaultdict[str, list[tuple[int, Figures]]]
+    hits: defaultdict[tuple[str, str], list[tuple[int, Figures]]]
+    weights: list[Weights]
+
+
+def score(run: LocomoRun, *, fits: bool) -> LocomoScores:
+    """Rank the hits of all questions, and measure the rankings."""
+    scores = LocomoScores(defaultdict(list), defaultdict(list), [])
+    run.prompt_tokens.clear()
     for number, part in enumerate(run.searched):
         units = list_units(run.dialogues[number])
         weights = fit_without(run, number) if fits else Weights()
-        used.append(weights)
+        scores.weights.append(weights)
         for searched in part:
             order, broad = rank(searched, weights)
             kept = [each for each in order if each.id in searched.relevant]
@@ -367,15 +377,14 @@ def score(
                 PROMPT: prompt,
             }
             for name, turns in orders.items():
-                gold = searched.question.gold
-                figures: dict[str, Figures] = {TURNS: measure_ranking(turns, gold, run.tokens)}
+                gold, category = searched.question.gold, searched.question.category
+                recalls = measure_ranking(turns, gold, run.tokens)
+                scores.recalls[name].append((category, recalls))
                 for unit, members in units.items():
                     unit_gold = {members[each] for each in gold}
-                    figures[unit] = measure_hits(rank_units(turns, members), unit_gold)
-                for unit, values in figures.items():
-                    some = scores.setdefault(unit, {}).setdefault(name, [])
-                    some.append((searched.question.category, values))
-    return scores, used
+                    hits = measure_hits(rank_units(turns, members), unit_gold)
+                    scores.hits[name, unit].append((category, hits))
+    return scores
 
 
 async def search_dialogues(data: Path, model: Embedder, *, by_meaning: bool = True) -> LocomoRun:
@@ -401,14 +410,15 @@ async def search_dialogues(data: Path, model: Embedder, *, by_meaning: bool = Tr
 
 def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
     """Return every figure of a run."""
-    scores, weights = score(run, fits=fits)
+    scores = score(run, fits=fits)
     turns = sum(len(dialogue.lines) for dialogue in run.dialogues)
     return {
-        "figures": {
-            unit: {name: average(some, CATEGORY_GROUPS) for name, some in by_method.items()}
-            for unit, by_method in scores.items()
+        "recall": {name: average(some, CATEGORY_GROUPS) for name, some in scores.recalls.items()},
+        "hits": {
+            f"{name}, {unit}": average(some, CATEGORY_GROUPS)
+            for (name, unit), some in scores.hits.items()
         },
-        "weights": {f"{number}": asdict(each) for number, each in enumerate(weights, 1)},
+        "weights": {f"{number}": asdict(each) for number, each in enumerate(scores.weights, 1)},
         "costs": {
             "dialogues": len(run.dialogues),
             "turns": turns,
@@ -426,11 +436,14 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
 
 
 def print_figures(figures: Mapping[str, Any]) -> None:
-    print_machine()
-    for unit, by_method in figures["figures"].items():
-        for name, rows in by_method.items():
-            if unit == TURNS or name == RANKING:
-                print_grid(f"{unit}, {name}", rows, width=36)
+    for name, rows in figures["recall"].items():
+        print_grid(name, rows)
+    for group in ("1-4", "1-5"):
+        hits = {name: rows[group] for name, rows in figures["hits"].items()}
+        print_grid(f"categories {group}", hits, width=50)
+    for name, rows in figures["hits"].items():
+        if name.startswith(f"{RANKING}, "):
+            print_grid(name, rows)
     print_grid("weights of each dialogue", figures["weights"])
     print()
     for name, value in figures["costs"].items():
@@ -442,7 +455,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--data", type=Path, default=LOCOMO, help="LoCoMo's file")
     add_model_options(parser)
     parser.set_defaults(vectors=None)
-    parser.add_argument("--weights", choices=("loo", "default"), default="loo")
+    parser.add_argument("--weights", choices=("loo", "default"), nargs="+", default=["loo"])
     parser.add_argument("--without-model", action="store_true", help="search by words alone")
     options: argparse.Namespace = parser.parse_args(arguments)
     configure_logging("error", "json")
@@ -453,8 +466,11 @@ def main(arguments: Sequence[str]) -> None:
             by_meaning=not options.without_model,
         )
     )
-    figures = summarize(run, fits=options.weights == "loo")
+    figures = {each: summarize(run, fits=each == "loo") for each in options.weights}
     if options.json:
         print(json.dumps(figures, indent=2))
-    else:
-        print_figures(figures)
+        return
+    print_machine()
+    for each, some in figures.items():
+        print(f"\nWeights: {each}")
+        print_figures(some)
