@@ -379,9 +379,6 @@ def test_features_agree_with_a_plain_computation(seed: int) -> None:
         ]
         for signal in SIGNALS
     }
-    found["scene"] = [
-        hit(f"s{n}", draw.random(), kind="scene", scene=each) for n, each in enumerate(scenes)
-    ]
     lines = points(found)
     table = FeatureTable(found, speakers=[2, 1], spans=[(100, 200), (150, 300)]).values
     assert table.shape == (len(lines), len(FEATURES))

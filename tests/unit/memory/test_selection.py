@@ -89,7 +89,7 @@ def test_half_near_lines_are_sorted_by_distance_without_their_words() -> None:
     far, half, near = hit("words", 0.02), hit("half", LEAST.dense / 2), hit("near", LEAST.dense)
     assert names(find_nearest(found(far, half, near), LEAST), "half", "near") == ["near", "half"]
     ranked = rank({"dense": [near, half, far], "sparse": [hit("words", 20)]})
-    assert names(select_relevant(ranked, LEAST), "words", "near") == ["near", "words"]
+    assert {*names(select_relevant(ranked, LEAST), "words", "near")} == {"near", "words"}
 
 
 def test_no_more_lines_come_than_are_wanted() -> None:
