@@ -163,17 +163,17 @@ class Weights:
         answer: The dense score of a bare question in the message before it.
     """
 
-    dense: float = 0.25
-    sparse: float = 0.137
-    dense_window: float = 0.128
-    sparse_window: float = 0.344
-    speaker: float = 0.141
-    length: float = 0.18
-    question: float = -0.114
-    span: float = 0.169
+    dense: float = 0.182
+    sparse: float = 0.19
+    dense_window: float = 0.118
+    sparse_window: float = 0.36
+    speaker: float = 0.15
+    length: float = 0.165
+    question: float = -0.095
+    span: float = 0.318
     recent: float = 0.3
-    subject: float = 0.079
-    answer: float = 0.166
+    subject: float = 0.136
+    answer: float = 0.202
 
 
 MEANING_WEIGHTS = Weights(
