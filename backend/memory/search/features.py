@@ -227,7 +227,7 @@ def points(found: SignalHits) -> list[Hit]:
 def _build_column(signal: Signal, hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:
     """Build the column of a signal. `rows` are the rows of points by the integers of their ids."""
     scores = [hit.score for hit in hits]
-    floor = WORDS_FLOOR if signal in SPARSE_SIGNALS else 0.0
+    floor = WORDS_FLOOR if signal in SPARSE_SIGNALS else -math.inf
     scaled = scale_to_one(np.array(scores, dtype=np.float64), floor=floor)
     return _Column([rows[hit.id.int] for hit in hits], scores, scaled)
 
@@ -251,7 +251,7 @@ def _score_answers(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDArr
     )
 
 
-def scale_to_one(scores: NDArray[np.float64], *, floor: float = 0.0) -> NDArray[np.float64]:
+def scale_to_one(scores: NDArray[np.float64], *, floor: float = -math.inf) -> NDArray[np.float64]:
     """Scale scores, shape (n,), to 0 to 1 (min-max).
 
     The lowest hit is 0, and the best is 1 if it reaches the `floor`.

@@ -329,7 +329,7 @@ def plain_features(
     for signal, hits in found.items():
         given = [each.score for each in hits]
         low = min(given) if len(given) >= MIN_SAMPLE_HITS else min(0.0, *given)
-        floor = WORDS_FLOOR if signal in SPARSE_SIGNALS else 0.0
+        floor = WORDS_FLOOR if signal in SPARSE_SIGNALS else -np.inf
         span = max(*given, floor) - low
         scaled[signal] = {each.id: (each.score - low) / span if span > 0 else 1.0 for each in hits}
     table: list[list[float]] = []
