@@ -25,7 +25,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -57,7 +57,7 @@ from scripts.bench.tables import new_parser, print_grid, print_machine
 
 IDS = UUID("5f1f2f6e-7d0c-5a70-9f55-1d6b6c7a0019")
 USER, ASSISTANT = "User", "Assistant"
-COUNTS = (5, 10, 50)
+SESSION_COUNTS, TURN_COUNTS = (5, 10), (5, 10, 50)
 READ_SIZE = 1 << 20
 
 
@@ -158,15 +158,16 @@ def measure_haystack(haystack: Haystack, order: Sequence[UUID]) -> dict[str, Fig
     sessions, user_gold = dialogue.sessions, gold & user_lines
     by_session = rank_units(order, sessions)
     user_order = [each for each in order if each in user_lines]
-    ranked: dict[str, tuple[Sequence[UUID | str], frozenset[UUID] | frozenset[str]]] = {
-        "sessions": (by_session, haystack.answer_sessions),
-        "sessions, user side": (by_session, frozenset(sessions[each] for each in user_gold)),
-        "turns": (order, gold),
-        "turns, user side": (user_order, user_gold),
+    user_sessions = {sessions[each] for each in user_gold}
+    ranked: dict[str, tuple[Sequence[Hashable], Collection[Hashable], Sequence[int]]] = {
+        "sessions": (by_session, haystack.answer_sessions, SESSION_COUNTS),
+        "sessions, user side": (by_session, user_sessions, SESSION_COUNTS),
+        "turns": (order, gold, TURN_COUNTS),
+        "turns, user side": (user_order, user_gold, TURN_COUNTS),
     }
     figures: dict[str, Figures] = {
-        unit: measure_hits(some, answers, counts=COUNTS, shift=0)
-        for unit, (some, answers) in ranked.items()
+        unit: measure_hits(some, answers, counts=counts, shift=0)
+        for unit, (some, answers, counts) in ranked.items()
         if answers
     }
     if gold:
