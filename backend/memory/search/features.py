@@ -35,7 +35,7 @@ from backend.memory.search.query import ParsedQuery, Signal, Span
 from backend.memory.search.terms import list_forms, query_terms, query_words
 from backend.vault.blinding import Blinder
 
-SIGNALS: tuple[Signal, ...] = ("dense", "sparse", "dense_window", "sparse_window", "scene")
+SIGNALS: tuple[Signal, ...] = ("dense", "sparse", "dense_window", "sparse_window")
 DENSE_SIGNALS: tuple[Signal, ...] = ("dense", "dense_window")
 SPARSE_SIGNALS: tuple[Signal, ...] = ("sparse", "sparse_window")
 
@@ -63,8 +63,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         score: The fused score, which only determines the order.
-        meaning: The fused score without words (`MEANING_WEIGHTS`).
-        scene: The score of its scene, from 0 to 1.
         cosine: The best of its cosines; -1 if no vector found it.
         bm25: The best of its sums of weighted terms; 0 if no term found it.
         joined: The score of an event that was made from it, relative to the best hit.
@@ -77,8 +75,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     signals: Scores = Scores()
     cosine: float = -1.0
     bm25: float = 0.0
-    meaning: float = 0.0
-    scene: float = 0.0
     joined: float = 0.0
     aboutness: float = 0.0
 
@@ -93,10 +89,12 @@ def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> SignalHi
 
 FEATURES = (*SIGNALS, "speaker", "length", "question", "span", "subject", "answer")
 
-SCORE_FIELDS: Sequence[Signal] = Scores.__struct_fields__  # type: ignore[assignment]  # they are signals
-
 MIN_SAMPLE_HITS = 10
 """With fewer hits, the lowest score is not used as 0 of the scale."""
+
+WORDS_FLOOR = 12.0
+"""BM25 that the best hit needs for a word score of 1. If no text explains the question's words, the
+hits share some by chance, and meaning decides."""
 
 _LONG_TEXT = 4.0
 
@@ -115,8 +113,7 @@ class FeatureTable:
     O(n) time and memory for n hits.
 
     Args:
-        found: Hits by signal, best first. Hits of `scene` are scenes: they raise the score of their
-            messages and are no candidates.
+        found: Hits by signal, best first.
         speakers: Keyed ids of the speakers that the query names, in its order.
         spans: Times that the query names.
         aboutness: The aboutness of rows, by the integers of their ids.
@@ -125,7 +122,7 @@ class FeatureTable:
         hits: One hit of each point.
         lines: Their payloads.
         cosines: The best cosine of each, shape (n,); -1 if no vector found it.
-        values: The features, shape (n, 11), with the columns of `FEATURES`. The column of a signal
+        values: The features, shape (n, 10), with the columns of `FEATURES`. The column of a signal
             is scaled to 0 to 1 (`scale_to_one`); points that it did not find have 0.
     """
 
@@ -142,22 +139,21 @@ class FeatureTable:
         self.lines = [hit.payload for hit in self.hits]
         rows = {hit.id.int: row for row, hit in enumerate(self.hits)}
         self._columns: dict[Signal, _Column] = {
-            signal: _build_column(hits, rows) for signal, hits in found.items() if signal != "scene"
+            signal: _build_column(signal, hits, rows) for signal, hits in found.items()
         }
         self.cosines = self._best(DENSE_SIGNALS, -1.0)
-        self.values = self._values(found.get("scene", ()), speakers, spans)
+        self.values = self._values(speakers, spans)
 
     def candidates(
         self,
         order: Iterable[int],
         scores: Sequence[float],
-        meanings: Sequence[float],
         *,
         most: int | None = None,
     ) -> list[Candidate]:
         """Return the first `most` candidates in an `order` of points. Each row appears once.
 
-        `scores` and `meanings` are those of all points, with words and without.
+        `scores` are those of all points.
         """
         hits, lines = self.hits, self.lines
         first: dict[int, int] = {}
@@ -167,7 +163,6 @@ class FeatureTable:
             first.setdefault(lines[row].source_id.int, row)
         signals = self._signals()
         cosines, bm25 = self.cosines.tolist(), self._best(SPARSE_SIGNALS, 0.0).tolist()
-        scenes: list[float] = self.values[:, SIGNALS.index("scene")].tolist()
         return [
             Candidate(
                 id=hits[row].id,
@@ -176,17 +171,15 @@ class FeatureTable:
                 signals=Scores(*signals[row]),
                 cosine=cosines[row],
                 bm25=bm25[row],
-                meaning=meanings[row],
-                scene=scenes[row],
                 aboutness=self._aboutness.get(lines[row].source_id.int, 0.0),
             )
             for row in first.values()
         ]
 
     def _signals(self) -> list[tuple[float | None, ...]]:
-        """Return the scores of each point, in the order of the fields of `Scores`."""
-        columns: list[list[float | None]] = [[None] * len(self.hits) for _ in SCORE_FIELDS]
-        for signal, scores in zip(SCORE_FIELDS, columns, strict=True):
+        """Return the scores of each point, in the order of `SIGNALS`, the fields of `Scores`."""
+        columns: list[list[float | None]] = [[None] * len(self.hits) for _ in SIGNALS]
+        for signal, scores in zip(SIGNALS, columns, strict=True):
             if column := self._columns.get(signal):
                 for row, score in zip(column.rows, column.scores, strict=True):
                     scores[row] = score
@@ -199,24 +192,12 @@ class FeatureTable:
             best[column.rows] = np.maximum(best[column.rows], column.scores)
         return best
 
-    def _values(
-        self, scenes: Sequence[Hit], speakers: Collection[int], spans: Sequence[Span]
-    ) -> NDArray[np.float64]:
+    def _values(self, speakers: Collection[int], spans: Sequence[Span]) -> NDArray[np.float64]:
         lines = self.lines
         table = np.zeros((len(lines), len(FEATURES)))
         for place, signal in enumerate(SIGNALS):
             if column := self._columns.get(signal):
                 table[column.rows, place] = column.scaled
-        near = scale_to_one(np.array([hit.score for hit in scenes], dtype=np.float64)).tolist()
-        by_scene = {
-            hit.payload.scene_id.int: score
-            for hit, score in zip(scenes, near, strict=True)
-            if hit.payload.scene_id
-        }
-        if by_scene:
-            table[:, SIGNALS.index("scene")] = [
-                by_scene.get(line.scene_id.int, 0.0) if line.scene_id else 0.0 for line in lines
-            ]
         # Only messages have windows. Other kinds use their own scores instead, because messages
         # would otherwise have two more signals.
         is_line = np.array([line.kind == "message" for line in lines], dtype=bool)
@@ -224,30 +205,30 @@ class FeatureTable:
         words = np.array([line.words for line in lines], dtype=np.float64)
         said_at = np.array([line.said_at for line in lines], dtype=np.int64)
         if speakers:
-            table[:, 5] = [line.speaker in speakers for line in lines]
-        table[:, 6] = np.minimum(1.0, np.log1p(words) / _LONG_TEXT)
-        table[:, 7] = [line.is_question for line in lines]
+            table[:, 4] = [line.speaker in speakers for line in lines]
+        table[:, 5] = np.minimum(1.0, np.log1p(words) / _LONG_TEXT)
+        table[:, 6] = [line.is_question for line in lines]
         for start, end in spans:
-            table[(start <= said_at) & (said_at < end), 8] = 1.0
+            table[(start <= said_at) & (said_at < end), 7] = 1.0
         if len(speakers) > 1:
             subject = next(iter(speakers))
-            table[:, 9] = [line.speaker == subject for line in lines]
-        table[:, 10] = _score_answers(lines, table[:, 0])
-        table[~is_line, 5:] = 0.0
+            table[:, 8] = [line.speaker == subject for line in lines]
+        table[:, 9] = _score_answers(lines, table[:, 0])
+        table[~is_line, 4:] = 0.0
         return table
 
 
 def points(found: SignalHits) -> list[Hit]:
-    """Return one hit of each point that may be a candidate."""
+    """Return one hit of each point."""
     # Integers as keys, because hashing a UUID takes ten times as long.
-    lines = (some for signal, some in found.items() if signal != "scene")
-    return list({hit.id.int: hit for some in lines for hit in some}.values())
+    return list({hit.id.int: hit for some in found.values() for hit in some}.values())
 
 
-def _build_column(hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:
+def _build_column(signal: Signal, hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:
     """Build the column of a signal. `rows` are the rows of points by the integers of their ids."""
     scores = [hit.score for hit in hits]
-    scaled = scale_to_one(np.array(scores, dtype=np.float64))
+    floor = WORDS_FLOOR if signal in SPARSE_SIGNALS else -math.inf
+    scaled = scale_to_one(np.array(scores, dtype=np.float64), floor=floor)
     return _Column([rows[hit.id.int] for hit in hits], scores, scaled)
 
 
@@ -270,12 +251,15 @@ def _score_answers(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDArr
     )
 
 
-def scale_to_one(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale scores, shape (n,), to 0 to 1: the lowest hit is 0, the best 1 (min-max)."""
+def scale_to_one(scores: NDArray[np.float64], *, floor: float = -math.inf) -> NDArray[np.float64]:
+    """Scale scores, shape (n,), to 0 to 1 (min-max).
+
+    The lowest hit is 0, and the best is 1 if it reaches the `floor`.
+    """
     if not len(scores):
         return scores
     low = scores.min() if len(scores) >= MIN_SAMPLE_HITS else min(0.0, scores.min())
-    span = scores.max() - low
+    span = max(scores.max(), floor) - low
     return (scores - low) / span if span > 0 else np.ones_like(scores)
 
 

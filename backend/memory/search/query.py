@@ -278,7 +278,6 @@ Signal = Literal[
     "sparse",
     "dense_window",
     "sparse_window",
-    "scene",
 ]
 """A way in which a search finds points. Each signal is one query."""
 
@@ -297,14 +296,11 @@ class HitLimits(NamedTuple):
 
 USUAL_LIMITS = HitLimits()
 
-SCENE_HITS = 20
-
 _VECTORS: Mapping[Signal, VectorName] = {
     "dense": "dense",
     "sparse": "sparse",
     "dense_window": "dense_window",
     "sparse_window": "sparse_window",
-    "scene": "sparse",
 }
 
 CONTEXT_WEIGHT = 0.3
@@ -413,7 +409,7 @@ def plan_queries(
     are found.
 
     Returns:
-        At most seven queries with their signals.
+        At most six queries with their signals.
     """
     wanted = set(kinds) or {"message", "lore", "event", "campaign"}
     others = sorted(wanted - {"message", "scene"})
@@ -435,7 +431,6 @@ def plan_queries(
             add("dense_window", dense, ["message"], limits.messages)
         add("sparse", sparse, ["message"], limits.messages)
         add("sparse_window", sparse, ["message"], limits.messages)
-        add("scene", sparse, ["scene"], SCENE_HITS)
     if others:
         sparse = blind_terms(weigh_terms(parsed, parsed.lore_terms), blinder)
         if dense is not None:

@@ -1,9 +1,4 @@
-"""Ranking of the hits of a search: thresholds, weights, diversity, and additions to the best.
-
-A question for a list ("Which spells has she cast?") is short, and its hits are in many scenes. A
-question for one fact has more words, and its hits are in one scene. This is the same in all
-languages. In answers to a list, a message next to a better one adds little, because nearly the same
-window found both, and the score of its scene means less.
+"""Ranking of the hits of a search: thresholds, weights, and additions to the best.
 
 The messages of events, messages by meaning alone and the best few memories are added. A threshold
 prevents noise that would take room from relevant memories. If there are hardly any, a fact or a
@@ -14,7 +9,6 @@ docs/explanation/quality.md has the effect of each step.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +34,6 @@ from backend.memory.search.features import (
     scale_to_one,
 )
 from backend.memory.search.query import Signal, Span
-from backend.memory.search.terms import query_terms
 
 FULL_MATCH_BM25 = 30.0
 """BM25 of a text that contains all words of the query and few others."""
@@ -152,21 +145,15 @@ def is_by_meaning(ranked: Sequence[Candidate]) -> bool:
     return any(candidate.signals.dense is not None for candidate in ranked)
 
 
-DENSE_EXPONENT = 0.7
-"""Exponent of the scaled `dense` score before it is weighed. The difference between the best hit
-and a good one matters less than that between a good one and a poor one."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The weights of features; the first six sum to 1. Chosen by `bench.py retrieval locomo`.
+    """The weights of features; the first five sum to 1. Chosen by `bench.py retrieval fit`.
 
     Attributes:
-        dense: Cosine of the text itself, with `DENSE_EXPONENT`.
+        dense: Cosine of the text itself.
         sparse: BM25 of the text itself.
         dense_window: Cosine of the text and the messages next to it.
         sparse_window: BM25 of the text and the messages around it.
-        scene: BM25 of the whole scene of a message.
         speaker: 1 if the query names the speaker.
         length: The length of the text. Long messages contain more information.
         question: 1 for a bare question. It answers nothing, so the weight is negative.
@@ -176,18 +163,17 @@ class Weights:
         answer: The dense score of a bare question in the message before it.
     """
 
-    dense: float = 0.22
-    sparse: float = 0.15
-    dense_window: float = 0.10
-    sparse_window: float = 0.27
-    scene: float = 0.12
-    speaker: float = 0.14
-    length: float = 0.16
-    question: float = -0.09
-    span: float = 0.29
+    dense: float = 0.182
+    sparse: float = 0.19
+    dense_window: float = 0.118
+    sparse_window: float = 0.36
+    speaker: float = 0.15
+    length: float = 0.165
+    question: float = -0.095
+    span: float = 0.318
     recent: float = 0.3
-    subject: float = 0.13
-    answer: float = 0.18
+    subject: float = 0.136
+    answer: float = 0.202
 
 
 MEANING_WEIGHTS = Weights(
@@ -195,10 +181,10 @@ MEANING_WEIGHTS = Weights(
     sparse=0,
     dense_window=0.10,
     sparse_window=0,
-    scene=0,
     speaker=0.11,
     length=0.09,
     question=-0.14,
+    span=0.29,
     subject=0,
     answer=0,
 )
@@ -223,24 +209,12 @@ def rank(
     table = FeatureTable(found, speakers=speakers, spans=spans, aboutness=aboutness)
     if not table.hits:
         return []
-    total = apply_curve(table.values) @ _vectorize(weights)
+    total = table.values @ _vectorize(weights)
     said_at = np.array([line.said_at for line in table.lines], dtype=np.float64)
     if wants_recent:
         total += weights.recent * scale_to_one(said_at)
     order = np.lexsort((-said_at, -total)).tolist()
-    return table.candidates(order, total.tolist(), score_meanings(table).tolist())
-
-
-def score_meanings(table: FeatureTable) -> NDArray[np.float64]:
-    """Return the scores of n points without words, shape (n,)."""
-    return table.values @ _vectorize(MEANING_WEIGHTS)
-
-
-def apply_curve(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a copy of features with `DENSE_EXPONENT` applied to the column `dense`."""
-    table = table.copy()
-    table[:, 0] **= DENSE_EXPONENT
-    return table
+    return table.candidates(order, total.tolist())
 
 
 def weigh_by_kind(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
@@ -256,62 +230,31 @@ def weigh_by_kind(candidates: Sequence[Candidate], weights: Mapping[str, float])
 
 
 def _vectorize(weights: Weights) -> NDArray[np.float64]:
-    """Return the weights as a vector, shape (11,), in the order of `FEATURES`."""
+    """Return the weights as a vector, shape (10,), in the order of `FEATURES`."""
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 
 DUPLICATE_COSINE = 0.95
 """Cosine from which two texts are duplicates. The one with the lower rank is dropped."""
 
-RELEVANCE_WEIGHT = 0.9
-"""Weight of relevance against repetition. On LoCoMo, 0.7 to 1 differ by 0.3 points of recall, and
-0.9 is best."""
 
-
-def select_diverse(
-    candidates: Sequence[Candidate],
-    vectors: Mapping[UUID, Floats],
-    *,
-    count: int,
-    relevance_weight: float = RELEVANCE_WEIGHT,
-    same: float = DUPLICATE_COSINE,
+def drop_duplicates(
+    candidates: Sequence[Candidate], vectors: Mapping[UUID, Floats], *, count: int
 ) -> list[Candidate]:
-    """Pick relevant memories that do not repeat each other (MMR).
+    """Return the first `count` candidates that do not repeat a better one.
 
-    Args:
-        candidates: n candidates, best first. Their scores are scaled to 0 to 1.
-        vectors: Vectors by point, shape (d,), unit length. A point without one repeats nothing.
-        count: Maximum number to pick.
-        relevance_weight: w in [0, 1]. 1 keeps the given order.
-        same: Cosine from which the candidate with the lower rank is dropped.
-
-    Returns:
-        Candidates in the order in which they were picked.
-
-    Raises:
-        ValueError: If w is outside [0, 1].
-
-    O(count * n * d) time, O(n * d) memory.
+    `vectors` have unit length, shape (d,). A candidate without one repeats nothing. The n
+    candidates are sorted, best first. O(count * n * d) time, O(n * d) memory.
     """
-    if not 0 <= relevance_weight <= 1:
-        raise ValueError("The weight of relevance must be between 0 and 1.")
-    if not candidates or count < 1:
-        return []
     table = _stack_vectors(candidates, vectors)
-    relevance = np.array([candidate.score for candidate in candidates])
-    relevance = (relevance - relevance.min()) / (np.ptp(relevance) or 1.0)
-    nearest = np.zeros(len(candidates))
     is_left = np.ones(len(candidates), dtype=bool)
     picked: list[Candidate] = []
-    while len(picked) < count and is_left.any():
-        worth = relevance_weight * relevance - (1 - relevance_weight) * nearest
-        # `argmax` picks the first of equal values, which has the best rank.
-        best = int(np.argmax(np.where(is_left, worth, -np.inf)))
-        picked.append(candidates[best])
-        cosines = table @ table[best]
-        nearest = np.maximum(nearest, cosines)
-        is_left &= cosines < same
-        is_left[best] = False
+    for row, each in enumerate(candidates):
+        if len(picked) == count:
+            break
+        if is_left[row]:
+            picked.append(each)
+            is_left &= table @ table[row] < DUPLICATE_COSINE
     return picked
 
 
@@ -324,85 +267,6 @@ def _stack_vectors(candidates: Sequence[Candidate], vectors: Mapping[UUID, Float
         if vector is not None:
             table[row] = vector
     return table
-
-
-MAX_LIST_QUESTION_CHARACTERS = 200
-"""Longer texts are not treated as questions for a list."""
-
-BREADTH_SAMPLE_HITS = 20
-"""Hits whose scenes are counted to estimate the breadth of a question."""
-
-SHARPNESS = 8.0
-"""Exponential weight of scores in this estimate: a hit with 0.1 more weighs 2.2 times as much."""
-
-STEEPNESS, PER_SHARE, PER_TERM = 4.9, 3.7, 2.7
-"""Logistic regression between LoCoMo's multi-hop questions and those for one fact (AUC 0.83)."""
-
-NEIGHBOUR_DISCOUNT = 0.5
-"""Amount that the best window loses next to a better message, at a breadth of 1. Fused scores are
-at most about 1.3."""
-
-SCENE_DISCOUNT = 0.3
-"""Amount that a message of the best scene loses at a breadth of 1. Chosen by
-`scripts/bench.py retrieval breadth`."""
-
-
-def breadth(text: str, ranked: Sequence[Candidate]) -> float:
-    """Return the probability from 0 to 1 that a question asks for several things.
-
-    `text` is the query without names of the cast. The first `BREADTH_SAMPLE_HITS` are used.
-    """
-    lines = [each for each in ranked[:BREADTH_SAMPLE_HITS] if each.payload.scene_id is not None]
-    terms = sum(query_terms(text).values()) if len(text) <= MAX_LIST_QUESTION_CHARACTERS else 0
-    if not lines or not terms:
-        return 0.0
-    scenes: dict[UUID | None, float] = {}
-    for each in lines:
-        weight = math.exp(SHARPNESS * (each.score - lines[0].score))
-        scene = each.payload.scene_id
-        scenes[scene] = scenes.get(scene, 0.0) + weight
-    share = max(scenes.values()) / sum(scenes.values())
-    return 1 / (1 + math.exp(PER_SHARE * share + PER_TERM * math.log1p(terms) - STEEPNESS))
-
-
-def lower_scene_scores(
-    ranked: Sequence[Candidate], breadth: float, *, share: float = SCENE_DISCOUNT
-) -> list[Candidate]:
-    """Reduce the effect of scenes on scores for a broad question, and sort again.
-
-    A message of the best scene loses `share` at a breadth of 1. O(n log n) time, O(n) memory.
-    """
-    scored = [
-        structs.replace(each, score=each.score - share * breadth * each.scene)
-        if each.scene
-        else each
-        for each in ranked
-    ]
-    return sorted(scored, key=attrgetter("score"), reverse=True)
-
-
-def lower_neighbours(candidates: Sequence[Candidate], breadth: float) -> list[Candidate]:
-    """Reduce scores of messages next to better ones for a broad question, and sort again.
-
-    The candidates must be active, because a swipe has the same position as its siblings. The
-    breadth is from 0 (no change) to 1. O(n log n) time, O(n) memory.
-    """
-    windows = [each.signals.sparse_window or 0.0 for each in candidates]
-    best = max(windows, default=0.0)
-    if breadth <= 0 or best <= 0:
-        return list(candidates)
-    taken: set[tuple[UUID, int]] = set()
-    scored: list[Candidate] = []
-    for each, window in zip(candidates, windows, strict=True):
-        line = each.payload
-        score = each.score
-        if line.kind == "message":
-            beside = {(line.container_id, line.position + step) for step in (-1, 1)}
-            if beside & taken:
-                score -= NEIGHBOUR_DISCOUNT * breadth * window / best
-            taken.add((line.container_id, line.position))
-        scored.append(structs.replace(each, score=score) if score != each.score else each)
-    return sorted(scored, key=attrgetter("score"), reverse=True)
 
 
 EVENT_BOOST = 0.3
@@ -494,7 +358,7 @@ below rank 100, and then nothing speaks for the message."""
 MIN_MEANING_SHARE = 0.5
 """Share of the threshold by meaning that a message needs to be added if there is room."""
 
-FIXED_RANKS = 5
+FIXED_RANKS = 3
 """First ranks that messages by meaning do not displace."""
 
 TOKENS_PER_WORD, TOKENS_PER_LINE = 1.25, 14
@@ -555,10 +419,10 @@ def find_nearest(
     shares[[line.kind != "message" for line in table.lines]] = 0.0
     if shares.max(initial=0.0) < 1:
         return []
-    meant = score_meanings(table)
+    meant = table.values @ _vectorize(MEANING_WEIGHTS)
     order = np.argsort(-meant, kind="stable")
     order = order[shares[order] >= MIN_MEANING_SHARE]
-    near = table.candidates(order.tolist(), meant.tolist(), meant.tolist(), most=most)
+    near = table.candidates(order.tolist(), meant.tolist(), most=most)
     known = {each.payload.source_id.int: each for each in ranked}
     return [known.get(each.payload.source_id.int, each) for each in near]
 

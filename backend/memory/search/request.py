@@ -17,7 +17,7 @@ from backend.errors import AppError
 from backend.memory.index.protocol import Floats, Kind, Payload, ScopePart, VectorIndex
 from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.evidence import Preference
-from backend.memory.search.features import Candidate, Scores, SignalHits
+from backend.memory.search.features import Candidate, Scores
 from backend.memory.search.query import Signal, Span
 from backend.memory.search.ranking import RankingThresholds
 from backend.memory.search.terms import find_shared_words, query_terms
@@ -38,13 +38,11 @@ class MatchScale:
     """The data that is needed to explain the hits of a search.
 
     `enough` are the default thresholds. `speakers` are those that the query names, by keyed id.
-    `scenes` are their scores relative to the best, by the integers of their ids.
     """
 
     enough: RankingThresholds = field(default_factory=RankingThresholds)
     speakers: Mapping[int, str] = field(default_factory=dict[int, str])
     spans: Sequence[Span] = ()
-    scenes: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def explain(self, candidate: Candidate, rank: int) -> Reason:
         """Return the reason why a candidate was found: its meaning or its words."""
@@ -70,28 +68,13 @@ class MatchScale:
                 strength = score / enough.sparse
             if strength >= MIN_STRENGTH:
                 found.append(Match(kind, round(strength, 2)))
-        scene = self.scenes.get(payload.scene_id.int, 0.0) if payload.scene_id else 0.0
-        places: tuple[tuple[MatchKind, float], ...] = (
-            ("scene", scene),
-            ("event", candidate.joined),
-        )
-        found += [Match(kind, round(share, 2)) for kind, share in places if share >= MIN_STRENGTH]
+        if candidate.joined >= MIN_STRENGTH:
+            found.append(Match("event", round(candidate.joined, 2)))
         if payload.speaker in self.speakers:
             found.append(Match("speaker", name=self.speakers[payload.speaker]))
         if any(start <= payload.said_at < end for start, end in self.spans):
             found.append(Match("time"))
         return tuple(found)
-
-
-def compute_scene_strengths(found: SignalHits) -> dict[int, float]:
-    """Return the scores of scenes relative to the best one, by the integers of their ids."""
-    hits = found.get("scene", ())
-    best = max((hit.score for hit in hits), default=0.0)
-    return {
-        hit.payload.scene_id.int: hit.score / best
-        for hit in hits
-        if hit.payload.scene_id is not None and best > 0
-    }
 
 
 class SharedWords:
@@ -212,7 +195,6 @@ class SearchResult:
         near: Messages that are relevant by their meaning alone.
         vectors: The vectors of the best candidates.
         notes: Problems of the search.
-        breadth: The probability from 0 to 1 that the query asks for several things.
         ranked: All hits, including those below the thresholds `least`.
     """
 
@@ -223,7 +205,6 @@ class SearchResult:
     notes: Sequence[str] = ()
     by_meaning: bool = False
     scale: MatchScale = field(default_factory=MatchScale)
-    breadth: float = 0.0
     ranked: Sequence[Candidate] = ()
     least: RankingThresholds = field(default_factory=RankingThresholds)
 

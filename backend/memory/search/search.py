@@ -9,8 +9,8 @@ The sequence of a search:
     ranked = rank(apply_matches(found, ...), ...)              # best first
     kept = add_few(select_relevant(ranked, thresholds), ...)   # drop noise
     recalled = await source.recall(...)                        # drop inactive rows
-    active = lower_neighbours(add_origin_lines(...), ...)      # messages of events; lists
-    chosen = select_diverse(...)                               # drop duplicates
+    active = add_origin_lines(...)                             # messages of events
+    chosen = drop_duplicates(...)
     chosen = merge_nearest(chosen, find_nearest(deep, ...))    # messages by meaning alone
 
 The index contains no text and may be out of date. So the rows of hits are read from SQL, and
@@ -74,15 +74,12 @@ from backend.memory.search.ranking import (
     DUPLICATE_COSINE,
     add_few,
     add_origin_lines,
-    breadth,
     compute_thresholds,
     deepen_queries,
+    drop_duplicates,
     find_nearest,
-    lower_neighbours,
-    lower_scene_scores,
     merge_nearest,
     rank,
-    select_diverse,
     select_relevant,
     split_hits,
     weigh_by_kind,
@@ -93,7 +90,6 @@ from backend.memory.search.request import (
     Memory,
     SearchRequest,
     SearchResult,
-    compute_scene_strengths,
 )
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
@@ -328,8 +324,7 @@ class MemorySearch:
             wants_recent=parsed.wants_recent,
             aboutness=find_aboutness(found, matches),
         )
-        broad = breadth(parsed.terms, ranked)
-        ranked = weigh_by_kind(lower_scene_scores(ranked, broad), request.weights)
+        ranked = weigh_by_kind(ranked, request.weights)
         least = compute_thresholds(
             request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
         )
@@ -349,12 +344,7 @@ class MemorySearch:
                 spans=parsed.spans,
                 most=request.most,
             )
-        scale = MatchScale(
-            enough=enough,
-            speakers=speakers,
-            spans=parsed.spans,
-            scenes=compute_scene_strengths(found),
-        )
+        scale = MatchScale(enough=enough, speakers=speakers, spans=parsed.spans)
         return SearchResult(
             request=request,
             candidates=kept,
@@ -365,7 +355,6 @@ class MemorySearch:
             ranked=ranked,
             least=least,
             scale=scale,
-            breadth=broad,
         )
 
     async def _match_words(
@@ -508,8 +497,8 @@ async def _select_memories(
     if request.joins_evidence:
         rows = [found[each.payload.source_id] for each in active]
         given = find_preferences(rows, request.text, shown=request.shown)
-    active = lower_neighbours(join_places(active, given), result.breadth)
-    chosen = select_diverse(active, await result.vectors.wait(), count=request.limit)
+    active = join_places(active, given)
+    chosen = drop_duplicates(active, await result.vectors.wait(), count=request.limit)
     taken = {each.payload.source_id for each in chosen}
     near = [each for each in result.near if not _is_told(each, given, taken)]
     wider = replace(request, limit=request.most)

@@ -4,7 +4,7 @@
 
 `locomo`, `longmemeval`, `lists`, `events`, `paraphrase`, `languages` and `scenes` search chats,
 `lore` searches lorebooks. `mentions` and `tags` test the rules of campaigns, `duplicates` those of
-chronicles. `breadth` and `thresholds` choose constants.
+chronicles. `fit` and `thresholds` choose weights and thresholds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from scripts.bench.commands import run_command
 
 NAMES = (
-    "breadth", "duplicates", "events", "languages", "lists", "locomo", "longmemeval", "lore",
+    "duplicates", "events", "fit", "languages", "lists", "locomo", "longmemeval", "lore",
     "mentions", "paraphrase", "scenes", "tags", "thresholds",
 )  # fmt: skip
 """Modules of this package that have a `main(arguments)`."""

@@ -11,8 +11,8 @@ turn decides the place of its chunk or session, which is a hit if it has a gold 
 The peers use the same index: BM25 alone, dense alone, and their reciprocal rank fusion with k=60
 and with Qdrant's default k=2 (prefetch 100).
 
-`--weights loo` scores a dialogue with weights that were fitted on the others, `--weights default`
-with the shipped ones. With `--vectors` the vectors are stored, and times mean nothing.
+The weights are the shipped ones; `retrieval fit` measures others. With `--vectors` the vectors are
+stored, and times mean nothing.
 """
 
 from __future__ import annotations
@@ -25,34 +25,26 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-import numpy as np
-from numpy.typing import NDArray
-
 from backend.core.logs import configure_logging
 from backend.memory.embedding.protocol import Embedder, Floats
 from backend.memory.index.protocol import Point, ScopePart
 from backend.memory.indexing.documents import speaker_id
-from backend.memory.search import features, ranking
-from backend.memory.search import features as signals
 from backend.memory.search import query as parsed_query
-from backend.memory.search import ranking as mmr
+from backend.memory.search import ranking
 from backend.memory.search.features import Candidate, SignalHits, scale_to_large_corpus
 from backend.memory.search.ranking import (
-    SCENE_DISCOUNT,
     RankingThresholds,
     Weights,
     add_few,
-    breadth,
     deepen_queries,
+    drop_duplicates,
     find_nearest,
-    lower_neighbours,
-    lower_scene_scores,
     merge_nearest,
     select_relevant,
     split_hits,
@@ -91,10 +83,6 @@ RANKING, PROMPT = "Talekeeper", "in a prompt"
 CHUNK_TURNS = 6
 COMPARED_COLUMNS = ("any@5", "any@10", "all@5", "all@10", "coverage@5", "NDCG@10")
 """Columns of the comparison with others in `docs/explanation/retrieval.md`."""
-
-ADVERSARIAL_WEIGHT = 0.6
-"""Weight of adversarial questions while ranking weights are fitted. They name the wrong speaker,
-which is rare in real questions."""
 
 
 @dataclass(frozen=True)
@@ -240,42 +228,35 @@ async def search_question(
         ),
         vectors=await findings.vectors.wait(),
     )
-    if rank(searched, Weights())[0] != list(findings.candidates):
+    if rank(searched, Weights()) != list(findings.candidates):
         raise SystemExit("The search service and its parts rank differently.")
     return searched
 
 
-def rank(
-    searched: SearchedQuestion, weights: Weights, *, share: float = SCENE_DISCOUNT
-) -> tuple[list[Candidate], float]:
-    """Return the turns, best first, and the breadth of the question."""
-    order = ranking.rank(
+def rank(searched: SearchedQuestion, weights: Weights) -> list[Candidate]:
+    """Return the turns, best first."""
+    return ranking.rank(
         searched.found,
         weights=weights,
         speakers=searched.speakers,
         spans=searched.reading.spans,
         wants_recent=searched.reading.wants_recent,
     )
-    broad = breadth(searched.reading.terms, order)
-    return lower_scene_scores(order, broad, share=share), broad
 
 
-def diversify(
-    searched: SearchedQuestion, candidates: Sequence[Candidate], broad: float
-) -> list[UUID]:
+def list_distinct(searched: SearchedQuestion, candidates: Sequence[Candidate]) -> list[UUID]:
     """Return the turns in the order of a search, without near duplicates among the first."""
     most = len(searched.vectors) or MAX_ITEMS
-    first = lower_neighbours(candidates[:most], broad)
-    chosen = mmr.select_diverse(first, searched.vectors, count=most)
+    chosen = drop_duplicates(candidates[:most], searched.vectors, count=most)
     return [each.payload.source_id for each in [*chosen, *candidates[most:]]]
 
 
 def fill_prompt(
-    searched: SearchedQuestion, order: Sequence[Candidate], kept: Sequence[Candidate], broad: float
+    searched: SearchedQuestion, order: Sequence[Candidate], kept: Sequence[Candidate]
 ) -> list[UUID]:
     """Return the turns of a prompt: relevant ones, the nearest by meaning, and a few others."""
     kept = add_few(kept, order, RankingThresholds(), room=ROOM_TOKENS)
-    chosen = mmr.select_diverse(lower_neighbours(kept, broad), searched.vectors, count=MAX_ITEMS)
+    chosen = drop_duplicates(kept, searched.vectors, count=MAX_ITEMS)
     spans = searched.reading.spans
     near = find_nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)
     taken = merge_nearest(chosen, near, room=ROOM_TOKENS, most=MAX_SHORT_ITEMS)
@@ -292,90 +273,32 @@ def fuse_by_rank(found: SignalHits, k: float) -> list[UUID]:
     return sorted(scores, key=lambda source: -scores[source])
 
 
-def fit_weights(
-    training: Sequence[SearchedQuestion], *, steps: int = 400, ridge: float = 1e-3
-) -> Weights:
-    """Return the weights that rank gold highest on average.
-
-    Softmax over the candidates of a question, maximum likelihood of its gold, by gradient (Adam).
-    Source of the loss: Cao et al., ICML 2007 (ListNet).
-    """
-    tables = [
-        (*_make_table(searched), ADVERSARIAL_WEIGHT if searched.question.category == 5 else 1.0)
-        for searched in training
-    ]
-    tables = [each for each in tables if each[1].any()]
-    most = max(len(table) for table, _, _ in tables)
-    counts = np.array([count for _, _, count in tables])
-    count = len(features.FEATURES)
-    values = np.zeros((len(tables), most, count))
-    is_candidate = np.zeros((len(tables), most), dtype=bool)
-    target = np.zeros((len(tables), most))
-    for row, (table, gold, _) in enumerate(tables):
-        values[row, : len(table)] = table
-        is_candidate[row, : len(table)] = True
-        target[row, : len(table)] = gold / gold.sum()
-    weights, mean, square = np.full(count, 0.5), np.zeros(count), np.zeros(count)
-    for step in range(1, steps + 1):
-        scores = np.where(is_candidate, values @ weights, -np.inf)
-        share = np.exp(scores - scores.max(axis=1, keepdims=True))
-        share /= share.sum(axis=1, keepdims=True)
-        pull = (share - target) * counts[:, None]
-        gradient = np.einsum("qc,qcf->f", pull, values) / counts.sum() + ridge * weights
-        mean = 0.9 * mean + 0.1 * gradient
-        square = 0.99 * square + 0.01 * gradient**2
-        rate = np.sqrt(square / (1 - 0.99**step)) + 1e-8
-        weights -= 0.05 * (mean / (1 - 0.9**step)) / rate
-    weights /= weights[: len(signals.SIGNALS) + 1].sum()
-    chosen = {name: round(float(w), 3) for name, w in zip(features.FEATURES, weights, strict=True)}
-    return replace(Weights(), **chosen)
-
-
-def _make_table(searched: SearchedQuestion) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    table = features.FeatureTable(
-        searched.found, speakers=searched.speakers, spans=searched.reading.spans
-    )
-    gold = searched.question.gold
-    return ranking.apply_curve(table.values), np.array(
-        [line.source_id in gold for line in table.lines]
-    )
-
-
-def fit_without(run: LocomoRun, dialogue: int) -> Weights:
-    """Return weights that are fitted on all dialogues except one."""
-    others = [part for at, part in enumerate(run.searched) if at != dialogue]
-    return fit_weights([searched for part in others for searched in part])
-
-
 @dataclass(frozen=True)
 class LocomoScores:
-    """(category, figures) of each question by method, also by unit, and the dialogues' weights."""
+    """(category, figures) of each question by method, also by unit."""
 
     recalls: defaultdict[str, list[tuple[int, Figures]]]
     hits: defaultdict[tuple[str, str], list[tuple[int, Figures]]]
-    weights: list[Weights]
 
 
-def score(run: LocomoRun, *, fits: bool) -> LocomoScores:
-    """Rank the hits of all questions, and measure the rankings."""
-    scores = LocomoScores(defaultdict(list), defaultdict(list), [])
+def score(run: LocomoRun, weights: Sequence[Weights]) -> LocomoScores:
+    """Rank the hits of all questions, and measure the rankings. Each dialogue has its weights."""
+    scores = LocomoScores(defaultdict(list), defaultdict(list))
     run.prompt_tokens.clear()
     for number, part in enumerate(run.searched):
         units = list_units(run.dialogues[number])
-        weights = fit_without(run, number) if fits else Weights()
-        scores.weights.append(weights)
         for searched in part:
-            order, broad = rank(searched, weights)
+            order = rank(searched, weights[number])
             kept = [each for each in order if each.id in searched.relevant]
-            prompt = fill_prompt(searched, order, kept, broad)
+            prompt = fill_prompt(searched, order, kept)
             run.prompt_tokens.append(sum(run.tokens[each] for each in prompt))
             orders = {
                 "dense alone": [hit.payload.source_id for hit in searched.plain["dense"]],
                 "BM25 alone": [hit.payload.source_id for hit in searched.plain["sparse"]],
                 "RRF k=60": fuse_by_rank(searched.plain, 61),
                 "Qdrant's default (RRF k=2)": fuse_by_rank(searched.plain, 2),
-                RANKING: diversify(searched, order, broad),
-                "with its min_relevance": diversify(searched, kept, broad),
+                RANKING: list_distinct(searched, order),
+                "with its min_relevance": list_distinct(searched, kept),
                 PROMPT: prompt,
             }
             for name, turns in orders.items():
@@ -389,9 +312,11 @@ def score(run: LocomoRun, *, fits: bool) -> LocomoScores:
     return scores
 
 
-async def search_dialogues(data: Path, model: Embedder, *, by_meaning: bool = True) -> LocomoRun:
+async def search_dialogues(
+    dialogues: Sequence[Dialogue], model: Embedder, *, by_meaning: bool = True
+) -> LocomoRun:
     """Index all dialogues and search for all questions."""
-    run = LocomoRun(read_dialogues(data))
+    run = LocomoRun([*dialogues])
     async with open_bench(model, by_meaning=by_meaning) as bench:
         service = bench.make_search()
         for dialogue in run.dialogues:
@@ -410,9 +335,9 @@ async def search_dialogues(data: Path, model: Embedder, *, by_meaning: bool = Tr
     return run
 
 
-def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
-    """Return every figure of a run."""
-    scores = score(run, fits=fits)
+def summarize(run: LocomoRun, weights: Sequence[Weights]) -> dict[str, Any]:
+    """Return every figure of a run. Each dialogue has its weights."""
+    scores = score(run, weights)
     turns = sum(len(dialogue.lines) for dialogue in run.dialogues)
     return {
         "recall": {name: average(some, CATEGORY_GROUPS) for name, some in scores.recalls.items()},
@@ -420,7 +345,7 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
             f"{name}, {unit}": average(some, CATEGORY_GROUPS)
             for (name, unit), some in scores.hits.items()
         },
-        "weights": {f"{number}": asdict(each) for number, each in enumerate(scores.weights, 1)},
+        "weights": {f"{number}": asdict(each) for number, each in enumerate(weights, 1)},
         "costs": {
             "dialogues": len(run.dialogues),
             "turns": turns,
@@ -460,22 +385,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--data", type=Path, default=LOCOMO, help="LoCoMo's file")
     add_model_options(parser)
     parser.set_defaults(vectors=None)
-    parser.add_argument("--weights", choices=("loo", "default"), nargs="+", default=["loo"])
     parser.add_argument("--without-model", action="store_true", help="search by words alone")
     options: argparse.Namespace = parser.parse_args(arguments)
     configure_logging("error", "json")
-    run = asyncio.run(
-        search_dialogues(
-            options.data,
-            open_model(options),
-            by_meaning=not options.without_model,
-        )
-    )
-    figures = {each: summarize(run, fits=each == "loo") for each in options.weights}
+    model, dialogues = open_model(options), read_dialogues(options.data)
+    by_meaning = not options.without_model
+    run = asyncio.run(search_dialogues(dialogues, model, by_meaning=by_meaning))
+    figures = summarize(run, [Weights()] * len(dialogues))
     if options.json:
         print(json.dumps(figures, indent=2))
-        return
-    print_machine()
-    for each, some in figures.items():
-        print(f"\nWeights: {each}")
-        print_figures(some)
+    else:
+        print_machine()
+        print_figures(figures)

@@ -26,9 +26,8 @@ from backend.context.budget import fill
 from backend.core.logs import configure_logging
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.memory.index.protocol import ScopePart
-from backend.memory.search import ranking as mmr
 from backend.memory.search.features import Candidate
-from backend.memory.search.ranking import merge_nearest
+from backend.memory.search.ranking import drop_duplicates, merge_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import query_terms
@@ -159,7 +158,7 @@ async def select(
     """Return the candidates above the thresholds, and all that a turn would take."""
     findings = await service.find(sealer, request)
     vectors = await findings.vectors.wait()
-    strict = mmr.select_diverse(findings.candidates, vectors, count=request.limit)
+    strict = drop_duplicates(findings.candidates, vectors, count=request.limit)
     return strict, merge_nearest(strict, findings.near, room=request.room, most=request.most)
 
 

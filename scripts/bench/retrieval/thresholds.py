@@ -31,7 +31,12 @@ from backend.memory.search.ranking import RankingThresholds, Weights, select_rel
 from backend.settings import Settings
 from scripts.bench.retrieval import lore
 from scripts.bench.retrieval.languages import PLAIN, read_stories
-from scripts.bench.retrieval.locomo import LocomoRun, rank, search_dialogues
+from scripts.bench.retrieval.locomo import (
+    LocomoRun,
+    rank,
+    read_dialogues,
+    search_dialogues,
+)
 from scripts.bench.retrieval.measures import measure_recall
 from scripts.bench.tables import new_parser
 from scripts.bench.vectors import StoredVectors
@@ -106,7 +111,7 @@ async def fit(embedder: Embedder, data: Any) -> tuple[ModelCosines, list[str]]:
 def make_locomo_table(run: LocomoRun, cosines: ModelCosines) -> list[str]:
     """Return recall@10 of categories 1 to 4 for each `dense` and `best`, and the strictest."""
     questions = [each for part in run.searched for each in part if each.question.category != 5]
-    orders = [(rank(each, Weights())[0], each.question.gold) for each in questions]
+    orders = [(rank(each, Weights()), each.question.gold) for each in questions]
 
     def average_recall(thresholds: RankingThresholds) -> float:
         kept = [
@@ -149,7 +154,7 @@ async def choose(
     spec = await model.ready()
     cosines, lines = await fit(model, data)
     if locomo:
-        lines += make_locomo_table(await search_dialogues(locomo, model), cosines)
+        lines += make_locomo_table(await search_dialogues(read_dialogues(locomo), model), cosines)
     else:
         await model.aclose()
     values = [f"{name} = {getattr(cosines, name):.2f}" for name in ("unrelated", "dense", "lore")]

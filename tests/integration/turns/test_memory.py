@@ -308,7 +308,8 @@ async def test_other_words_need_room(ada: Account, chat: str, server: Running) -
         return places(await preview(ada, chat, question))
 
     usual, strict = await found(), await found(min_relevance=0.29)
-    assert usual[0] == strict[0] == 2
+    assert 2 in usual[:3]
+    assert 2 in strict
     assert set(strict) < set(usual)
     assert await found(max_items=3) == usual[:3]
     await set_chat(ada, chat, budgets={"history": 300, "retrieval": 80}, memory=None)

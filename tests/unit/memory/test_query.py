@@ -131,7 +131,6 @@ def test_lines_are_asked_for_apart_from_the_rest() -> None:
         ("dense_window", "dense_window", ["message"]),
         ("sparse", "sparse", ["message"]),
         ("sparse_window", "sparse_window", ["message"]),
-        ("scene", "sparse", ["scene"]),
         ("dense", "dense", ["campaign", "event", "lore"]),
         ("sparse", "sparse", ["campaign", "event", "lore"]),
     ]
@@ -139,7 +138,7 @@ def test_lines_are_asked_for_apart_from_the_rest() -> None:
 
 def test_only_requested_kinds_are_queried() -> None:
     assert planned(("lore",)) == [("dense", "dense", ["lore"]), ("sparse", "sparse", ["lore"])]
-    assert len(planned(("message",))) == 5
+    assert len(planned(("message",))) == 4
 
 
 def test_without_a_vector_terms_do_it_alone() -> None:

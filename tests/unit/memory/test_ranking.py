@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
 from backend.core.reasons import Match, Reason
 from backend.memory.embedding.protocol import MINILM, ModelCosines, find_cosines
 from backend.memory.index.protocol import Floats, Hit, Kind, Payload
-from backend.memory.indexing.sources import MemoryItem
-from backend.memory.search import ranking as mmr
 from backend.memory.search.features import (
     DENSE_SIGNALS,
     FEATURES,
@@ -28,6 +22,7 @@ from backend.memory.search.features import (
     MIN_SAMPLE_HITS,
     SIGNALS,
     SPARSE_SIGNALS,
+    WORDS_FLOOR,
     Candidate,
     FeatureTable,
     Scores,
@@ -38,28 +33,22 @@ from backend.memory.search.features import (
 )
 from backend.memory.search.query import Signal
 from backend.memory.search.ranking import (
-    SCENE_DISCOUNT,
+    DUPLICATE_COSINE,
     RankingThresholds,
     Weights,
-    breadth,
     compute_thresholds,
-    lower_neighbours,
-    lower_scene_scores,
+    drop_duplicates,
     rank,
     select_relevant,
 )
 from backend.memory.search.request import (
     MatchScale,
-    SearchRequest,
-    SearchResult,
     SharedWords,
-    compute_scene_strengths,
 )
-from backend.memory.search.search import MemorySearch
 
 OWNER, CHAT = uuid4(), uuid4()
 PLAIN = Weights(
-    dense=0.5, sparse=0.5, dense_window=0, sparse_window=0, scene=0.5, speaker=0.2, length=0,
+    dense=0.5, sparse=0.5, dense_window=0, sparse_window=0, speaker=0.2, length=0,
     question=0, span=0.3,
 )  # fmt: skip
 
@@ -104,7 +93,7 @@ def named(*names: str) -> list[UUID]:
 
 def test_nothing_found_is_nothing_ranked() -> None:
     assert rank({}) == []
-    assert rank({"dense": [], "scene": [hit("s", 3, kind="scene")]}) == []
+    assert rank({"dense": [], "sparse": []}) == []
 
 
 def test_a_hit_of_two_signals_ranks_above_a_hit_of_one() -> None:
@@ -126,15 +115,6 @@ def test_how_far_a_score_is_ahead_counts_and_not_its_place_alone() -> None:
 def test_each_signal_is_handed_on_as_the_index_scored_it() -> None:
     ranked = rank({"dense": [hit("a", 0.42)], "sparse": [hit("a", 7.5)]}, weights=PLAIN)
     assert ranked[0].signals == Scores(dense=0.42, sparse=7.5)
-
-
-def test_a_scene_lifts_its_lines_and_is_no_memory_itself() -> None:
-    near, far = uuid4(), uuid4()
-    found: dict[Signal, list[Hit]] = {
-        "dense": [hit("far", 0.41, scene=far), hit("near", 0.4, scene=near), hit("x", 0.1)],
-        "scene": [hit("s1", 9, kind="scene", scene=near), hit("s2", 1, kind="scene", scene=far)],
-    }
-    assert rows(rank(found, weights=PLAIN)) == named("near", "far", "x")
 
 
 def test_lines_of_the_named_speaker_are_preferred() -> None:
@@ -230,7 +210,7 @@ def test_lore_is_not_behind_messages_for_having_no_window() -> None:
 
 def test_two_hits_are_too_few_to_scale_scores() -> None:
     found: dict[Signal, list[Hit]] = {"sparse": [hit("a", 9), hit("b", 8)]}
-    assert [round(each.score, 2) for each in rank(found, weights=PLAIN)] == [0.5, 0.44]
+    assert [round(each.score, 2) for each in rank(found, weights=PLAIN)] == [0.38, 0.33]
 
 
 def test_answers_of_one_signal_come_together() -> None:
@@ -304,12 +284,10 @@ def test_cosines_are_measured_from_unrelated_texts_of_the_model() -> None:
 
 def test_the_reasons_of_a_line_are_relative_to_the_thresholds() -> None:
     scene = uuid4()
-    found = gather(["scene"], [[hit("scene", 8.0, kind="scene", scene=scene)]])
     scale = MatchScale(
         enough=RankingThresholds(dense=0.4, sparse=10, unrelated=0.2),
         speakers={7: "Mira"},
         spans=[(100, 200)],
-        scenes=compute_scene_strengths(found),
     )
     one = hit("line", 0, scene=scene, speaker=7, said_at=150)
     scores = Scores(dense=0.7, sparse=2, sparse_window=10)
@@ -317,7 +295,6 @@ def test_the_reasons_of_a_line_are_relative_to_the_thresholds() -> None:
     assert scale.explain(line, 1).signals == (
         Match("meaning", 2.5),
         Match("words_around", 1.0),
-        Match("scene", 1.0),
         Match("speaker", name="Mira"),
         Match("time"),
     )
@@ -352,18 +329,13 @@ def plain_features(
     for signal, hits in found.items():
         given = [each.score for each in hits]
         low = min(given) if len(given) >= MIN_SAMPLE_HITS else min(0.0, *given)
-        span = max(given) - low
+        floor = WORDS_FLOOR if signal in SPARSE_SIGNALS else -np.inf
+        span = max(*given, floor) - low
         scaled[signal] = {each.id: (each.score - low) / span if span > 0 else 1.0 for each in hits}
-    scenes: dict[UUID | None, float] = {
-        each.payload.scene_id: scaled["scene"][each.id]
-        for each in found["scene"]
-        if each.payload.scene_id
-    }
     table: list[list[float]] = []
     for line in lines:
         payload = line.payload
-        row = [scaled[signal].get(line.id, 0.0) for signal in SIGNALS[:4]]
-        row.append(scenes.get(payload.scene_id, 0.0))
+        row = [scaled[signal].get(line.id, 0.0) for signal in SIGNALS]
         if payload.kind == "message":
             length = min(1.0, float(np.log1p(payload.words)) / 4)
             in_time = 100 <= payload.said_at < 200 or 150 <= payload.said_at < 300
@@ -377,7 +349,7 @@ def plain_features(
             ]
             row += [payload.speaker == named[0], max(before, default=0.0)]
         else:
-            row = [*row[:2], *row[:2], row[4], *[0] * 6]
+            row = [*row[:2], *row[:2], *[0] * 6]
         table.append(row)
     return table
 
@@ -405,11 +377,8 @@ def test_features_agree_with_a_plain_computation(seed: int) -> None:
             Hit(each.id, draw.choice((0.5, draw.uniform(-1, 30))), each.payload)
             for each in draw.sample(known, draw.choice((2, 9, 10, 40)))
         ]
-        for signal in SIGNALS[:4]
+        for signal in SIGNALS
     }
-    found["scene"] = [
-        hit(f"s{n}", draw.random(), kind="scene", scene=each) for n, each in enumerate(scenes)
-    ]
     lines = points(found)
     table = FeatureTable(found, speakers=[2, 1], spans=[(100, 200), (150, 300)]).values
     assert table.shape == (len(lines), len(FEATURES))
@@ -423,7 +392,7 @@ scores = st.lists(
 )
 
 
-@given(st.dictionaries(st.sampled_from(SIGNALS[:4]), scores, max_size=4))
+@given(st.dictionaries(st.sampled_from(SIGNALS), scores, max_size=4))
 def test_every_hit_is_ranked_once_with_a_finite_score(
     given_scores: dict[Signal, list[tuple[int, float]]],
 ) -> None:
@@ -474,128 +443,6 @@ def test_the_smaller_a_memory_the_more_its_words_weigh(points: int) -> None:
     assert find_corpus_factor(points) >= find_corpus_factor(points + 1) >= 1
 
 
-def line(
-    score: float,
-    position: int,
-    *,
-    scene: UUID | None = None,
-    chat: UUID = CHAT,
-    kind: Kind = "message",
-    window: float = 10.0,
-    near_scene: float = 0.0,
-) -> Candidate:
-    payload = Payload(
-        owner_id=CHAT,
-        kind=kind,
-        container_id=chat,
-        source_id=uuid4(),
-        position=position,
-        scene_id=scene,
-    )
-    return Candidate(
-        id=uuid4(),
-        payload=payload,
-        score=score,
-        signals=Scores(sparse_window=window),
-        scene=near_scene,
-    )
-
-
-def in_scenes(scenes: Sequence[UUID]) -> list[Candidate]:
-    return [line(1 - 0.02 * at, 10 * at, scene=scene) for at, scene in enumerate(scenes)]
-
-
-MANY_SCENES = in_scenes([uuid4() for _ in range(20)])
-ONE_SCENE = in_scenes([uuid4()] * 20)
-
-
-def test_a_short_question_with_hits_in_many_scenes_is_broad() -> None:
-    question = "Which spells?"
-    assert breadth(question, MANY_SCENES) > 0.8
-    assert breadth(question, ONE_SCENE) < 0.5 * breadth(question, MANY_SCENES)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "What gift did grandmother bring back from her winter journey across the frozen lake?",
-        "She opens the door and waits. " * 20,
-        "??",
-    ],
-)
-def test_many_terms_or_none_ask_for_one_thing(text: str) -> None:
-    assert breadth(text, MANY_SCENES) < 0.15
-    assert breadth("Which spells?", []) == 0
-    assert breadth("Which spells?", [line(1.0, 0, kind="lore")]) == 0
-
-
-def test_a_broad_question_goes_less_by_scenes() -> None:
-    there, apart = line(0.9, 7, near_scene=1.0), line(0.85, 40)
-    assert lower_scene_scores([there, apart], 0.0) == [there, apart]
-    far = lower_scene_scores([there, apart], 0.5)
-    assert [each.id for each in far] == [apart.id, there.id]
-    assert far[1].score == pytest.approx(0.9 - 0.5 * SCENE_DISCOUNT)
-
-
-def test_a_line_next_to_a_better_one_makes_room_for_another_scene() -> None:
-    best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
-    lowered = structs.replace(beside, score=0.45)
-    assert lower_neighbours([best, beside, apart], 0.9) == [best, apart, lowered]
-    assert lower_neighbours([best, beside, apart], 0.0) == [best, beside, apart]
-
-
-def test_a_line_that_its_own_words_found_keeps_its_place() -> None:
-    best, beside, apart = line(1.0, 7), line(0.9, 8, window=1.0), line(0.8, 40)
-    lowered = lower_neighbours([best, beside, apart], 0.9)
-    assert [each.id for each in lowered] == [best.id, beside.id, apart.id]
-
-
-def test_only_lines_of_one_chat_are_neighbours() -> None:
-    some = [
-        line(1.0, 0),
-        line(0.9, 1, chat=uuid4()),
-        line(0.8, 0, kind="lore"),
-        line(0.7, 1, kind="lore"),
-    ]
-    assert lower_neighbours(some, 1.0) == some
-
-
-@pytest.mark.anyio
-async def test_memories_for_a_broad_question_come_from_several_places() -> None:
-    best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
-    request = SearchRequest(text="Which spells?", now=datetime(2026, 3, 4, tzinfo=UTC))
-    nowhere: Any = None
-    everything: Any = EveryRow()
-    search = MemorySearch(nowhere, [everything], embedders=nowhere, blinders=nowhere, pool=nowhere)
-
-    async def recalled(breadth: float) -> list[UUID]:
-        result = SearchResult(request=request, candidates=[best, beside, apart], breadth=breadth)
-        memories = await search.recall(everything, nowhere, result)
-        return [each.recalled.source_id for each in memories]
-
-    of = [each.payload.source_id for each in (best, beside, apart)]
-    assert await recalled(0.0) == of
-    assert await recalled(0.9) == [of[0], of[2], of[1]]
-
-
-class EveryRow:
-    """A source of valid rows, and a database without queries."""
-
-    kind: Kind = "message"
-
-    def read(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
-
-    async def recall(
-        self, _session: Any, _sealer: Any, ids: Sequence[UUID], *, viewpoint: Any
-    ) -> dict[UUID, MemoryItem]:
-        _ = viewpoint
-        return {
-            each: MemoryItem(kind="message", source_id=each, container_id=CHAT, title="", text="")
-            for each in ids
-        }
-
-
 def scored(score: float) -> Candidate:
     row = uuid4()
     payload = Payload(owner_id=uuid4(), kind="message", container_id=uuid4(), source_id=row)
@@ -610,52 +457,32 @@ def at(degrees: float) -> Floats:
 def test_near_duplicates_of_better_candidates_are_dropped() -> None:
     best, same, other = scored(0.9), scored(0.8), scored(0.7)
     vectors = {best.id: at(0), same.id: at(2), other.id: at(60)}
-    assert mmr.select_diverse([best, same, other], vectors, count=3) == [best, other]
-
-
-def test_the_order_stays_if_only_relevance_counts() -> None:
-    some = [scored(score) for score in (0.9, 0.8, 0.7)]
-    vectors = {each.id: at(20 * place) for place, each in enumerate(some)}
-    assert mmr.select_diverse(some, vectors, count=2, relevance_weight=1) == some[:2]
-
-
-def test_a_lower_weight_prefers_new_candidates() -> None:
-    best, near, far = scored(0.9), scored(0.85), scored(0.7)
-    vectors = {best.id: at(0), near.id: at(25), far.id: at(90)}
-    picked = mmr.select_diverse([best, near, far], vectors, count=2, relevance_weight=0.5)
-    assert picked == [best, far]
+    assert drop_duplicates([best, same, other], vectors, count=3) == [best, other]
 
 
 def test_candidates_without_vectors_repeat_nothing() -> None:
     some = [scored(0.9), scored(0.9)]
-    assert mmr.select_diverse(some, {}, count=5) == some
-    assert mmr.select_diverse(some, {some[0].id: at(0)}, count=5) == some
-    assert mmr.select_diverse(some, {}, count=0) == mmr.select_diverse([], {}, count=3) == []
-
-
-@pytest.mark.parametrize("weight", [-0.1, 1.1])
-def test_a_weight_outside_zero_to_one_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        mmr.select_diverse([scored(1)], {}, count=1, relevance_weight=weight)
+    assert drop_duplicates(some, {}, count=5) == some
+    assert drop_duplicates(some, {some[0].id: at(0)}, count=5) == some
+    assert drop_duplicates(some, {}, count=0) == drop_duplicates([], {}, count=3) == []
 
 
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.floats(0, 360)), max_size=20),
     st.integers(0, 10),
-    st.floats(0, 1),
 )
 def test_picks_are_candidates_once_each_and_none_near_another(
-    given_ones: list[tuple[float, float]], count: int, weight: float
+    given_ones: list[tuple[float, float]], count: int
 ) -> None:
     some = sorted((scored(score) for score, _ in given_ones), key=lambda each: -each.score)
     vectors: dict[UUID, Floats] = {
         each.id: at(angle) for each, (_, angle) in zip(some, given_ones, strict=True)
     }
-    picked = mmr.select_diverse(some, vectors, count=count, relevance_weight=weight)
+    picked = drop_duplicates(some, vectors, count=count)
     assert len(picked) <= count
     assert len({each.id for each in picked}) == len(picked)
     assert all(
-        float(vectors[one.id] @ vectors[other.id]) < mmr.DUPLICATE_COSINE
+        float(vectors[one.id] @ vectors[other.id]) < DUPLICATE_COSINE
         for place, one in enumerate(picked)
         for other in picked[:place]
     )
