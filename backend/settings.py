@@ -113,7 +113,8 @@ class Settings(BaseSettings):
     pooler in transaction mode, such as PgBouncer. Migrations, heartbeats and
     `LISTEN` use it. Empty: migrations and heartbeats go through the pooler."""
     database_pool_size: int = Field(10, ge=1, le=200)
-    """Connections kept open to read (and, on PostgreSQL, write)."""
+    """Connections kept open to read. On PostgreSQL, a busy process opens up to twice as many to
+    read and write, and keeps them."""
 
     # Backups (SQLite only)
     backup_folder: Path | None = None

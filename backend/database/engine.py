@@ -462,8 +462,8 @@ def _postgres_engine(
 ) -> AsyncEngine:
     engine = create_async_engine(
         url,
-        pool_size=pool_size,
-        max_overflow=pool_size,
+        pool_size=2 * pool_size,  # none above it, because they are closed after each use
+        max_overflow=0,
         pool_timeout=30,
         pool_use_lifo=True,  # the most recently used connection has prepared statements
         pool_recycle=1800,

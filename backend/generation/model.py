@@ -148,15 +148,13 @@ class RequestOptions:
 NO_OPTIONS = RequestOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(msgspec.Struct, frozen=True):
     """A piece of the reply. Never empty."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingPiece:
+class ThinkingPiece(msgspec.Struct, frozen=True):
     """A piece of the model's thoughts. Never empty."""
 
     text: str

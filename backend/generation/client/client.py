@@ -367,7 +367,8 @@ class AnswerStream:
         import httpx2  # noqa: PLC0415 - slow at start-up
 
         try:
-            async for part in self._response.aiter_bytes():
+            # The transport decompresses.
+            async for part in self._response.aiter_raw():
                 yield part
         except (httpx2.ReadError, httpx2.RemoteProtocolError):
             if not self.is_empty:

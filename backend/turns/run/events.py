@@ -232,8 +232,7 @@ class Transcript:
 _PLAY_EVENTS = msgspec.json.Decoder(list[PlayEvent])
 
 
-@dataclass(frozen=True, slots=True)
-class TurnEvent:
+class TurnEvent(msgspec.Struct, frozen=True):
     """An event of a turn. With `turn_id`, it is one of a later turn of the stream."""
 
     id: int

@@ -81,7 +81,7 @@ from scripts.bench.retrieval.search import (
     open_bench,
     open_model,
 )
-from scripts.bench.tables import new_parser, print_grid, print_machine
+from scripts.bench.tables import new_parser, print_grid, print_machine, print_markdown
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
 CATEGORY_GROUPS = {"1-4": (1, 2, 3, 4), "1-5": (1, 2, 3, 4, 5)} | {
@@ -89,6 +89,8 @@ CATEGORY_GROUPS = {"1-4": (1, 2, 3, 4), "1-5": (1, 2, 3, 4, 5)} | {
 }
 RANKING, PROMPT = "Talekeeper", "in a prompt"
 CHUNK_TURNS = 6
+COMPARED_COLUMNS = ("any@5", "any@10", "all@5", "all@10", "coverage@5", "NDCG@10")
+"""Columns of the comparison with others in `docs/explanation/retrieval.md`."""
 
 ADVERSARIAL_WEIGHT = 0.6
 """Weight of adversarial questions while ranking weights are fitted. They name the wrong speaker,
@@ -438,12 +440,15 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
 def print_figures(figures: Mapping[str, Any]) -> None:
     for name, rows in figures["recall"].items():
         print_grid(name, rows)
-    for group in ("1-4", "1-5"):
-        hits = {name: rows[group] for name, rows in figures["hits"].items()}
-        print_grid(f"categories {group}", hits, width=50)
     for name, rows in figures["hits"].items():
         if name.startswith(f"{RANKING}, "):
             print_grid(name, rows)
+    for group in ("1-5", "1-4"):
+        hits = {
+            name: {column: rows[group][column] for column in COMPARED_COLUMNS}
+            for name, rows in figures["hits"].items()
+        }
+        print_markdown(f"categories {group}", hits)
     print_grid("weights of each dialogue", figures["weights"])
     print()
     for name, value in figures["costs"].items():

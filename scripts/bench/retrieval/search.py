@@ -357,7 +357,9 @@ def count_line_tokens(dialogue: Dialogue) -> dict[UUID, int]:
 
 def add_model_options(parser: argparse.ArgumentParser, *, stores_vectors: bool = True) -> None:
     """Add the options that `open_model` reads."""
-    parser.add_argument("--model-path", type=Path, default=MINILM, help="embedding model (ONNX)")
+    parser.add_argument(
+        "--model-path", type=Path, default=MINILM, help="folder of the embedding model"
+    )
     if stores_vectors:
         parser.add_argument(
             "--vectors",

@@ -459,12 +459,9 @@ def _read_choice(body: Any, part: Literal["delta", "message"], calls: CallFragme
     calls.add(said, is_whole=is_whole)
     # DeepSeek and OpenRouter have different names for thoughts. Some servers send both.
     thinking = _get_text(said, "reasoning_content") or _get_text(said, "reasoning")
-    thinking = thinking or _join_parts(_get_member(said, "content"), "thinking")
-    text = (
-        _get_text(said, "content")
-        or _get_text(said, "refusal")
-        or _join_parts(_get_member(said, "content"))
-    )
+    text = _get_text(said, "content") or _get_text(said, "refusal")
+    if parts := sequence(_get_member(said, "content")):
+        thinking, text = thinking or _join_parts(parts, "thinking"), text or _join_parts(parts)
     word = _get_text(choice, "finish_reason")
     word = "" if word in _UNFINISHED else word
     if word.lower() in _FAILED:
@@ -478,7 +475,7 @@ def _read_choice(body: Any, part: Literal["delta", "message"], calls: CallFragme
         ),
         usage=_find_usage(body, choice),
         finish=_FINISHES.get(word.lower(), "other") if word else None,
-        reason=" ".join(find_code_words(word)),
+        reason=" ".join(find_code_words(word)) if word else "",
     )
 
 
@@ -488,7 +485,8 @@ def _find_usage(body: Any, choice: Any) -> TokenUsage | None:
     Sources: https://platform.moonshot.ai/docs/api/chat, https://console.groq.com/docs/api-reference
     """
     places = (body, choice, _get_member(body, "x_groq"))
-    return next(filter(None, (read_usage(_get_member(place, "usage")) for place in places)), None)
+    reports = filter(None, (_get_member(place, "usage") for place in places))
+    return next(filter(None, map(read_usage, reports)), None)
 
 
 def read_usage(reported: Any) -> TokenUsage | None:
