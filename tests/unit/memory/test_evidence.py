@@ -43,16 +43,21 @@ def test_an_event_gives_its_place_to_a_line_that_says_more() -> None:
 
 
 def test_a_line_gives_its_place_to_a_shorter_event_with_its_words() -> None:
-    line = row("message", f"Oh, well! {SAID}")
+    line = row("message", f"{SAID} It was there.")
     event = row("event", SAID, line)
     assert chosen(line, event) == {line.text: (SAID, "shorter")}
 
 
-def test_a_line_with_more_words_of_the_question_is_preferred_to_a_shorter_event() -> None:
+def test_a_line_with_a_word_of_its_own_keeps_its_place() -> None:
     line = row("message", f"{SAID} A secret.")
-    event = row("event", SAID, line)
-    assert chosen(event, line) == {line.text: (SAID, "shorter")}
-    assert chosen(event, line, query="Is it a secret?") == {SAID: (line.text, "asked_words")}
+    assert chosen(row("event", SAID, line), line) == {SAID: (line.text, "says_more")}
+
+
+def test_an_event_with_more_words_of_the_question_is_preferred_to_a_shorter_line() -> None:
+    line = row("message", SAID)
+    event = row("event", f"{SAID} Treason.", line)
+    assert chosen(event, line) == {event.text: (SAID, "shorter")}
+    assert chosen(event, line, query="Was it treason?") == {SAID: (event.text, "asked_words")}
 
 
 def test_a_current_fact_is_preferred_to_its_line_and_to_an_event_of_it() -> None:
