@@ -75,8 +75,8 @@ FOLLOW_SECONDS = 0.5
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.002, 0.1
 """The pause of a stream after each text that it has sent, times the number of running turns.
 
-More tokens are then sent at once. With about 0.1 ms of CPU for each text, a busy process sends for
-at most 5% of the time."""
+More tokens are then sent at once. A text takes about 0.1 ms of CPU, so sending takes at most 5% of
+the time of a busy process."""
 
 NEW_ID = "Use a new id for each turn."
 
