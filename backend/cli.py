@@ -443,7 +443,8 @@ def _stoppable_progress() -> Generator[Callable[[int, int], None]]:
 
 
 async def _model(settings: Settings, options: argparse.Namespace) -> int:
-    from backend.memory.embedding.catalogue import describe_models, fetch_model, find_model
+    from backend.memory.embedding.catalogue import describe_models, find_model
+    from backend.memory.embedding.download import fetch_model
     from backend.memory.embedding.registry import choose_embedder, find_local_model
 
     if options.what == "list":

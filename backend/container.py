@@ -39,6 +39,7 @@ from backend.characters.public_cards import PublicCards
 from backend.characters.repository import find_named, find_names, get_persona
 from backend.characters.service import CharacterService
 from backend.chats.index_source import MessageSource
+from backend.chats.languages import find_written_languages
 from backend.chats.member_service import MemberService
 from backend.chats.messages import MessageService
 from backend.chats.repository import count_chats
@@ -501,7 +502,9 @@ class Services:
         self.briefings = BriefingService(
             database, user_models, settings, prompts, self.quotas, slots
         )
-        self.model_fetches = ModelFetches(queue, memory)
+        self.model_fetches = ModelFetches(
+            queue, memory, partial(find_written_languages, database, pool)
+        )
         self.archives = ArchiveService(
             queue,
             AccountReader(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 NAMES = (
-    "campaign", "deletion", "endpoint", "enrichment", "group", "load", "memory", "page", "queue",
-    "retrieval", "round_trips", "start", "storage", "streams", "tenants", "transfer", "turn",
+    "campaign", "deletion", "embedding", "endpoint", "enrichment", "group", "load", "memory",
+    "page", "queue", "retrieval", "round_trips", "start", "storage", "streams", "tenants",
+    "transfer", "turn",
 )  # fmt: skip
 """Modules of this package that have a `main(arguments)`."""
 

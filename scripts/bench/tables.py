@@ -71,6 +71,14 @@ def print_grid(title: str, rows: Mapping[str, Mapping[str, Any]], *, width: int 
         print(f"{label:<{width}}" + "".join(f"{row[head]:>{cells[head]}}" for head in heads))
 
 
+def print_markdown(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print figures as a table of Markdown, for the documents."""
+    heads = list(next(iter(rows.values())))
+    print(f"\n| {' | '.join([title, *heads])} |\n|{' --- |' * (len(heads) + 1)}")
+    for label, row in rows.items():
+        print(f"| {label} | {' | '.join(str(row[head]) for head in heads)} |")
+
+
 def new_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """Return a parser that shows the module's docstring as help, with the option `--json`."""
     parser = argparse.ArgumentParser(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -90,7 +91,10 @@ class StoredVectors:
         if self._vectors and len(self._vectors) > self._count_before:
             self._folder.mkdir(parents=True, exist_ok=True)
             keys = np.frombuffer(b"".join(self._vectors), np.uint8).reshape(-1, 32)
-            np.savez(self._file, keys=keys, rows=np.stack([*self._vectors.values()]))
+            # Another run may read the file at the same time.
+            unfinished = self._file.with_suffix(f".{os.getpid()}.npz")
+            np.savez(unfinished, keys=keys, rows=np.stack([*self._vectors.values()]))
+            unfinished.replace(self._file)
 
     @property
     def _file(self) -> Path:

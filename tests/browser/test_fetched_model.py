@@ -69,10 +69,16 @@ def test_a_model_is_fetched_with_one_button_and_finds_what_was_said_long_ago(
     page.goto("/#/memory/status")
     offered = page.get_by_role("list", name="Local embedding models").get_by_role("listitem")
     english = offered.filter(has_text="all-MiniLM-L6-v2")
-    expect(english).to_contain_text("91.1 MB · license: apache-2.0")
+    expect(english).to_contain_text(re.compile(r"91.1 MB · about \d+ lines per second · license"))
     expect(english).to_contain_text("1 language: English")
     assert "apache-2.0\n1 language" in english.inner_text()
-    expect(offered.filter(has_text="multilingual")).to_contain_text("50 languages: Arabic")
+    expect(english).to_contain_text("Recommended for you")
+    expect(page.get_by_text("Recommended for you")).to_have_count(1)
+    assert offered.count() == 6
+    potion = offered.filter(has_text="potion-multilingual-128M")
+    expect(potion).to_contain_text("5,000 lines per second")
+    potion.get_by_text("101 languages").click()
+    expect(potion).to_contain_text("Welsh")
     expect(page.get_by_text("By words only")).to_be_visible()
     assert_accessible(page)
     assert hub.requests == []

@@ -25,6 +25,8 @@ LARGE = 10_000
 class HubServer(ScriptedServer):
     """Serves `files`, by path.
 
+    `revision` is the commit of the branch `main`, and the only one that it has. Without
+    `names_commit` and `names_digests` it leaves these headers out, as plain mirrors do.
     `breaks` are the bytes after which each of the next downloads of a large file is cut;
     `altered` are files that are served with another content than the hub says.
     """
@@ -34,6 +36,8 @@ class HubServer(ScriptedServer):
     def __init__(self, files: Mapping[str, bytes]) -> None:
         super().__init__()
         self.files = dict(files)
+        self.revision = REVISION
+        self.names_commit = self.names_digests = True
         self.breaks: list[int] = []
         self.altered: set[str] = set()
         self.ranges: list[str] = []
@@ -41,13 +45,16 @@ class HubServer(ScriptedServer):
         self.pace.set()
 
     def usual(self, request: Request) -> Answer:
-        if path := re.fullmatch(r"/[^/]+/[^/]+/resolve/[^/]+/(.+)", request.path):
-            return self._resolved(path[1])
+        if path := re.fullmatch(r"/[^/]+/[^/]+/resolve/([^/]+)/(.+)", request.path):
+            if path[1] not in {"main", self.revision}:
+                headers = {"X-Error-Code": "RevisionNotFound"}
+                return Answer(404, headers=headers, body=b"Invalid rev id")
+            return self._resolved(path[2])
         if re.fullmatch(r"/api/models/[^/]+/[^/]+/tree/[^/]+", request.path):
             return Answer(body=[self._listed(path) for path in self.files])
         if re.fullmatch(r"/api/models/[^/]+/[^/]+(/revision/[^/]+)?", request.path):
             names = [{"rfilename": path} for path in self.files]
-            return Answer(body={"id": "Qdrant/tiny", "sha": REVISION, "siblings": names})
+            return Answer(body={"id": "Qdrant/tiny", "sha": self.revision, "siblings": names})
         for name, content in self.files.items():
             if request.path == f"/large/{_sha256(content)}":
                 return self._large(request, name)
@@ -75,7 +82,9 @@ class HubServer(ScriptedServer):
         content = self.files.get(path)
         if content is None:
             return Answer(404, headers={"X-Error-Code": "EntryNotFound"}, body=b"Entry not found")
-        headers = {"X-Repo-Commit": REVISION}
+        headers = {"X-Repo-Commit": self.revision} if self.names_commit else {}
+        if not self.names_digests:
+            return Answer(headers=headers | {"ETag": '"5f1-18c"'}, body=self._content(path))
         if len(content) < LARGE:
             headers["ETag"] = f'"{_blob_id(content)}"'
             return Answer(headers=headers, body=self._content(path))

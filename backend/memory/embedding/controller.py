@@ -1,14 +1,14 @@
 """`/admin/embedding-models`: downloading embedding models, for administrators."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Literal
 from uuid import UUID, uuid5
 
 import msgspec
 from litestar import Controller, get, post
 from litestar.di import NamedDependency
-from litestar.params import JSONBody
+from litestar.params import HeaderParameter, JSONBody
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -25,21 +25,29 @@ from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.schemas import JobView
 from backend.llm.user_models import ProviderEmbedding
 from backend.memory.embedding.catalogue import (
-    DiskFullError,
-    FetchUnderWayError,
-    ModelDamagedError,
-    ModelNotOnHubError,
     OfferedModel,
-    fetch_model,
     find_model,
     is_fetched,
     list_models,
+    recommend_model,
+)
+from backend.memory.embedding.download import (
+    DiskFullError,
+    FetchUnderWayError,
+    ModelChangedError,
+    ModelDamagedError,
+    ModelNotOnHubError,
+    fetch_model,
 )
 from backend.memory.embedding.registry import choose_embedder, uses_downloaded_model
 from backend.memory.runtime import MemoryRuntime
 from backend.settings import EmbedderName
+from backend.vault.sealing import Sealer
 
 FETCH_MODEL = "memory.fetch_model"
+AcceptLanguage = Annotated[
+    str | None, HeaderParameter(name="Accept-Language", include_in_schema=False)
+]
 _NAMESPACE = UUID("c1f6f6c6-6a0c-5c0e-9d53-0b9f4a6f0c11")
 
 
@@ -52,8 +60,9 @@ class UnknownEmbeddingModelError(NotFoundError):
 class EmbeddingModelOffer(msgspec.Struct, kw_only=True):
     """An embedding model that can be downloaded.
 
-    `size` is in bytes, `languages` are BCP 47 tags. `job` is its last download, for a day. The user
-    who started it can stop it.
+    `size` is in bytes, `languages` are BCP 47 tags. `lines_per_second` is about the number of lines
+    of 25 words that a core embeds. `is_recommended` marks the model for the languages of the
+    account. `job` is its last download, for a day. The user who started it can stop it.
     """
 
     name: str
@@ -61,6 +70,8 @@ class EmbeddingModelOffer(msgspec.Struct, kw_only=True):
     languages: Sequence[str]
     licence: str
     dimension: int
+    lines_per_second: int
+    is_recommended: bool
     state: Literal["on_offer", "fetched", "in_use"]
     job: JobView | None
 
@@ -84,8 +95,16 @@ class ModelWish(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelFetches:
-    def __init__(self, queue: JobQueue, memory: MemoryRuntime) -> None:
+    """Offers and downloads models. `find_languages` returns the languages that a user writes in."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        memory: MemoryRuntime,
+        find_languages: Callable[[Sealer], Awaitable[Sequence[str]]],
+    ) -> None:
         self._queue = queue
+        self._find_languages = find_languages
         self._database = queue.database
         self._memory = memory
         self._settings = memory.settings
@@ -94,18 +113,26 @@ class ModelFetches:
     def kinds(self) -> dict[str, JobKind]:
         return {FETCH_MODEL: JobKind(self.fetch, needs_key=False, keep=True, stoppable=True)}
 
-    async def offers(self) -> EmbeddingModelOffers:
+    async def offers(
+        self, identity: Identity, page_languages: Sequence[str] = ()
+    ) -> EmbeddingModelOffers:
+        """Return all models. `page_languages` are the languages of the page, as BCP 47 tags."""
         # In a thread, because the first call imports fastembed, which takes a second.
         models = await asyncio.to_thread(list_models)
         async with self._database.read() as session:
             jobs = [await _load_last_fetch(session, each) for each in models]
+        written = await self._find_languages(identity.sealer)
+        recommended = recommend_model([*page_languages, *written])
         settings, embedder = self._settings, self._memory.embedder
         is_shared = isinstance(self._memory.chosen, ProviderEmbedding)
         return EmbeddingModelOffers(
             embedder="provider" if is_shared else choose_embedder(settings),
             model=embedder.spec.model if embedder else None,
             is_used=uses_downloaded_model(settings) and not is_shared,
-            models=list(map(self._offer, models, jobs)),
+            models=[
+                self._offer(each, job, is_recommended=each is recommended)
+                for each, job in zip(models, jobs, strict=True)
+            ],
         )
 
     async def begin(self, identity: Identity, name: str) -> JobView:
@@ -142,14 +169,21 @@ class ModelFetches:
             await fetch_model(model, settings.models_dir, job.progress, hub=settings.hf_endpoint)
         except FetchUnderWayError as error:  # by the command line, or a stopped job
             raise RetryLaterError(error.detail, after=1.0) from error
-        except (ModelNotOnHubError, ModelDamagedError, DiskFullError) as error:
+        except (
+            ModelNotOnHubError,
+            ModelChangedError,
+            ModelDamagedError,
+            DiskFullError,
+        ) as error:
             failed = update(Job).where(Job.id == job.id).values(error=error.slug)
             async with job.finish() as session:
                 await session.execute(failed, execution_options=UNSYNCHRONIZED)
             return
         await self._memory.follow_model()
 
-    def _offer(self, model: OfferedModel, job: Job | None) -> EmbeddingModelOffer:
+    def _offer(
+        self, model: OfferedModel, job: Job | None, *, is_recommended: bool
+    ) -> EmbeddingModelOffer:
         is_here = is_fetched(self._settings.models_dir, model)
         chosen = self._memory.chosen
         in_use = isinstance(chosen, tuple) and chosen[0] == model.name
@@ -159,6 +193,8 @@ class ModelFetches:
             languages=model.languages,
             licence=model.licence,
             dimension=model.dimension,
+            lines_per_second=model.lines_per_second,
+            is_recommended=is_recommended,
             state="in_use" if in_use else "fetched" if is_here else "on_offer",
             job=JobView.from_row(job) if job else None,
         )
@@ -188,13 +224,19 @@ class EmbeddingModelController(Controller):
 
     @get(summary="List downloadable embedding models")
     async def list_embedding_models(
-        self, model_fetches: NamedDependency[ModelFetches]
+        self,
+        identity: NamedDependency[Identity],
+        model_fetches: NamedDependency[ModelFetches],
+        accept_language: AcceptLanguage = None,
     ) -> EmbeddingModelOffers:
         """Return the models that can be downloaded, and the embedder in use.
 
-        This sends no requests to other servers.
+        One is recommended for the languages of the account: those of the user's last lines, and the
+        language of the page, or else the first one in `Accept-Language`. This sends no requests to
+        other servers.
         """
-        return await model_fetches.offers()
+        language = identity.settings.page.language or (accept_language or "").partition(",")[0]
+        return await model_fetches.offers(identity, [language.partition(";")[0].strip()])
 
     @post(
         "/fetch",

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Pooling = Literal["mean", "cls", "last"]
 
 _REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+_STATIC_FILE = "model.safetensors"
+_STATIC_REQUIRED_FILES = ("tokenizer.json",)
 _USUAL_FILES = (
     "model.onnx",
     "onnx/model.onnx",
@@ -45,6 +47,8 @@ _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
 }
 _HASHED_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 1 << 20
+"""A file of model2vec describes at most three tensors in its header."""
 _MARK_LENGTH = 8
 
 
@@ -52,8 +56,9 @@ _MARK_LENGTH = 8
 class ModelFolder:
     """A model on disk.
 
-    `mark` identifies the model's files: a few hexadecimal digits. `prompts` are prefixes of
-    documents and queries. Most models need none.
+    `mark` identifies the model's files and prefixes: a few hexadecimal digits. `prompts` are
+    prefixes of documents and queries. Most models need none. A model in the format of model2vec is
+    a table of vectors: its `model_file` is not in ONNX format, and it does not pool by `pooling`.
     """
 
     path: Path
@@ -63,24 +68,48 @@ class ModelFolder:
     prompts: Mapping[Task, str]
     mark: str
 
+    @property
+    def is_static(self) -> bool:
+        return self.model_file == _STATIC_FILE
+
 
 def read_folder(path: Path) -> ModelFolder:
     """Inspect a folder. Raises `EmbedderError` if a file is missing."""
-    missing = [name for name in _REQUIRED_FILES if not (path / name).is_file()]
+    static_dimension = _read_static_dimension(path / _STATIC_FILE)
+    required = _STATIC_REQUIRED_FILES if static_dimension else _REQUIRED_FILES
+    missing = [name for name in required if not (path / name).is_file()]
     if missing:
         raise EmbedderError(
             f"TALEKEEPER_EMBEDDING_MODEL_PATH: {path} does not contain {', '.join(missing)}. It "
-            "must be a folder with a model in ONNX format and the files of its tokenizer."
+            "must be a folder with a model in ONNX or model2vec format and the files of its "
+            "tokenizer."
         )
-    model_file = _find_model_file(path)
+    model_file = _STATIC_FILE if static_dimension else _find_model_file(path)
+    prompts = _read_prompts(path)
+    weights = [path / model_file, path / f"{model_file}_data"]
     return ModelFolder(
         path=path,
         model_file=model_file,
-        dimension=_read_dimension(path),
+        dimension=static_dimension or _read_dimension(path),
         pooling=_read_pooling(path),
-        prompts=_read_prompts(path),
-        mark=_compute_mark(path / model_file, path / "tokenizer.json"),
+        prompts=prompts,
+        mark=_compute_mark(
+            *filter(Path.is_file, weights), path / "tokenizer.json", prompts=prompts
+        ),
     )
+
+
+def _read_static_dimension(file: Path) -> int | None:
+    """Return the dimension of a model2vec file; None for another model or no file."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as content:
+        size = int.from_bytes(content.read(8), "little")
+        try:
+            tensors: dict[str, Any] = json.loads(content.read(min(size, _MAX_HEADER_BYTES)))
+            return int(tensors["embeddings"]["shape"][1])
+        except (ValueError, LookupError, TypeError):
+            return None
 
 
 def _find_model_file(path: Path) -> str:
@@ -125,8 +154,11 @@ def _read_prompts(path: Path) -> Mapping[Task, str]:
     return {"document": str(document), "query": str(prompts.get("query") or "")}
 
 
-def _compute_mark(*files: Path) -> str:
-    """Hash the files' sizes and their first and last mebibyte, where weights differ."""
+def _compute_mark(*files: Path, prompts: Mapping[Task, str]) -> str:
+    """Hash the files' sizes and their first and last mebibyte, where weights differ.
+
+    Prefixes are hashed as well, because vectors with other prefixes can't be compared.
+    """
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -135,6 +167,8 @@ def _compute_mark(*files: Path) -> str:
             digest.update(content.read(_HASHED_BYTES))
             content.seek(max(0, size - _HASHED_BYTES))
             digest.update(content.read())
+    if any(prompts.values()):
+        digest.update(json.dumps(dict(prompts), sort_keys=True).encode())
     return digest.hexdigest()[:_MARK_LENGTH]
 
 
@@ -167,6 +201,13 @@ _MAX_WORKERS = 4
 
 _MAX_CHARACTERS = 40_000
 """Characters of a text that are tokenized. Models read at most some thousand tokens."""
+
+_MAX_TOKENS = 1024
+"""Tokens of a text that a model reads, if it could read more: attention to 8,192 tokens takes
+gigabytes."""
+
+_STATIC_NAME = "minishlab/potion-multilingual-128M"
+"""A name of a static model in fastembed. It reads any folder of model2vec under this name."""
 
 
 def is_installed() -> bool:
@@ -215,9 +256,8 @@ class LocalEmbedder:
         prepared = [prefix + replace_surrogates(text[:_MAX_CHARACTERS]) for text in texts]
         vectors = np.empty((len(texts), self.spec.dimension), dtype=np.float32)
         pool = self._queries if task == "query" else self._documents
-        groups = _group_by_length(
-            await self._run_in_pool(pool, partial(_count_tokens, model, prepared))
-        )
+        count = partial(_count_tokens, model, prepared, is_static=self._folder.is_static)
+        groups = _group_by_length(await self._run_in_pool(pool, count))
 
         async def work() -> None:
             # The groups are computed separately, so that texts of other callers get a turn.
@@ -268,9 +308,12 @@ class LocalEmbedder:
             ) from error
 
 
-def _count_tokens(model: TextEmbedding, texts: Sequence[str]) -> list[int]:
-    """Count the tokens of each text after truncation. For a single text they are not needed."""
-    if len(texts) < 2:  # noqa: PLR2004
+def _count_tokens(model: TextEmbedding, texts: Sequence[str], *, is_static: bool) -> list[int]:
+    """Count the tokens of each text after truncation.
+
+    They are not needed if nothing is padded: for a single text, and by a static model.
+    """
+    if len(texts) < 2 or is_static:  # noqa: PLR2004
         return [0] * len(texts)
     tokenizer = cast("Tokenizer", cast("Any", model.model).tokenizer)
     return [sum(each.attention_mask) for each in tokenizer.encode_batch(list(texts))]
@@ -290,28 +333,38 @@ def _group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 def compute_vectors(model: TextEmbedding, texts: list[str], task: Task) -> Floats:
     embed = model.query_embed if task == "query" else model.passage_embed
-    return np.asarray(list(embed(texts)), dtype=np.float32)
+    vectors = np.asarray(list(embed(texts)), dtype=np.float32)
+    # A static model has no vector for a text without known tokens, such as an empty one.
+    vectors[~vectors.any(axis=1)] = 1.0
+    return vectors
 
 
 def _load_model(folder: ModelFolder, name: str) -> TextEmbedding:
     """Load the model. It takes a second or two, mostly for importing fastembed."""
     from fastembed import TextEmbedding  # noqa: PLC0415  # slow: not at start-up
 
-    known = {str(each["model"]).lower() for each in TextEmbedding.list_supported_models()}
-    if name.lower() not in known:
-        name = f"talekeeper/{folder.mark}-{folder.pooling}"
-        if name not in known:
-            _register_model(folder, name)
-    return TextEmbedding(
-        name,
+    load = partial(
+        TextEmbedding,
         specific_model_path=str(folder.path),
         # Without it, fastembed creates a folder for downloads.
         cache_dir=str(folder.path),
         local_files_only=True,
-        providers=["CPUExecutionProvider"],
-        # Threads within one computation wait for each other, which is slower.
-        threads=1,
     )
+    if folder.is_static:
+        # Only the vectors of words in use take memory.
+        return load(_STATIC_NAME, mmap=True)
+    known = {str(each["model"]).lower() for each in TextEmbedding.list_supported_models()}
+    if name.lower() not in known:
+        name = f"talekeeper/{folder.mark}-{folder.pooling}-{folder.model_file}"
+        if name not in known:
+            _register_model(folder, name)
+    # Threads within one computation wait for each other, which is slower.
+    model = load(name, providers=["CPUExecutionProvider"], threads=1)
+    tokenizer = cast("Tokenizer", cast("Any", model.model).tokenizer)
+    truncation = cast("dict[str, Any]", tokenizer.truncation)
+    if truncation["max_length"] > _MAX_TOKENS:
+        tokenizer.enable_truncation(_MAX_TOKENS, direction=truncation["direction"])
+    return model
 
 
 def _register_model(folder: ModelFolder, name: str) -> None:

@@ -22,8 +22,8 @@ from backend.memory.index.protocol import Kind, Payload
 from backend.memory.indexing.documents import IndexDocument
 from backend.vault.sealing import Sealer
 
-POINT_FORMAT = 1
-"""Increase it if points get more fields: the nightly comparison then rebuilds them."""
+POINT_FORMAT = 2
+"""Increase it if points get other fields or terms: the nightly comparison then rebuilds them."""
 
 
 class OriginMessage(NamedTuple):

@@ -1,12 +1,12 @@
 """Terms of a text for the sparse vectors of the index.
 
-Words are normalized (NFKC, case folding) and stemmed with Snowball. Stop words are dropped. Scripts
-without spaces between words are split into pairs of characters. Weights are those of BM25 without
-IDF, which the index applies to queries.
+Words are normalized (NFKC, case folding) and stemmed with Snowball and `morphology`. Stop words are
+dropped. Korean and scripts without spaces between words are split into pairs of characters. Weights
+are those of BM25 without IDF, which the index applies to queries.
 
 **Language detection.** The script of a non-Latin word determines its language, if Snowball has it.
-For Latin words, the stop words of the text vote. A document without votes is treated as in the
-default language.
+For Latin words, the stop words and irregular forms of the text vote. A document without votes is
+treated as in the default language.
 
 A short query has no reliable guess. It is stemmed in all languages with the most votes and in the
 default language, so that it matches a document in any of them. Stems that no document has cost
@@ -18,17 +18,23 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import regex  # type: ignore[import-untyped]  # it has no types
-import Stemmer
 
 from backend.core.text_forms import normalize
 from backend.memory.index.protocol import Sparse
+from backend.memory.search.morphology import (
+    find_heads,
+    find_parts,
+    load_irregular_forms,
+    make_stemmer,
+    split_korean,
+)
 from backend.vault.blinding import Blinder
 
 K1 = 1.2
@@ -37,18 +43,20 @@ AVERAGE_LENGTH = 256
 """Length in terms at which BM25 does not change weights."""
 
 OTHER_LANGUAGE_WEIGHT = 0.5
+PART_WEIGHT = 0.5
+"""Weight of a possible part of a compound of a query."""
+
 ONE_CHARACTER_WEIGHT = 0.4
 """A single Chinese character of a query may be a word, but it is usually a part of one."""
 
 MAX_TERM_CHARACTERS = 64
 
-_UNSPACED = (
-    r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
-)
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 _TOKEN = regex.compile(
     rf"(?P<unspaced>[{_UNSPACED}]+)"
-    rf"|(?P<word>[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}]]+"
-    rf"(?:'[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}]]+)*)",
+    r"|(?P<korean>\p{Hangul}+)"
+    rf"|(?P<word>[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}\p{{Hangul}}]]+"
+    rf"(?:'[[\p{{L}}\p{{M}}\p{{N}}]--[{_UNSPACED}\p{{Hangul}}]]+)*)",
     regex.VERSION1,
 )
 _LATIN_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
@@ -57,6 +65,7 @@ _NOT_LATIN = re.compile(r"[^\0-\u02ff\u2010-\u205e]")
 `_LATIN_WORD` finds the same words as `_TOKEN` in a quarter of the time."""
 
 _HAN = regex.compile(r"\p{Han}")
+_HANGUL = regex.compile(r"\p{Hangul}")
 SCRIPT_LANGUAGES = {
     "CYRILLIC": "russian",
     "GREEK": "greek",
@@ -90,10 +99,18 @@ LATIN_LANGUAGES = tuple(
     language for language in STOP_WORDS if language not in SCRIPT_LANGUAGES.values()
 )
 
-_VOTES = {
-    word: [language for language in LATIN_LANGUAGES if word in STOP_WORDS[language]]
-    for word in COMMON_WORDS
-}
+
+def _find_votes() -> dict[str, list[str]]:
+    votes: defaultdict[str, list[str]] = defaultdict(list)
+    for language in LATIN_LANGUAGES:
+        irregular = chain.from_iterable(load_irregular_forms().get(language, ()))
+        for word in STOP_WORDS[language].union(irregular):
+            votes[word].append(language)
+    return dict(votes)
+
+
+_VOTES = _find_votes()
+"""The languages that stop words and irregular forms indicate."""
 
 _APOSTROPHES = tuple(map(chr, (0x2019, 0x02BC, 0xFF07, 0x60, 0xB4)))
 
@@ -103,23 +120,33 @@ _local = threading.local()
 
 
 def count_terms(text: str) -> Counter[str]:
+    return _count_terms(text)[0]
+
+
+def _count_terms(text: str) -> tuple[Counter[str], int]:
+    """Count the terms of a document, and those of them that are heads of compounds."""
     tokens = tokenize(text)
     language = _rank_languages(tokens)[0]
     stop_words, stem = STOP_WORDS[language], get_stemmer(language)
     counts: Counter[str] = Counter()
+    head_count = 0
     for (token, is_word), often in tokens.items():
-        if is_word and token.isascii():  # `_stem_word` inlined: most words are ASCII
+        if is_word and token.isascii():  # `_list_terms` inlined: most words are ASCII
             if token not in stop_words:
                 term = stem(token)
                 counts[term] = counts.get(term, 0) + often
+                for head in find_heads(token, language):
+                    counts[stem(head)] += often
+                    head_count += often
             continue
-        found: list[str] = [*_stem_word(token, language)] if is_word else _split_pairs(token)
+        found = _list_terms(token, language) if is_word else _split_run(token)
+        head_count += often * (len(found) - 1) if is_word and found else 0
         if not is_word and len(token) > 1:
             # Words of one character are common in Chinese, and no pair represents them.
             found += _HAN.findall(token)
         for term in found:
             counts[term] += often
-    return counts
+    return counts, head_count
 
 
 def query_terms(text: str) -> dict[str, float]:
@@ -134,8 +161,9 @@ def query_terms(text: str) -> dict[str, float]:
 def query_words(text: str) -> dict[str, dict[str, float]]:
     """Return the normalized words of a query in order, each with its terms and their weights.
 
-    A word has a term in each language that the query may be in. Stop words are left out. In scripts
-    without spaces, each pair of characters and each Chinese character is a word.
+    A word has a term in each language that the query may be in. Stop words are left out. Possible
+    parts of compounds are separate words. In scripts without spaces, each pair of characters and
+    each Chinese character is a word.
     """
     tokens = tokenize(text)
     languages = _rank_languages(tokens)
@@ -145,20 +173,22 @@ def query_words(text: str) -> dict[str, dict[str, float]]:
     for token, is_word in tokens:
         if not is_word:
             words |= {each: {each: ONE_CHARACTER_WEIGHT} for each in _HAN.findall(token)} | words
-            words |= {each: {each: 1.0} for each in _split_pairs(token)}
+            words |= {each: {each: 1.0} for each in _split_run(token)}
             continue
         terms: dict[str, float] = {}
         for rank, language in enumerate(languages):
-            for term in _stem_word(token, language):
+            for term in _list_terms(token, language)[:1]:
                 terms.setdefault(term, OTHER_LANGUAGE_WEIGHT if rank else 1.0)
         if terms:
             words[token] = terms
+            for part in map(get_stemmer(languages[0]), find_parts(token, languages[0])):
+                words.setdefault(part, {part: PART_WEIGHT})
     return words
 
 
 def list_forms(word: str) -> list[str]:
     """Return a word and its stem in the default language. A common word may have rare forms."""
-    return [word, *_stem_word(word, DEFAULT_LANGUAGE)]
+    return [word, *_list_terms(word, DEFAULT_LANGUAGE)]
 
 
 def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tuple[str, ...]:
@@ -171,19 +201,19 @@ def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tu
     found: list[str] = []
     for token, is_word in tokens:
         if is_word:
-            found += [token] if any(each in asked for each in _stem_word(token, language)) else []
+            found += [token] if any(each in asked for each in _list_terms(token, language)) else []
         else:
-            found += [pair for pair in _split_pairs(token) if pair in asked]
+            found += [pair for pair in _split_run(token) if pair in asked]
         if len(found) >= most:
             break
     return tuple(dict.fromkeys(found[:most]))
 
 
 def detect_languages(text: str) -> list[str]:
-    """Return the languages that a text's stop words or its scripts indicate, if any."""
+    """Return the languages that a text's common words or its scripts indicate, if any."""
     tokens = tokenize(text)
-    votes = [word for word, _ in tokens if word in COMMON_WORDS]
-    found = _rank_languages([(word, True) for word in votes]) if any(map(_VOTES.get, votes)) else []
+    votes = [(word, is_word) for word, is_word in tokens if word in _VOTES]
+    found = _rank_languages(votes) if votes else []
     others = {
         _detect_language(word, "") for word, is_word in tokens if is_word and not word.isascii()
     }
@@ -191,9 +221,12 @@ def detect_languages(text: str) -> list[str]:
 
 
 def build_sparse_vector(text: str, blinder: Blinder) -> Sparse:
-    """Return the BM25 vector of a document, without IDF. Source: Robertson & Zaragoza, 2009."""
-    counts = count_terms(text)
-    norm = K1 * (1 - B + B * counts.total() / AVERAGE_LENGTH)
+    """Return the BM25 vector of a document, without IDF. Source: Robertson & Zaragoza, 2009.
+
+    Heads of compounds do not make a document longer.
+    """
+    counts, head_count = _count_terms(text)
+    norm = K1 * (1 - B + B * (counts.total() - head_count) / AVERAGE_LENGTH)
     return blind_terms(
         {term: count * (K1 + 1) / (count + norm) for term, count in counts.items()}, blinder
     )
@@ -253,12 +286,15 @@ def _normalize_word(word: str) -> str:
     return (tail if tail and head in ELISIONS else word)[:MAX_TERM_CHARACTERS]
 
 
-def _stem_word(word: str, language: str) -> tuple[str, ...]:
+def _list_terms(word: str, language: str) -> list[str]:
+    """Return the stem of a word, and those of its possible heads. Stop words have none."""
     if not word.isascii():
         language = _detect_language(word, language)
     if word in STOP_WORDS.get(language, ()):
-        return ()
-    return (get_stemmer(language)(word) if language else word,)
+        return []
+    return (
+        [*map(get_stemmer(language), [word, *find_heads(word, language)])] if language else [word]
+    )
 
 
 def _detect_language(word: str, latin: str) -> str:
@@ -268,7 +304,10 @@ def _detect_language(word: str, latin: str) -> str:
     return latin if script == "LATIN" else SCRIPT_LANGUAGES.get(script, "")
 
 
-def _split_pairs(run: str) -> list[str]:
+def _split_run(run: str) -> list[str]:
+    """Return the pairs of characters of a run of a script without spaces, or of a Korean word."""
+    if _HANGUL.match(run):
+        return split_korean(run)
     return [run[i : i + 2] for i in range(len(run) - 1)] or [run]
 
 
@@ -283,6 +322,5 @@ def get_stemmer(language: str) -> Callable[[str], str]:
         stemmers = _local.stemmers = {}
     stem = stemmers.get(language)
     if stem is None:
-        stem = cast("Callable[[str], str]", Stemmer.Stemmer(language, 0).stemWord)
-        stemmers[language] = stem
+        stem = stemmers[language] = make_stemmer(language)
     return stem

@@ -21,12 +21,8 @@ from scripts.bench.retrieval.locomo import (
     rank,
     search_dialogues,
 )
-from scripts.bench.retrieval.search import (
-    RECALL_COUNTS,
-    add_model_options,
-    measure_recall,
-    open_model,
-)
+from scripts.bench.retrieval.measures import measure_recall
+from scripts.bench.retrieval.search import add_model_options, open_model
 from scripts.bench.tables import new_parser, print_grid
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4)
@@ -37,16 +33,14 @@ DialogueScores = list[tuple[int, float]]
 def score_shares(run: LocomoRun, shares: Sequence[float]) -> dict[float, list[DialogueScores]]:
     """Return the scores of each share and dialogue."""
     scores: dict[float, list[DialogueScores]] = {share: [] for share in shares}
-    at_ten = RECALL_COUNTS.index(10)
     for number, part in enumerate(run.searched):
         weights = fit_without(run, number)
         for share in shares:
             found: DialogueScores = []
             for searched in part:
                 turns = diversify(searched, *rank(searched, weights, share=share))
-                gold = searched.question.gold
-                recalls = measure_recall(list(dict.fromkeys(turns)), gold, run.pieces)
-                found.append((searched.question.category, recalls[at_ten]))
+                recall = measure_recall(turns, searched.question.gold, 10)
+                found.append((searched.question.category, recall))
             scores[share].append(found)
     return scores
 
@@ -74,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
     options = parser.parse_args(arguments)
     configure_logging("error", "json")
-    run = asyncio.run(search_dialogues(options.data, open_model(options), options.model_path))
+    run = asyncio.run(search_dialogues(options.data, open_model(options)))
     scores = score_shares(run, options.shares)
     best = [choose_without(scores, number) for number in range(len(run.dialogues))]
     rows = {f"{share}": some for share, some in scores.items()}

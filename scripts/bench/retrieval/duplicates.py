@@ -35,11 +35,14 @@ from backend.enrichment.agent.duplicates import (
     DuplicateThresholds,
     SimilarEvent,
 )
-from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.embedding.protocol import Floats
 from backend.vault.sealing import Sealer
 from scripts.bench.data import FIXTURES, LOCOMO
-from scripts.bench.retrieval.search import add_model_options, make_sealer
+from scripts.bench.retrieval.search import (
+    UncachedEmbedder,
+    add_model_options,
+    make_sealer,
+    open_model,
+)
 from scripts.bench.tables import new_parser, print_grid, print_machine
 
 PAIRS = FIXTURES / "duplicates.json"
@@ -88,22 +91,6 @@ Decide = Callable[[PairComparison], bool]
 View = Callable[[SimilarEvent[ComparedEvent]], SimilarEvent[ComparedEvent]]
 
 
-class EmbeddedTexts:
-    """An embedder without a database that embeds each text once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._embedder = LocalEmbedder(folder, workers=2)
-        self._vectors: dict[str, Floats] = {}
-
-    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:  # noqa: ARG002  # nothing is sealed
-        """Return vectors, shape (n, d)."""
-        missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
-        if missing:
-            made = await self._embedder.embed(missing, "document")
-            self._vectors.update(zip(missing, made, strict=True))
-        return np.stack([self._vectors[text] for text in texts])
-
-
 def make_event(fields: EventFields) -> ComparedEvent:
     return ComparedEvent(uuid5(IDS, repr(fields)), fields)
 
@@ -125,7 +112,7 @@ async def compare_observations(
     finder: DuplicateFinder,
     sealer: Sealer,
     dialogues: Sequence[Mapping[str, Any]],
-    model: EmbeddedTexts,
+    model: UncachedEmbedder,
 ) -> list[ComparedObservation]:
     """Compare each observation of LoCoMo with the nearest earlier ones of its dialogue."""
     found: list[ComparedObservation] = []
@@ -295,10 +282,12 @@ async def run(
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Compare all pairs and observations."""
-    model, sealer = EmbeddedTexts(options.model_path), make_sealer(IDS)
-    finder = DuplicateFinder(sealer, model, CpuPool())
+    model, sealer = open_model(options), make_sealer(IDS)
+    embedder = UncachedEmbedder(model)
+    finder = DuplicateFinder(sealer, embedder, CpuPool())
     comparisons = await compare_pairs(finder, pairs)
-    observations = await compare_observations(finder, sealer, dialogues, model)
+    observations = await compare_observations(finder, sealer, dialogues, embedder)
+    await model.aclose()
     if options.choose:
         print_constants([each for each in comparisons if each.pair.split == "choose"], observations)
     return summarize(comparisons, observations)
@@ -308,7 +297,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = new_parser("retrieval duplicates", __doc__)
     parser.add_argument("--pairs", type=Path, default=PAIRS, help="labelled pairs of events")
     parser.add_argument("--data", type=Path, default=LOCOMO, help="LoCoMo's file")
-    add_model_options(parser, stores_vectors=False)
+    add_model_options(parser)
     parser.add_argument("--choose", action="store_true", help="print other constants first")
     options = parser.parse_args(arguments)
     configure_logging("error", "json")

@@ -26,17 +26,20 @@ from backend.memory.indexing.documents import IndexDocument, build_event_documen
 from backend.memory.indexing.sources import OriginMessage
 from scripts.bench.data import LOCOMO
 from scripts.bench.retrieval.locomo import CATEGORY_GROUPS, find_turns, read_dialogues
-from scripts.bench.retrieval.search import (
+from scripts.bench.retrieval.measures import (
     RECALL_COUNTS,
-    RECALL_HEADS,
+    average,
+    measure_budgets,
+    measure_ranking,
+    measure_recall,
+)
+from scripts.bench.retrieval.search import (
     AllRows,
     Dialogue,
     add_model_options,
-    average,
-    count_line_pieces,
-    load_piece_counter,
+    count_line_tokens,
+    count_tokens,
     make_sealer,
-    measure_recall,
     open_bench,
     open_model,
     search_as_turn,
@@ -48,7 +51,6 @@ MESSAGES_ONLY, WITH_EVENTS, WITH_JOINED_EVENTS = (
     "with events",
     "events joined to messages",
 )
-HEADS = RECALL_HEADS + [f"with events @{count}" for count in RECALL_COUNTS]
 
 
 @dataclass(frozen=True)
@@ -109,36 +111,32 @@ def _make_document(event: Observation, chronicle_id: UUID) -> IndexDocument:
 def measure_events(
     found: Sequence[tuple[Kind, UUID]],
     gold: frozenset[UUID],
-    pieces: Mapping[UUID, int],
+    tokens: Mapping[UUID, int],
     origins: Mapping[UUID, Sequence[OriginMessage]],
-) -> list[float]:
-    """Return the figures of `HEADS` for one question."""
+) -> dict[str, float]:
+    """Return the figures of one question."""
     messages = [source_id for kind, source_id in found if kind == "message"]
-    count = len(RECALL_COUNTS)
-    values = measure_recall(messages, gold, pieces)[:count]
-    values += measure_recall([source_id for _, source_id in found], gold, pieces)[count:]
+    everything = [source_id for _, source_id in found]
+    figures = measure_ranking(messages, gold, tokens) | measure_budgets(everything, gold, tokens)
     for count in RECALL_COUNTS:
-        first = {source_id for _, source_id in found[:count]}
-        first |= {origin.message_id for each in [*first] for origin in origins.get(each, ())}
-        values.append(len(gold & first) / len(gold))
-    return values
+        first = everything[:count]
+        first += [origin.message_id for each in first for origin in origins.get(each, ())]
+        figures[f"with events @{count}"] = measure_recall(first, gold, len(first))
+    return figures
 
 
-async def measure(
-    data: Path, model: Embedder, model_path: Path
-) -> dict[str, dict[str, dict[str, float]]]:
+async def measure(data: Path, model: Embedder) -> dict[str, dict[str, dict[str, float]]]:
     """Return the mean figures by way of searching and by category."""
     dialogues = read_dialogues(data)
-    count = load_piece_counter(model_path)
-    scores: dict[str, list[tuple[int, list[float]]]] = {
+    scores: dict[str, list[tuple[int, dict[str, float]]]] = {
         way: [] for way in (MESSAGES_ONLY, WITH_EVENTS, WITH_JOINED_EVENTS)
     }
     async with open_bench(model) as bench:
         for dialogue, events in zip(dialogues, read_observations(data, dialogues), strict=True):
             chronicle_id = uuid5(dialogue.chat_id, "chronicle")
             origins = {event.id: event.origins for event in events}
-            pieces = count_line_pieces(dialogue, count)
-            pieces |= {event.id: count(f"{event.who}: {event.text}") for event in events}
+            tokens = count_line_tokens(dialogue)
+            tokens |= {event.id: count_tokens(f"{event.who}: {event.text}") for event in events}
             await bench.index_dialogue(dialogue)
             for way, some in scores.items():
                 parts = [ScopePart(containers=[dialogue.chat_id], kinds=("message", "scene"))]
@@ -153,9 +151,9 @@ async def measure(
                 service = bench.make_search(AllRows("message"), AllRows("event", joined))
                 for question in dialogue.questions:
                     found = await search_as_turn(service, dialogue, question.text, parts, kinds)
-                    values = measure_events(found, question.gold, pieces, origins)
+                    values = measure_events(found, question.gold, tokens, origins)
                     some.append((question.category, values))
-    return {way: average(some, CATEGORY_GROUPS, HEADS) for way, some in scores.items()}
+    return {way: average(some, CATEGORY_GROUPS) for way, some in scores.items()}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -164,7 +162,7 @@ def main(arguments: Sequence[str]) -> None:
     add_model_options(parser)
     options = parser.parse_args(arguments)
     configure_logging("error", "json")
-    figures = asyncio.run(measure(options.data, open_model(options), options.model_path))
+    figures = asyncio.run(measure(options.data, open_model(options)))
     if options.json:
         print(json.dumps(figures, indent=2))
         return

@@ -23,13 +23,13 @@ from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.search import query as query_words
 from backend.memory.search.search import MemorySearch
 from scripts.bench.data import FIXTURES
+from scripts.bench.retrieval.measures import measure_first
 from scripts.bench.retrieval.search import (
     Dialogue,
     Question,
     add_model_options,
     find_places,
     make_lines,
-    measure_first,
     open_bench,
 )
 from scripts.bench.tables import new_parser, print_grid

@@ -23,18 +23,16 @@ from backend.memory.embedding.protocol import Embedder
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.indexing.documents import build_lore_documents
 from scripts.bench.data import CRD3
+from scripts.bench.retrieval.measures import average, measure_ranking
 from scripts.bench.retrieval.search import (
-    RECALL_HEADS,
     AllRows,
     Dialogue,
     Question,
     add_model_options,
-    average,
-    count_line_pieces,
-    load_piece_counter,
+    count_line_tokens,
+    count_tokens,
     make_lines,
     make_sealer,
-    measure_recall,
     open_bench,
     open_model,
     search_as_turn,
@@ -107,12 +105,14 @@ def read_questions(folder: Path) -> ListQuestions:
     )
 
 
-async def measure(data: Path, model: Embedder, model_path: Path) -> dict[str, dict[str, float]]:
+async def measure(data: Path, model: Embedder) -> dict[str, dict[str, float]]:
     """Return the mean recalls of the chat and of the lorebook, by half."""
     lists = read_questions(data)
-    story, count = lists.story, load_piece_counter(model_path)
-    pieces = count_line_pieces(story, count)
-    pieces |= {each: count(f"{title}: {text}") for each, (title, _, text) in lists.entries.items()}
+    story = lists.story
+    tokens = count_line_tokens(story)
+    tokens |= {
+        each: count_tokens(f"{title}: {text}") for each, (title, _, text) in lists.entries.items()
+    }
     figures: dict[str, dict[str, float]] = {}
     async with open_bench(model) as bench:
         await bench.index_dialogue(story)
@@ -131,13 +131,13 @@ async def measure(data: Path, model: Embedder, model_path: Path) -> dict[str, di
         ]
         for name, kind, container_id, questions in sets:
             parts = [ScopePart(containers=[container_id])]
-            scores: list[tuple[int, list[float]]] = []
+            scores: list[tuple[int, dict[str, float]]] = []
             for question in questions:
                 found = await search_as_turn(service, story, question.text, parts, [kind])
                 order = [source_id for _, source_id in found]
-                values = measure_recall(order, question.gold, pieces)
+                values = measure_ranking(order, question.gold, tokens)
                 scores.append((question.category, values))
-            rows = average(scores, HALVES, RECALL_HEADS)
+            rows = average(scores, HALVES)
             figures |= {f"{name}, {half}": row for half, row in rows.items()}
     return figures
 
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str]) -> None:
     add_model_options(parser)
     options = parser.parse_args(arguments)
     configure_logging("error", "json")
-    figures = asyncio.run(measure(options.data, open_model(options), options.model_path))
+    figures = asyncio.run(measure(options.data, open_model(options)))
     if options.json:
         print(json.dumps(figures, indent=2))
     else:

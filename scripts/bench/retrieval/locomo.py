@@ -2,7 +2,11 @@
 
 Each dialogue is a user's chat. The code of a server makes messages, scenes and points of it. The
 questions go unchanged through the search of a turn. Gold are the turns that answer a question;
-recall@k is the mean of |first k and gold| / |gold|. Budgets count word pieces of `Speaker: text`.
+recall@k is the mean of |first k and gold| / |gold|. Budgets (`1024t`) count tokens of
+`Speaker: text` in o200k_base.
+
+The same rankings are also measured by chunks of six turns and by sessions, as others do. The best
+turn decides the place of its chunk or session, which is a hit if it has a gold turn.
 
 The peers use the same index: BM25 alone, dense alone, and their reciprocal rank fusion with k=60
 and with Qdrant's default k=2 (prefetch 100).
@@ -19,6 +23,7 @@ import json
 import re
 import statistics
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -56,28 +61,36 @@ from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from scripts.bench.data import LOCOMO
+from scripts.bench.retrieval.measures import (
+    Figures,
+    average,
+    measure_hits,
+    measure_ranking,
+    rank_units,
+)
 from scripts.bench.retrieval.search import (
     IDS,
-    RECALL_HEADS,
     Dialogue,
     Question,
     SearchBench,
     add_model_options,
-    average,
-    count_line_pieces,
-    load_piece_counter,
+    count_line_tokens,
     make_lines,
     make_sealer,
     make_user_id,
-    measure_recall,
     open_bench,
     open_model,
 )
-from scripts.bench.tables import new_parser, print_grid, print_machine
+from scripts.bench.tables import new_parser, print_grid, print_machine, print_markdown
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
-CATEGORY_GROUPS = {"1-4": (1, 2, 3, 4)} | {title: (each,) for each, title in CATEGORIES.items()}
-PROMPT = "in a prompt"
+CATEGORY_GROUPS = {"1-4": (1, 2, 3, 4), "1-5": (1, 2, 3, 4, 5)} | {
+    title: (each,) for each, title in CATEGORIES.items()
+}
+RANKING, PROMPT = "Talekeeper", "in a prompt"
+CHUNK_TURNS = 6
+COMPARED_COLUMNS = ("any@5", "any@10", "all@5", "all@10", "coverage@5", "NDCG@10")
+"""Columns of the comparison with others in `docs/explanation/retrieval.md`."""
 
 ADVERSARIAL_WEIGHT = 0.6
 """Weight of adversarial questions while ranking weights are fitted. They name the wrong speaker,
@@ -104,13 +117,13 @@ class LocomoRun:
 
     dialogues: list[Dialogue] = field(default_factory=list[Dialogue])
     searched: list[list[SearchedQuestion]] = field(default_factory=list[list[SearchedQuestion]])
-    pieces: dict[UUID, int] = field(default_factory=dict[UUID, int])
+    tokens: dict[UUID, int] = field(default_factory=dict[UUID, int])
     points: int = 0
     vector_bytes: int = 0
     indexing_seconds: float = 0
     search_times: list[float] = field(default_factory=list[float])
     embedding_times: list[float] = field(default_factory=list[float])
-    prompt_pieces: list[int] = field(default_factory=list[int])
+    prompt_tokens: list[int] = field(default_factory=list[int])
 
 
 def read_dialogues(path: Path) -> list[Dialogue]:
@@ -122,6 +135,7 @@ def _read_dialogue(raw: Mapping[str, Any]) -> Dialogue:
     name, talk = str(raw["sample_id"]), raw["conversation"]
     chat_id = uuid5(IDS, name)
     texts: list[tuple[UUID, str, str, datetime]] = []
+    sessions: dict[UUID, str] = {}
     numbers = sorted(int(key[8:]) for key in talk if re.fullmatch(r"session_\d+", key))
     for number in numbers:
         began = datetime.strptime(
@@ -132,7 +146,7 @@ def _read_dialogue(raw: Mapping[str, Any]) -> Dialogue:
             text = f"{turn['text']} [image: {caption}]" if caption else str(turn["text"])
             said_at = began + timedelta(seconds=20 * place)
             texts.append((uuid5(chat_id, turn["dia_id"]), turn["speaker"], text, said_at))
-    ids = {each[0] for each in texts}
+            sessions[texts[-1][0]] = str(number)
     return Dialogue(
         user_id=make_user_id(name),
         chat_id=chat_id,
@@ -141,9 +155,10 @@ def _read_dialogue(raw: Mapping[str, Any]) -> Dialogue:
         questions=[
             Question(asked["question"], asked["category"], gold)
             for asked in raw["qa"]
-            if (gold := find_turns(chat_id, " ".join(asked.get("evidence", ()))) & ids)
+            if (gold := find_turns(chat_id, " ".join(asked.get("evidence", ()))) & set(sessions))
         ],
         ended=texts[-1][3],
+        sessions=sessions,
     )
 
 
@@ -151,6 +166,21 @@ def find_turns(chat_id: UUID, text: str) -> frozenset[UUID]:
     """Return the ids of the turns that a text names, such as `D1:3`, `D:11:26` or `D30:05`."""
     found = re.findall(r"D:?(\d+):(\d+)", text)
     return frozenset(uuid5(chat_id, f"D{int(scene)}:{int(turn)}") for scene, turn in found)
+
+
+def list_units(dialogue: Dialogue) -> dict[str, dict[UUID, str]]:
+    """Return the unit of each turn: itself, its chunk of a session, and its session."""
+    chunks: dict[UUID, str] = {}
+    counts: Counter[str] = Counter()
+    for line in dialogue.lines:
+        session = dialogue.sessions[line.id]
+        chunks[line.id] = f"{session}/{counts[session] // CHUNK_TURNS}"
+        counts[session] += 1
+    return {
+        "turns": {each: str(each) for each in dialogue.sessions},
+        f"chunks of {CHUNK_TURNS} turns": chunks,
+        "sessions": dict(dialogue.sessions),
+    }
 
 
 def count_vector_bytes(point: Point) -> int:
@@ -317,42 +347,51 @@ def fit_without(run: LocomoRun, dialogue: int) -> Weights:
     return fit_weights([searched for part in others for searched in part])
 
 
-def score(
-    run: LocomoRun, *, fits: bool
-) -> tuple[dict[str, list[tuple[int, list[float]]]], list[Weights]]:
-    """Return (category, recalls) of each question by method, and the weights of each dialogue."""
-    scores: dict[str, list[tuple[int, list[float]]]] = {}
-    used: list[Weights] = []
+@dataclass(frozen=True)
+class LocomoScores:
+    """(category, figures) of each question by method, also by unit, and the dialogues' weights."""
+
+    recalls: defaultdict[str, list[tuple[int, Figures]]]
+    hits: defaultdict[tuple[str, str], list[tuple[int, Figures]]]
+    weights: list[Weights]
+
+
+def score(run: LocomoRun, *, fits: bool) -> LocomoScores:
+    """Rank the hits of all questions, and measure the rankings."""
+    scores = LocomoScores(defaultdict(list), defaultdict(list), [])
+    run.prompt_tokens.clear()
     for number, part in enumerate(run.searched):
+        units = list_units(run.dialogues[number])
         weights = fit_without(run, number) if fits else Weights()
-        used.append(weights)
+        scores.weights.append(weights)
         for searched in part:
             order, broad = rank(searched, weights)
             kept = [each for each in order if each.id in searched.relevant]
             prompt = fill_prompt(searched, order, kept, broad)
-            run.prompt_pieces.append(sum(run.pieces[each] for each in prompt))
+            run.prompt_tokens.append(sum(run.tokens[each] for each in prompt))
             orders = {
                 "dense alone": [hit.payload.source_id for hit in searched.plain["dense"]],
                 "BM25 alone": [hit.payload.source_id for hit in searched.plain["sparse"]],
                 "RRF k=60": fuse_by_rank(searched.plain, 61),
                 "Qdrant's default (RRF k=2)": fuse_by_rank(searched.plain, 2),
-                "Talekeeper": diversify(searched, order, broad),
+                RANKING: diversify(searched, order, broad),
                 "with its min_relevance": diversify(searched, kept, broad),
                 PROMPT: prompt,
             }
             for name, turns in orders.items():
-                question = searched.question
-                values = measure_recall(list(dict.fromkeys(turns)), question.gold, run.pieces)
-                scores.setdefault(name, []).append((question.category, values))
-    return scores, used
+                gold, category = searched.question.gold, searched.question.category
+                recalls = measure_ranking(turns, gold, run.tokens)
+                scores.recalls[name].append((category, recalls))
+                for unit, members in units.items():
+                    unit_gold = {members[each] for each in gold}
+                    hits = measure_hits(rank_units(turns, members), unit_gold)
+                    scores.hits[name, unit].append((category, hits))
+    return scores
 
 
-async def search_dialogues(
-    data: Path, model: Embedder, model_path: Path, *, by_meaning: bool = True
-) -> LocomoRun:
-    """Index all dialogues and search for all questions. `model_path` counts word pieces."""
+async def search_dialogues(data: Path, model: Embedder, *, by_meaning: bool = True) -> LocomoRun:
+    """Index all dialogues and search for all questions."""
     run = LocomoRun(read_dialogues(data))
-    count = load_piece_counter(model_path)
     async with open_bench(model, by_meaning=by_meaning) as bench:
         service = bench.make_search()
         for dialogue in run.dialogues:
@@ -361,7 +400,7 @@ async def search_dialogues(
             run.indexing_seconds += time.perf_counter() - began
             run.points += len(points)
             run.vector_bytes += sum(map(count_vector_bytes, points))
-            run.pieces |= count_line_pieces(dialogue, count)
+            run.tokens |= count_line_tokens(dialogue)
             run.searched.append(
                 [
                     await search_question(bench, service, dialogue, question, run)
@@ -373,13 +412,15 @@ async def search_dialogues(
 
 def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
     """Return every figure of a run."""
-    scores, weights = score(run, fits=fits)
+    scores = score(run, fits=fits)
     turns = sum(len(dialogue.lines) for dialogue in run.dialogues)
     return {
-        "recall": {
-            name: average(some, CATEGORY_GROUPS, RECALL_HEADS) for name, some in scores.items()
+        "recall": {name: average(some, CATEGORY_GROUPS) for name, some in scores.recalls.items()},
+        "hits": {
+            f"{name}, {unit}": average(some, CATEGORY_GROUPS)
+            for (name, unit), some in scores.hits.items()
         },
-        "weights": {f"{number}": asdict(each) for number, each in enumerate(weights, 1)},
+        "weights": {f"{number}": asdict(each) for number, each in enumerate(scores.weights, 1)},
         "costs": {
             "dialogues": len(run.dialogues),
             "turns": turns,
@@ -388,7 +429,7 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
             "indexing_seconds": round(run.indexing_seconds, 1),
             "messages_a_second": round(turns / run.indexing_seconds),
             "vector_bytes_a_message": round(run.vector_bytes / turns),
-            "pieces_a_prompt": round(statistics.fmean(run.prompt_pieces)),
+            "tokens_a_prompt": round(statistics.fmean(run.prompt_tokens)),
             "embedding_ms_p50": round(statistics.median(run.embedding_times), 2),
             "search_ms_p50": round(statistics.median(run.search_times), 2),
             "search_ms_p95": round(statistics.quantiles(run.search_times, n=20)[-1], 2),
@@ -397,9 +438,17 @@ def summarize(run: LocomoRun, *, fits: bool) -> dict[str, Any]:
 
 
 def print_figures(figures: Mapping[str, Any]) -> None:
-    print_machine()
     for name, rows in figures["recall"].items():
         print_grid(name, rows)
+    for name, rows in figures["hits"].items():
+        if name.startswith(f"{RANKING}, "):
+            print_grid(name, rows)
+    for group in ("1-5", "1-4"):
+        hits = {
+            name: {column: rows[group][column] for column in COMPARED_COLUMNS}
+            for name, rows in figures["hits"].items()
+        }
+        print_markdown(f"categories {group}", hits)
     print_grid("weights of each dialogue", figures["weights"])
     print()
     for name, value in figures["costs"].items():
@@ -411,7 +460,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--data", type=Path, default=LOCOMO, help="LoCoMo's file")
     add_model_options(parser)
     parser.set_defaults(vectors=None)
-    parser.add_argument("--weights", choices=("loo", "default"), default="loo")
+    parser.add_argument("--weights", choices=("loo", "default"), nargs="+", default=["loo"])
     parser.add_argument("--without-model", action="store_true", help="search by words alone")
     options: argparse.Namespace = parser.parse_args(arguments)
     configure_logging("error", "json")
@@ -419,12 +468,14 @@ def main(arguments: Sequence[str]) -> None:
         search_dialogues(
             options.data,
             open_model(options),
-            options.model_path,
             by_meaning=not options.without_model,
         )
     )
-    figures = summarize(run, fits=options.weights == "loo")
+    figures = {each: summarize(run, fits=each == "loo") for each in options.weights}
     if options.json:
         print(json.dumps(figures, indent=2))
-    else:
-        print_figures(figures)
+        return
+    print_machine()
+    for each, some in figures.items():
+        print(f"\nWeights: {each}")
+        print_figures(some)

@@ -35,6 +35,7 @@ from backend.memory.search.terms import query_terms
 from backend.turns.prompt.retrieve import MAX_SHORT_ITEMS
 from backend.vault.sealing import Sealer
 from scripts.bench.data import CRD3
+from scripts.bench.retrieval.measures import average, measure_ndcg, measure_recall
 from scripts.bench.retrieval.search import (
     Dialogue,
     SearchBench,
@@ -52,8 +53,8 @@ CHAT_SIZES = (300, 1500)
 RECENT_MESSAGES = 40
 """Messages at the end of a chat that are in its history and therefore not searched."""
 
-FIRST_COUNTS = (10, 40)
-ROOM_TOKENS = (1024, 4000)
+FIRST_COUNTS = (5, 10, 40)
+ROOM_TOKENS = (1024, 2048, 4000)
 IDS = UUID("b7a0b9c8-50e5-5a6f-9d3b-0f3d0c8e0000")
 BEGAN = datetime(2026, 3, 1, 19, tzinfo=UTC)
 
@@ -221,24 +222,25 @@ async def search_chats(options: argparse.Namespace, size: int) -> ChatResults:
 
 
 def summarize(chats: ChatResults) -> dict[str, dict[str, float]]:
-    """Return the shares of lines among the first and within a room, in per cent, by method."""
+    """Return the shares of lines among the first and within a room, in per cent, by method.
+
+    Each question has one line, so that `@5` is also any@5 and all@5.
+    """
     figures: dict[str, dict[str, float]] = {}
     for method in chats.results[0].orders:
-        hits: dict[str, list[bool]] = {}
+        scores: list[tuple[str, dict[str, float]]] = []
         tokens: list[int] = []
         for result in chats.results:
-            order = result.orders[method]
-            for count in FIRST_COUNTS:
-                hits.setdefault(f"@{count}", []).append(result.gold in order[:count])
+            order, gold = result.orders[method], {result.gold}
+            row = {f"@{count}": measure_recall(order, gold, count) for count in FIRST_COUNTS}
+            row["NDCG@10"] = measure_ndcg(order, gold, 10)
             taken: list[SizedLine] = []
             for room in ROOM_TOKENS:
                 taken, _ = fill([chats.sized[each] for each in order[:MAX_SHORT_ITEMS]], room)
-                is_taken = result.gold in {each.id for each in taken}
-                hits.setdefault(f"{room}t", []).append(is_taken)
+                row[f"{room}t"] = measure_recall([each.id for each in taken], gold, len(taken))
+            scores.append((method, row))
             tokens.append(sum(each.tokens for each in taken))
-        figures[method] = {
-            name: round(100 * statistics.fmean(some), 1) for name, some in hits.items()
-        }
+        figures |= average(scores, {method: {method}})
         figures[method]["tokens"] = round(statistics.fmean(tokens), 1)
     return figures
 

@@ -1,13 +1,11 @@
-"""Chats in an index of Qdrant Edge, searched by the code of a server, and the recall of results."""
+"""Chats in an index of Qdrant Edge, searched by the code of a server."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import (
     AsyncGenerator,
-    Callable,
     Collection,
     Iterable,
     Mapping,
@@ -21,12 +19,11 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 from uuid import UUID, uuid5
 
-from tokenizers import Tokenizer
-
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
 from backend.core.audience import Viewpoint
 from backend.core.cpu_pool import CpuPool
+from backend.generation.tokens import FALLBACK_TOKENIZER, get_tokenizer
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import (
     Embedder,
@@ -70,12 +67,6 @@ from scripts.bench.data import MINILM
 from scripts.bench.vectors import StoredVectors
 
 IDS = UUID("5f1f2f6e-7d0c-5a70-9f55-1d6b6c7a0000")
-RECALL_COUNTS = (5, 10, 20, 50)
-RECALL_BUDGETS = (256, 512, 1024, 2048, 4096)
-RECALL_HEADS = [f"@{count}" for count in RECALL_COUNTS] + [f"{each}t" for each in RECALL_BUDGETS]
-
-ScoredQuestions = Sequence[tuple[int, list[float]]]
-"""(category, figures) of each question."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +88,8 @@ class Dialogue:
     lines: Sequence[IndexedMessage]
     questions: Sequence[Question]
     ended: datetime
+    sessions: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
+    """The session of each line, if the data has sessions."""
 
 
 def make_lines(
@@ -188,6 +181,15 @@ class AllRows:
         }
 
 
+@asynccontextmanager
+async def open_index(dimension: int) -> AsyncGenerator[VectorIndex]:
+    """Yield an empty index in a temporary folder."""
+    with TemporaryDirectory(prefix="bench-") as folder:
+        index = await open_edge(Path(folder), "bench", dimension)
+        yield index
+        await index.aclose()
+
+
 @dataclass(frozen=True)
 class SearchBench:
     """An index with everything that indexing and searching need."""
@@ -274,11 +276,9 @@ async def open_bench(model: Embedder, *, by_meaning: bool = True) -> AsyncGenera
     await model.ready()
     embedder = UncachedEmbedder(model) if by_meaning else None
     blinders, pool = Blinders(), CpuPool()
-    with TemporaryDirectory(prefix="bench-") as folder:
-        index = await open_edge(Path(folder), "bench", model.spec.dimension)
+    async with open_index(model.spec.dimension) as index:
         maker = PointMaker(blinders=blinders, pool=pool)
         yield SearchBench(index, maker, blinders, pool, embedder)
-        await index.aclose()
     await pool.aclose()
     await model.aclose()
 
@@ -298,31 +298,32 @@ async def search_as_turn(
     return [(each.recalled.kind, each.recalled.source_id) for each in memories]
 
 
+async def rank_lines(
+    search: MemorySearch, dialogue: Dialogue, text: str, names: Sequence[str]
+) -> list[UUID]:
+    """Return the ids of all lines that a search finds, best first."""
+    request = SearchRequest(
+        text=text,
+        names=names,
+        parts=[ScopePart(containers=[dialogue.chat_id])],
+        kinds=["message"],
+        min_relevance=0.0,
+        now=dialogue.ended,
+    )
+    findings = await search.find(make_sealer(dialogue.user_id), request)
+    return [each.payload.source_id for each in findings.candidates]
+
+
 async def find_places(
     search: MemorySearch, dialogue: Dialogue, names: Sequence[str]
 ) -> list[int | None]:
     """Return the place from 0 of the line that answers each question; None if it is missing."""
     places: list[int | None] = []
     for question in dialogue.questions:
-        request = SearchRequest(
-            text=question.text,
-            names=names,
-            parts=[ScopePart(containers=[dialogue.chat_id])],
-            kinds=["message"],
-            min_relevance=0.0,
-            now=dialogue.ended,
-        )
-        findings = await search.find(make_sealer(dialogue.user_id), request)
-        order = [each.payload.source_id for each in findings.candidates]
+        order = await rank_lines(search, dialogue, question.text, names)
         [gold] = question.gold
         places.append(order.index(gold) if gold in order else None)
     return places
-
-
-def measure_first(places: Sequence[int | None], count: int) -> int:
-    """Return the share of lines among the first `count`, in per cent."""
-    found = sum(place is not None and place < count for place in places)
-    return round(100 * found / len(places))
 
 
 def make_request(
@@ -342,56 +343,14 @@ def make_request(
     )
 
 
-def load_piece_counter(model_path: Path) -> Callable[[str], int]:
-    """Return a function that counts the word pieces of a text, without special tokens."""
-    tokenizer: Any = Tokenizer.from_file(str(model_path / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    return count
+def count_tokens(text: str) -> int:
+    """Return the tokens of a text, counted with o200k_base."""
+    return get_tokenizer(FALLBACK_TOKENIZER).count(text)
 
 
-def count_line_pieces(dialogue: Dialogue, count: Callable[[str], int]) -> dict[UUID, int]:
-    """Return the word pieces of each line, with its author."""
-    return {line.id: count(f"{line.author}: {line.text}") for line in dialogue.lines}
-
-
-def measure_recall(
-    order: Sequence[UUID], gold: frozenset[UUID], pieces: Mapping[UUID, int]
-) -> list[float]:
-    """Return the recall of the first texts: `RECALL_COUNTS` of them, or within a budget.
-
-    The budgets `RECALL_BUDGETS` are in word pieces. A budget ends before the first text that
-    exceeds it.
-    """
-    values = [len(gold.intersection(order[:count])) / len(gold) for count in RECALL_COUNTS]
-    for budget in RECALL_BUDGETS:
-        spent, kept = 0, 0
-        for each in order:
-            spent += pieces[each]
-            if spent > budget:
-                break
-            kept += 1
-        values.append(len(gold.intersection(order[:kept])) / len(gold))
-    return values
-
-
-def average(
-    scores: ScoredQuestions, groups: Mapping[str, Collection[int]], heads: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """Return mean figures in per cent of each group of categories that has questions."""
-    rows: dict[str, dict[str, float]] = {}
-    for title, categories in groups.items():
-        values = [figures for category, figures in scores if category in categories]
-        if values:
-            columns = zip(heads, zip(*values, strict=True), strict=True)
-            rows[title] = {
-                head: round(100 * statistics.fmean(column), 1) for head, column in columns
-            }
-    return rows
+def count_line_tokens(dialogue: Dialogue) -> dict[UUID, int]:
+    """Return the tokens of each line with its author."""
+    return {line.id: count_tokens(f"{line.author}: {line.text}") for line in dialogue.lines}
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, stores_vectors: bool = True) -> None:

@@ -7,7 +7,7 @@ The thresholds `dense` and `lore` admit the same share of unrelated pairs as Min
 which were chosen on more texts. The result belongs in `backend/memory/embedding/cosines.toml`.
 
 `--locomo` also reports the strictest `dense` and `best` that keep recall@10 on LoCoMo's dialogues
-within 1.5 points of recall without thresholds. It needs `--model-path`.
+within 1.5 points of recall without thresholds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from backend.settings import Settings
 from scripts.bench.retrieval import lore
 from scripts.bench.retrieval.languages import PLAIN, read_stories
 from scripts.bench.retrieval.locomo import LocomoRun, rank, search_dialogues
+from scripts.bench.retrieval.measures import measure_recall
 from scripts.bench.tables import new_parser
 from scripts.bench.vectors import StoredVectors
 
@@ -107,15 +108,17 @@ def make_locomo_table(run: LocomoRun, cosines: ModelCosines) -> list[str]:
     questions = [each for part in run.searched for each in part if each.question.category != 5]
     orders = [(rank(each, Weights())[0], each.question.gold) for each in questions]
 
-    def measure_recall(thresholds: RankingThresholds) -> float:
+    def average_recall(thresholds: RankingThresholds) -> float:
+        kept = [
+            [each.payload.source_id for each in select_relevant(order, thresholds)]
+            for order, _ in orders
+        ]
         recalls = (
-            len(gold & {each.payload.source_id for each in select_relevant(order, thresholds)[:10]})
-            / len(gold)
-            for order, gold in orders
+            measure_recall(some, gold, 10) for some, (_, gold) in zip(kept, orders, strict=True)
         )
         return 100 * statistics.fmean(recalls)
 
-    whole = measure_recall(RankingThresholds(dense=0, sparse=0))
+    whole = average_recall(RankingThresholds(dense=0, sparse=0))
     lines = [f"{'dense':>8}{'best':>6}{'recall@10':>11}"]
     kept: list[tuple[float, float]] = []
     width = cosines.dense - cosines.unrelated
@@ -123,7 +126,7 @@ def make_locomo_table(run: LocomoRun, cosines: ModelCosines) -> list[str]:
         for best in BEST_FACTORS:
             dense = cosines.unrelated + factor * width
             thresholds = RankingThresholds(dense=dense, best=best, unrelated=cosines.unrelated)
-            recall = measure_recall(thresholds)
+            recall = average_recall(thresholds)
             lines.append(f"{dense:>8.3f}{best:>6}{recall:>11.1f}")
             if recall >= whole - MAX_LOST_POINTS:
                 kept.append((dense, best))
@@ -145,8 +148,8 @@ async def choose(
         model = StoredVectors(model, vectors)
     spec = await model.ready()
     cosines, lines = await fit(model, data)
-    if locomo and model_path:
-        lines += make_locomo_table(await search_dialogues(locomo, model, model_path), cosines)
+    if locomo:
+        lines += make_locomo_table(await search_dialogues(locomo, model), cosines)
     else:
         await model.aclose()
     values = [f"{name} = {getattr(cosines, name):.2f}" for name in ("unrelated", "dense", "lore")]

@@ -7,28 +7,33 @@ import hashlib
 import random
 import shutil
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from backend import cli
-from backend.memory.embedding import catalogue as fetching
+from backend.memory.embedding import download as fetching
 from backend.memory.embedding.catalogue import (
-    DiskFullError,
-    FetchUnderWayError,
-    HubUnreachableError,
-    ModelDamagedError,
-    ModelNotOnHubError,
+    ModelPin,
     OfferedModel,
-    PublishedFile,
-    fetch_model,
+    PinnedFile,
     find_model_in_use,
     is_fetched,
     list_models,
 )
+from backend.memory.embedding.download import (
+    DiskFullError,
+    FetchUnderWayError,
+    HubUnreachableError,
+    ModelChangedError,
+    ModelDamagedError,
+    ModelNotOnHubError,
+    fetch_model,
+)
 from backend.settings import Settings
-from tests.fakes.hub_server import HubServer
+from tests.fakes.hub_server import REVISION, HubServer
 from tests.support.memory import API, MODEL_FOLDER, Start, search, settled, tell
 from tests.support.server import Account, Running, ok, problem
 from tests.support.waiting import until, until_true
@@ -39,18 +44,27 @@ NAME = "sentence-transformers/all-MiniLM-L6-v2"
 WEIGHTS = random.Random(7).randbytes(2_000_000)
 FILES = {"config.json": b'{"hidden_size": 384}', "onnx/model.onnx": WEIGHTS}
 
-TINY = OfferedModel(
-    name=NAME,
-    repository="Qdrant/tiny",
-    revision="a" * 40,
-    languages=("en",),
-    licence="apache-2.0",
-    dimension=384,
+PIN = ModelPin(
+    revision=REVISION,
     files={
-        path: PublishedFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        path: PinnedFile(size=len(content), digest=hashlib.sha256(content).hexdigest())
         for path, content in FILES.items()
     },
 )
+TINY = OfferedModel(
+    name=NAME,
+    repository="Qdrant/tiny",
+    files=tuple(FILES),
+    pin=PIN,
+    size=sum(map(len, FILES.values())),
+    languages=("en",),
+    licence="apache-2.0",
+    dimension=384,
+    lines_per_second=100,
+    pooling="mean",
+    query_prefix="",
+)
+UNPINNED = replace(TINY, pin=None)
 
 
 @pytest.fixture
@@ -67,8 +81,8 @@ async def skip_wait(_seconds: float) -> None:
     """Do not wait between two attempts."""
 
 
-async def fetch(tiny_hub: HubServer, models: Path) -> None:
-    await fetch_model(TINY, models, ignore, hub=tiny_hub.url, wait=skip_wait)
+async def fetch(tiny_hub: HubServer, models: Path, model: OfferedModel = TINY) -> None:
+    await fetch_model(model, models, ignore, hub=tiny_hub.url, wait=skip_wait)
 
 
 async def test_a_model_comes_whole_and_is_used(tiny_hub: HubServer, tmp_path: Path) -> None:
@@ -138,8 +152,81 @@ async def test_the_public_hub_is_held_to_what_was_published(
     tiny_hub.files["onnx/model.onnx"] = b"!" + WEIGHTS[1:]
     await fetch(tiny_hub, tmp_path / "of-a-mirror")
     monkeypatch.setattr(fetching, "PUBLIC_HUB", tiny_hub.url)
-    with pytest.raises(ModelDamagedError):
-        await fetch(tiny_hub, tmp_path / "of-the-tiny_hub")
+    tiny_hub.ranges.clear()
+    with pytest.raises(ModelChangedError, match="update Talekeeper"):
+        await fetch(tiny_hub, tmp_path / "of-the-hub")
+    assert tiny_hub.ranges == []
+    # The hub names the hash of a blob for a small file, so its SHA-256 is known after the download.
+    tiny_hub.files |= FILES | {"config.json": b'{"hidden_size": 385}'}
+    with pytest.raises(ModelDamagedError, match=r"config\.json"):
+        await fetch(tiny_hub, tmp_path / "of-the-hub")
+
+
+@pytest.mark.parametrize("path", FILES)
+async def test_the_first_fetch_pins_what_later_ones_must_have(
+    tiny_hub: HubServer, tmp_path: Path, path: str
+) -> None:
+    tiny_hub.names_commit = False
+    await fetch(tiny_hub, tmp_path, UNPINNED)
+    folder = tmp_path / "all-MiniLM-L6-v2"
+    shutil.rmtree(folder)
+    tiny_hub.files[path] = b"!" + FILES[path][1:]
+    tiny_hub.ranges.clear()
+    with pytest.raises(ModelChangedError, match=r"delete .*pins\.json") as caught:
+        await fetch(tiny_hub, tmp_path, UNPINNED)
+    assert path in caught.value.detail
+    assert tiny_hub.ranges == []
+    assert not folder.exists()
+
+    (tmp_path / "all-MiniLM-L6-v2.pins.json").unlink()
+    await fetch(tiny_hub, tmp_path, UNPINNED)
+    assert (folder / path).read_bytes() == tiny_hub.files[path]
+
+
+async def test_a_pinned_model_is_fetched_from_its_commit(
+    tiny_hub: HubServer, tmp_path: Path
+) -> None:
+    tiny_hub.breaks = [500_000, 0, 0, 0, 0, 0]
+    with pytest.raises(HubUnreachableError):
+        await fetch(tiny_hub, tmp_path, UNPINNED)
+    tiny_hub.breaks.clear()
+    tiny_hub.requests.clear()
+    await fetch(tiny_hub, tmp_path, UNPINNED)
+    resolved = [each.path for each in tiny_hub.requests if "/resolve/" in each.path]
+    assert resolved
+    assert all(f"/resolve/{REVISION}/" in each for each in resolved)
+
+    shutil.rmtree(tmp_path / "all-MiniLM-L6-v2")
+    tiny_hub.revision = "b" * 40
+    with pytest.raises(ModelNotOnHubError, match=REVISION):
+        await fetch(tiny_hub, tmp_path, UNPINNED)
+
+
+async def test_hubs_have_pins_of_their_own(tiny_hub: HubServer, tmp_path: Path) -> None:
+    await fetch(tiny_hub, tmp_path, UNPINNED)
+    shutil.rmtree(tmp_path / "all-MiniLM-L6-v2")
+    async with HubServer(FILES | {"config.json": b"{}"}) as other:
+        await fetch(other, tmp_path, UNPINNED)
+    shutil.rmtree(tmp_path / "all-MiniLM-L6-v2")
+    tiny_hub.files["config.json"] = b"{}"
+    with pytest.raises(ModelChangedError):
+        await fetch(tiny_hub, tmp_path, UNPINNED)
+
+
+async def test_a_mirror_without_digests_may_have_only_known_files(
+    tiny_hub: HubServer, tmp_path: Path
+) -> None:
+    tiny_hub.names_digests = False
+    with pytest.raises(ModelNotOnHubError, match="names no digest"):
+        await fetch(tiny_hub, tmp_path, UNPINNED)
+    await fetch(tiny_hub, tmp_path)
+    assert is_fetched(tmp_path, TINY)
+
+
+async def test_damaged_pins_are_not_ignored(tiny_hub: HubServer, tmp_path: Path) -> None:
+    (tmp_path / "all-MiniLM-L6-v2.pins.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelChangedError, match=r"is damaged\. Delete it"):
+        await fetch(tiny_hub, tmp_path, UNPINNED)
 
 
 async def test_a_missing_file_of_the_hub_is_named(tiny_hub: HubServer, tmp_path: Path) -> None:
@@ -190,7 +277,9 @@ async def test_the_command_fetches_and_says_what_is_used(
     )
     assert "It is not used" in fetched
     listed = await model("list")
-    assert "all-MiniLM-L6-v2 (in use)\n    91,102,069 bytes, license apache-2.0, for en" in listed
+    assert "all-MiniLM-L6-v2 (in use)\n    91 MB, about" in listed
+    assert " lines per second, license apache-2.0, for en\n" in listed
+    assert listed.count("(not downloaded)") == 5
     assert "paraphrase-multilingual-MiniLM-L12-v2 (not downloaded)" in listed
     with pytest.raises(cli.UsageError, match="Unknown model gpt"):
         await model("fetch", "gpt")
@@ -212,6 +301,7 @@ def test_the_offered_models_are_those_of_fastembed() -> None:
     known = {each["model"]: each for each in TextEmbedding.list_supported_models()}
     for model in list_models():
         weights = {known[model.name]["model_file"], *known[model.name]["additional_files"]}
+        assert all(model.languages)
         assert weights == {path for path in model.files if not path.endswith(".json")}
         assert model.size == pytest.approx(known[model.name]["size_in_GB"] * 1e9, rel=0.2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
@@ -130,4 +131,5 @@ def test_a_stemmer_remembers_no_words() -> None:
     terms._local.__dict__.clear()
     terms.get_stemmer("english")("lighthouses")
     (stem,) = terms._local.stemmers.values()
-    assert stem.__self__.maxCacheSize == 0
+    snowball = inspect.getclosurevars(stem).nonlocals["snowball"]
+    assert snowball.__self__.maxCacheSize == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -57,6 +58,19 @@ MEETINGS = [
     ("Caroline’s painting of O'Brien", "Caroline O’Brien paintings", 3),
     ("Room ４２ is locked.", "room 42", 2),
     ("You will die where the dragon died.", "die dragon die", 2),
+    ("He stole the seal and fled.", "Which seals were stolen?", 2),
+    ("Aus dem Nebel antwortet ein Jagdhorn.", "Wie klang das Horn?", 1),
+    ("Das ist eine Frau in einem Mantel aus Federn.", "Wer ist die mit dem Federmantel?", 2),
+    ("Die Kornsäcke fielen in das Meer.", "Wohin fiel der Sack?", 2),
+    ("Der Kaufmann flieht vor dem Richter.", "Vor wem ist er auf der Flucht?", 1),
+    ("Er hat den Spiegel zerbrochen.", "Wann zerbrach der Spiegel?", 2),
+    ("Das Licht weckt die Hunde.", "Wer wird die Hunde wecken?", 2),
+    ("Jemand hat die Zeichen gewischt.", "Wer muss die Zeichen wischen?", 2),
+    ("Het jachthoorn antwoordt uit de mist.", "Waar is de hoorn van de man?", 1),
+    ("Admite que huye de su hermano.", "¿De quién está huyendo tu hermano?", 2),
+    ("Он прячет корону под водой.", "Где он спрятал корону?", 2),
+    ("일제는 종을 깨우지 마라", "종에 대한 노래", 1),
+    ("그가 죽은 곳", "어디에서 죽었어?", 1),
 ]
 
 
@@ -156,6 +170,30 @@ def test_stop_words_look_as_words_do_when_they_are_looked_up() -> None:
             tokens = [token for token, _ in terms.tokenize(word)]
             # Elided articles of French and Italian are no words by themselves.
             assert tokens == [word] or word.partition("'")[0] in ELISIONS, (language, word)
+
+
+def test_all_forms_of_an_irregular_word_have_one_stem() -> None:
+    content = (Path(terms.__file__).parent / "irregular_forms.txt").read_text(encoding="utf-8")
+    for block in content.split("\n\n"):
+        language, _, words = block.partition(":\n")
+        stem = terms.get_stemmer(language)
+        for forms in map(str.split, words.splitlines()):
+            assert len({stem(form) for form in forms}) == 1 < len(forms), (language, forms)
+
+
+def test_a_word_without_end_has_few_terms() -> None:
+    found = count_terms(f"der die das {'bade' * 10_000} {'가' * 10_000}")
+    assert len(found) < 10, "heads of a compound are limited"
+
+
+def test_parts_of_compounds_are_wanted_less_than_words() -> None:
+    asked = query_terms("Wo ist der Federmantel, und wo der Mantel?")
+    assert asked["mantel"] == asked["federmantel"] == 1.0
+    assert 0 < asked["fed"] < 1.0
+
+
+def test_compounds_are_split_only_in_languages_that_write_them_as_one_word() -> None:
+    assert count_terms("The thunderstorm was there.") == {"thunderstorm": 1}
 
 
 def test_every_language_has_a_stemmer() -> None:

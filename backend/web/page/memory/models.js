@@ -1,6 +1,6 @@
 /** Embedding models that an administrator can download, with their progress and use. */
 import { row } from "../activity.js";
-import { api, attempt, fill, h, pause, size, texts } from "../core.js";
+import { api, attempt, fill, h, number, pause, size, texts } from "../core.js";
 import { m } from "./parts.js";
 
 const w = (path, values) => m(`models.${path}`, values);
@@ -29,12 +29,15 @@ export function models(signal, changed) {
     const label = w(state === "fetched" ? "use" : "fetch");
     const act = () =>
       h("button", { label: `${label}: ${name}`, disabled: isUnderWay(model), onclick: () => fetched(name) }, label);
-    const told = { ...model, size: size(model.size), count: languages.length };
+    const told = { ...model, size: size(model.size), speed: number(model.lines_per_second), count: languages.length };
     const names = languages.map((each) => tongue.of(each)).join(", ");
+    const known = languages.length > 1
+      ? h("details", h("summary", w("languages", told)), names)
+      : [w("languages", told), " ", names];
     return [
       h("li",
-        h("div.grow", h("div", name),
-          h("small.help", w("about", told)), h("small.help", w("languages", told), " ", names)),
+        h("div.grow", h("div", name, model.is_recommended && [" ", h("span.tag", w("recommended"))]),
+          h("small.help", w("about", told)), h("small.help", known)),
         state === "in_use" ? h("span.soft", w("in_use")) : act()),
       (isUnderWay(model) || (job?.error && state === "on_offer")) && row(job, read),
     ];
