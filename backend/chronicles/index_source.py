@@ -107,4 +107,5 @@ def _build_item(event: StoryEvent) -> MemoryItem:
         chat_id=chats.pop() if len(chats) == 1 else None,
         origins=[OriginMessage(each.id, each.chat_id, each.position) for each in event.sources],
         audience=event.audience,
+        is_authoritative=event.is_users_own,
     )

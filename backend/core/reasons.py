@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
+from uuid import UUID
 
 import msgspec
 
@@ -91,6 +92,7 @@ ReasonKind = Literal[
     # Reasons to leave out a search result.
     "not_near",
     "repeats",
+    "same_evidence",
     "max_items",
     "not_current",
     # Reasons for the speaker of a turn.
@@ -136,6 +138,14 @@ class FoundIn(msgspec.Struct, frozen=True, omit_defaults=True):
     title: str = ""
 
 
+PreferredBecause = Literal["in_prompt", "current", "says_more", "asked_words", "shorter"]
+"""The rule by which one of two texts that say the same is preferred.
+
+`in_prompt`: the prompt contains it anyway. `current`: it is a current fact, or a user wrote it.
+`says_more`: it contains the other one. `asked_words`: it has more words of the query. `shorter`: it
+says the same in fewer words.
+"""
+
 MatchKind = Literal[
     "meaning",
     "words",
@@ -176,7 +186,9 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         found_in: The text that contains the key.
         name: Name of a group, lorebook, outlet, entity, chat or exceeded macro limit; the form of
             the state block; the glossary terms that fit; the viewpoint that does not know an item.
-        winner: Title of the entry that was chosen instead.
+        winner: Title of the entry or item that was chosen instead.
+        source_id: The row of that item, if it has one.
+        because: The rule by which it was preferred.
         count: Messages, replies or tokens left; recursion level; macro limit; position of a
             message, from 1: the last one of a summary, or the cause of a change.
         chance: Probability of the entry in per cent.
@@ -190,6 +202,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     found_in: FoundIn | None = None
     name: str = ""
     winner: str = ""
+    source_id: UUID | None = None
+    because: PreferredBecause | None = None
     count: int | None = None
     chance: float | None = None
     score: float | None = None
@@ -252,6 +266,7 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "state_unknown": "why it would be sticky or cooling down is not known to {name}",
     "not_near": "not relevant enough ({score:.0%} of the threshold)",
     "repeats": "repeats rank {rank}",
+    "same_evidence": '"{winner}" says the same and was preferred, because {because}',
     "max_items": "more memories than `max_items`",
     "not_current": "on another branch, hidden, disabled, or replaced",
     "speaker_asked": "asked to reply",
@@ -267,6 +282,14 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "speaker_not_by_model": "the task model chose no one",
     "speaker_by_model_later": "the task model chooses when the turn begins",
     "speaker_by_hand": "to be chosen by hand",
+}
+
+_PREFERENCES: Final[Mapping[PreferredBecause, str]] = {
+    "in_prompt": "the prompt contains it anyway",
+    "current": "it is current",
+    "says_more": "it says more",
+    "asked_words": "it has more of the query's words",
+    "shorter": "it is shorter",
 }
 
 _PLACES: Final[Mapping[FoundInKind, str]] = {
@@ -329,6 +352,7 @@ def _render_kind(reason: Reason) -> str:
         place=f" in {_place(reason.found_in)}" if reason.found_in else "",
         name=reason.name,
         winner=reason.winner,
+        because=_PREFERENCES[reason.because] if reason.because else "",
         count=count,
         messages="1 message" if count == 1 else f"{count} messages",
         replies="1 reply" if count == 1 else f"{count} replies",

@@ -494,7 +494,9 @@ async def run(options: argparse.Namespace) -> list[Row]:
 
 def main(arguments: Sequence[str]) -> None:
     parser = new_parser("memory", __doc__)
-    parser.add_argument("--model-path", type=Path, default=MINILM, help="embedding model (ONNX)")
+    parser.add_argument(
+        "--model-path", type=Path, default=MINILM, help="folder of the embedding model"
+    )
     parser.add_argument("--data", type=Path, default=CRD3, help="folder of CRD3's transcripts")
     parser.add_argument("--points", type=int, default=100_000, help="in the whole index")
     parser.add_argument("--messages", type=int, default=10_000, help="of the one user")

@@ -23,7 +23,9 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _FLOAT, _INT64 = 1, 7
 _OPSET, _IR_VERSION = 17, 8
 _EXTERNAL_BYTES = 1024
-_MAX_LENGTH = 512
+_POSITIONS = 1024
+_MAX_LENGTHS = {False: 512, True: 8192}
+"""Tokens in the configurations of BERT and of ModernBERT, which allows more than it has here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,8 @@ def write_transformer(
     file.write_bytes(_encode_model(graph, outputs, data))
     _write_json(folder / "config.json", {"hidden_size": shape.hidden, "pad_token_id": 0})
     _write_json(
-        folder / "tokenizer_config.json", {"model_max_length": _MAX_LENGTH, "pad_token": "[PAD]"}
+        folder / "tokenizer_config.json",
+        {"model_max_length": _MAX_LENGTHS[shape.is_modern], "pad_token": "[PAD]"},
     )
     write_tokenizer(folder, vocabulary)
 
@@ -119,7 +122,7 @@ def _add_layers(graph: _Graph, shape: Shape, words: int) -> str:
     length = graph.add("Gather", graph.add("Shape", hidden), graph.constant([1]))
     if not shape.is_modern:
         hidden = graph.add(
-            "Add", hidden, _slice(graph, graph.weight(_MAX_LENGTH, shape.hidden), length)
+            "Add", hidden, _slice(graph, graph.weight(_POSITIONS, shape.hidden), length)
         )
     hidden = graph.norm(hidden, shape.hidden)
     mask = graph.add("Cast", "attention_mask", to=_FLOAT)
@@ -183,7 +186,7 @@ def _rotate(graph: _Graph, value: str, angles: Sequence[str]) -> str:
 def _make_rotations(width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return cosines and sines of rotary positions, shape (positions, width)."""
     rates = 1e4 ** (-np.arange(0, width, 2) / width)
-    angles = np.tile(np.arange(_MAX_LENGTH)[:, None] * rates, 2)
+    angles = np.tile(np.arange(_POSITIONS)[:, None] * rates, 2)
     return np.cos(angles), np.sin(angles)
 
 

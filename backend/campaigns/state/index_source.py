@@ -218,6 +218,7 @@ async def build_memory_items(
             text=join_lines([render_item(item, names), *own]),
             is_past=isinstance(item, Scene | Chapter),
             audience=audience,
+            is_authoritative=isinstance(item, Fact),
         )
 
     wanted = [each for _, item in found.values() for each in _list_named(item)]

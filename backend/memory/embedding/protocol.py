@@ -34,9 +34,6 @@ class ModelCosines:
 MINILM = ModelCosines()
 
 
-MIN_COSINE_DIFFERENCE = 0.15
-"""A smaller difference from MiniLM's cosines is ignored, because few texts are compared."""
-
 _MIN_SCALE = 0.001
 """The scale of a model that returns the same vector for all texts."""
 
@@ -57,7 +54,8 @@ async def measure_cosines(embed: Embed) -> ModelCosines:
     """Measure the scale of a model by the cosines of unrelated texts.
 
     Many models add a component that all their vectors share, which raises all cosines. The scale
-    below 1 is compressed by that amount. It takes two requests. Raises `EmbedderError`.
+    below 1 is compressed by that amount, but never stretched. It takes two requests. Raises
+    `EmbedderError`.
     """
     texts = _load_table()["unrelated"]
     queries = await embed(texts["lines"], "query")
@@ -68,7 +66,7 @@ async def measure_cosines(embed: Embed) -> ModelCosines:
 def scale_cosines(mean: float) -> ModelCosines:
     """Return the scale of a model with this mean cosine of the unrelated texts in the table."""
     usual: float = _load_table()["unrelated"]["minilm"]
-    if mean - usual < MIN_COSINE_DIFFERENCE:
+    if mean <= usual:
         return MINILM
     scale = max(_MIN_SCALE, (1 - mean) / (1 - usual))
     return ModelCosines(

@@ -47,6 +47,8 @@ class MemoryItem:
         tokens: A stored count of the tokens of the text; 0 if there is none.
         origins: The messages that an event or a fact was made from.
         audience: Who may know it, in the format of the column.
+        is_authoritative: True for a current fact, and for an event that a user wrote or changed.
+            The messages that it was made from may say something else.
     """
 
     kind: Kind
@@ -62,6 +64,12 @@ class MemoryItem:
     tokens: int = 0
     origins: Sequence[OriginMessage] = ()
     audience: str = PUBLIC
+    is_authoritative: bool = False
+
+    @property
+    def last_position(self) -> int:
+        """The depth of its last message."""
+        return max((each.position for each in self.origins), default=self.position)
 
     @property
     def line(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -16,6 +16,7 @@ from backend.core.reasons import Match, MatchKind, Reason, ReasonKind
 from backend.errors import AppError
 from backend.memory.index.protocol import Floats, Kind, Payload, ScopePart, VectorIndex
 from backend.memory.indexing.sources import MemoryItem
+from backend.memory.search.evidence import Preference
 from backend.memory.search.features import Candidate, Scores, SignalHits
 from backend.memory.search.query import Signal, Span
 from backend.memory.search.ranking import RankingThresholds
@@ -132,7 +133,9 @@ class SearchRequest:
         depth: Factor for the number of hits.
         activates_lore: True if found lore will be part of a prompt. It must then be relevant by its
             meaning, or by more than shared words.
-        limits: Viewpoints for the rows of some containers, in place of `viewpoint`.
+        limits: Viewpoints for the rows of some containers, which replace `viewpoint`.
+        joins_evidence: True if rows that say the same share one place. See `evidence`.
+        shown: Rows that the prompt contains anyway. They keep their place.
     """
 
     text: str
@@ -150,6 +153,8 @@ class SearchRequest:
     activates_lore: bool = False
     viewpoint: Viewpoint = GM
     limits: Mapping[UUID, Viewpoint] = field(default_factory=dict[UUID, Viewpoint])
+    joins_evidence: bool = False
+    shown: Collection[UUID] = ()
 
     @property
     def keywords(self) -> tuple[str, ...]:
@@ -225,10 +230,19 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """An active memory that was found: its text, its rank from 1, its scores and the reason."""
+    """An active memory that was found: its text, its rank from 1, its scores and the reason.
+
+    `repeated` are other rows that were found and say the same.
+    """
 
     recalled: MemoryItem
     rank: int
     score: float
     signals: Scores
     reason: Reason
+    repeated: Sequence[Preference] = ()
+
+    @property
+    def rows(self) -> list[MemoryItem]:
+        """The row and those that say the same."""
+        return [self.recalled, *(each.left for each in self.repeated)]

@@ -51,6 +51,7 @@ from backend.memory.index.protocol import (
 from backend.memory.indexing.collections import Collections, Placement, UserEmbedders
 from backend.memory.indexing.documents import Blinders, speaker_id
 from backend.memory.indexing.sources import MemoryItem, Source
+from backend.memory.search.evidence import Preference, find_preferences, join_places
 from backend.memory.search.features import (
     LARGE_CORPUS_POINTS,
     Candidate,
@@ -118,7 +119,7 @@ def near_misses(result: SearchResult, memories: Sequence[Memory]) -> list[NearMi
 
     It reads no rows, so it is unknown whether they are active.
     """
-    taken = {memory.recalled.source_id.int: memory.rank for memory in memories}
+    taken = {row.source_id.int: memory.rank for memory in memories for row in memory.rows}
     near = {id(each) for each in result.candidates}
     far = (
         each
@@ -503,9 +504,15 @@ async def _select_memories(
         found |= (await recalled(request, lines))[0]
     there = {row_id.int for row_id in found}  # integers hash ten times as fast as UUIDs
     active = [each for each in candidates if each.payload.source_id.int in there]
-    active = lower_neighbours(active, result.breadth)
+    given: dict[UUID, Preference] = {}
+    if request.joins_evidence:
+        rows = [found[each.payload.source_id] for each in active]
+        given = find_preferences(rows, request.text, shown=request.shown)
+    active = lower_neighbours(join_places(active, given), result.breadth)
     chosen = select_diverse(active, await result.vectors.wait(), count=request.limit)
-    near, wider = result.near, replace(request, limit=request.most)
+    taken = {each.payload.source_id for each in chosen}
+    near = [each for each in result.near if not _is_told(each, given, taken)]
+    wider = replace(request, limit=request.most)
     while near:
         merged = merge_nearest(chosen, near, room=request.room, most=request.most)
         unread = [each for each in merged if each.payload.source_id not in found]
@@ -515,6 +522,9 @@ async def _select_memories(
         found |= (await recalled(wider, unread))[0]
         gone = {each.id.int for each in unread if each.payload.source_id not in found}
         near = [each for each in near if each.id.int not in gone]
+    repeated: dict[UUID, list[Preference]] = {}
+    for each in given.values():
+        repeated.setdefault(each.kept.source_id, []).append(each)
     return [
         Memory(
             recalled=found[each.payload.source_id],
@@ -522,9 +532,18 @@ async def _select_memories(
             score=each.score,
             signals=each.signals,
             reason=result.scale.explain(each, rank),
+            repeated=repeated.get(each.payload.source_id, ()),
         )
         for rank, each in enumerate(chosen, start=1)
     ]
+
+
+def _is_told(
+    candidate: Candidate, given: Mapping[UUID, Preference], taken: Collection[UUID]
+) -> bool:
+    """True if a row that was taken is preferred to a candidate."""
+    preference = given.get(candidate.payload.source_id)
+    return preference is not None and preference.kept.source_id in taken
 
 
 async def embed_query_text(

@@ -53,7 +53,9 @@ from backend.turns.prompt.retrieve import (
     find_semantic_hits,
     group_memory_texts,
     list_near_misses,
+    list_repetitions,
     split_by_history,
+    split_by_summary,
 )
 from backend.turns.prompt.sections import PromptOrder, SectionBuilder
 
@@ -204,6 +206,7 @@ class PromptAssembler:
                 chat_id=loaded.chat.id,
                 sent=frozenset(loaded.client.positions) if loaded.client else (),
             )
+            retrieved, summarised = split_by_summary(retrieved, prompt, fixed.items)
             assembled = assemble(
                 fixed,
                 history,
@@ -220,6 +223,8 @@ class PromptAssembler:
             *unsaid,
             *unread,
             *repeated,
+            *summarised,
+            *(list_repetitions(prompt, count=count) if order.sends_memory else ()),
             *placed.left_out,
             *sections.off,
         ]

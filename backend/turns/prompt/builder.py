@@ -421,7 +421,7 @@ class PromptBuilder:
 
         async def load_consequences(session: AsyncSession, memories: Sequence[Memory]) -> None:
             if campaign is not None:
-                recalled = [each.recalled for each in memories]
+                recalled = [row for each in memories for row in each.rows]
                 days.update(await self._clock.find_days(session, identity.sealer, recalled))
                 consequences.update(
                     await find_consequences(

@@ -21,6 +21,7 @@ from backend.chronicles.repository import StoryEvent
 from backend.context.assembly import LeftOut, PromptItem
 from backend.core.audience import (
     NAMELESS_MARKS,
+    PUBLIC,
     AudienceMarks,
     Ranges,
     Viewpoint,
@@ -53,11 +54,13 @@ from backend.llm.slot_rules import Rank, SlotWork
 from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.indexing.sources import MemoryItem
+from backend.memory.search.evidence import find_summarised
 from backend.memory.search.request import Memory, SearchRequest, SearchResult
 from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.turns.prompt.context import LoadedChat, PromptWindow, RetrievedPrompt
+from backend.turns.prompt.history import SUMMARY_KIND
 from backend.turns.prompt.remembered import RememberedChats
 
 MAX_ITEMS = 40
@@ -153,6 +156,8 @@ def make_request(
         activates_lore=True,
         viewpoint=loaded.viewpoint,
         limits=loaded.remembered.limits if loaded.remembered else {},
+        joins_evidence=True,
+        shown=[event.id for event in loaded.pinned],
     )
 
 
@@ -303,14 +308,14 @@ def make_consequence_items(
 ) -> list[PromptItem]:
     """Return the consequences of recalled messages, each before its message."""
     campaign = prompt.loaded.story.campaign
-    known = {memory.recalled.source_id for memory in prompt.memories}
+    known = {row.source_id for memory in prompt.memories for row in memory.rows}
     known |= campaign.told if campaign else frozenset()
     items: list[PromptItem] = []
-    for memory in prompt.memories:
-        for became in prompt.consequences.get(memory.recalled.source_id, ()):
+    for memory, row in ((each, row) for each in prompt.memories for row in each.rows):
+        for became in prompt.consequences.get(row.source_id, ()):
             if became.source_id not in known and len(items) < MAX_CONSEQUENCES:
                 known.add(became.source_id)
-                reason = Reason("followed", count=memory.recalled.position + 1)
+                reason = Reason("followed", count=row.position + 1)
                 item = _make_item(became, reason, memory.rank, prompt.loaded.marks, prompt.days)
                 items.append(count_item(item, count))
     return items
@@ -365,6 +370,53 @@ def split_by_history(
     return kept, left_out
 
 
+def split_by_summary(
+    items: Sequence[PromptItem], prompt: RetrievedPrompt, sections: Sequence[PromptItem]
+) -> tuple[list[PromptItem], list[LeftOut]]:
+    """Split items into those that a summary among the `sections` does not cover, and the others."""
+    loaded, summary = prompt.loaded, prompt.loaded.summary
+    shown = next((item for item in sections if item.kind == SUMMARY_KIND), None)
+    if shown is None or summary is None:
+        return list(items), []
+    ranked = {item.source_id for item in items if item.rank}
+    told: set[UUID] = set()
+    for part in summary.parts:
+        audience = part.audience if summary.audience == PUBLIC else summary.audience
+        rows = [
+            row
+            for row in (memory.recalled for memory in prompt.memories)
+            if row.source_id in ranked
+            and row.chat_id == loaded.chat.id
+            and row.last_position <= summary.position
+            and row.audience == audience
+        ]
+        told |= find_summarised(rows, part.text, loaded.said or "")
+    reason = Reason("same_evidence", winner=shown.title, because="in_prompt")
+    kept = [item for item in items if item.source_id not in told]
+    return kept, [item.left_out(reason) for item in items if item.source_id in told]
+
+
+def list_repetitions(prompt: RetrievedPrompt, *, count: Callable[[str], int]) -> list[LeftOut]:
+    """Return the search results that say the same as a preferred one, which has their place."""
+    loaded = prompt.loaded
+    pinned = {event.id for event in loaded.pinned}
+    days = prompt.days if loaded.story.campaign else None
+    left_out: list[LeftOut] = []
+    for memory in prompt.memories:
+        winner = memory.recalled
+        for row, _, because in memory.repeated:
+            if row.source_id not in pinned:
+                reason = Reason(
+                    "same_evidence",
+                    winner=_make_title(winner),
+                    source_id=winner.source_id,
+                    because=because,
+                )
+                item = _make_item(row, reason, memory.rank, loaded.marks, days)
+                left_out.append(count_item(item, count).left_out(reason))
+    return left_out
+
+
 def list_near_misses(
     prompt: RetrievedPrompt, first: int | None, known: Collection[UUID | None]
 ) -> list[LeftOut]:
@@ -412,13 +464,9 @@ def _make_item(
     marks: AudienceMarks,
     days: Mapping[UUID, str] | None,
 ) -> PromptItem:
-    if source.kind == "message":
-        kind, title = "memory", f"message {source.position + 1}"
-    else:
-        kind, title = source.kind, _shorten(source.text)
     return PromptItem(
-        kind=kind,
-        title=title,
+        kind="memory" if source.kind == "message" else source.kind,
+        title=_make_title(source),
         text=_add_date(
             marks.mark(source.line, source.audience), source.source_id, source.said_at, days
         ),
@@ -427,6 +475,11 @@ def _make_item(
         source_id=source.source_id,
         rank=rank,
     )
+
+
+def _make_title(source: MemoryItem) -> str:
+    is_message = source.kind == "message"
+    return f"message {source.position + 1}" if is_message else _shorten(source.text)
 
 
 def _name_chat(item: PromptItem, title: str) -> PromptItem:

@@ -135,8 +135,10 @@ async def measure(data: Path, model: Embedder) -> dict[str, dict[str, dict[str, 
         for dialogue, events in zip(dialogues, read_observations(data, dialogues), strict=True):
             chronicle_id = uuid5(dialogue.chat_id, "chronicle")
             origins = {event.id: event.origins for event in events}
+            lines = {line.id: f"{line.author}: {line.text}" for line in dialogue.lines}
+            told = {event.id: f"{event.who}: {event.text}" for event in events}
             tokens = count_line_tokens(dialogue)
-            tokens |= {event.id: count_tokens(f"{event.who}: {event.text}") for event in events}
+            tokens |= {event_id: count_tokens(text) for event_id, text in told.items()}
             await bench.index_dialogue(dialogue)
             for way, some in scores.items():
                 parts = [ScopePart(containers=[dialogue.chat_id], kinds=("message", "scene"))]
@@ -148,7 +150,9 @@ async def measure(data: Path, model: Embedder) -> dict[str, dict[str, dict[str, 
                     documents = [_make_document(event, chronicle_id) for event in events]
                     await bench.index_documents(make_sealer(dialogue.user_id), documents)
                 joined = origins if way == WITH_JOINED_EVENTS else {}
-                service = bench.make_search(AllRows("message"), AllRows("event", joined))
+                service = bench.make_search(
+                    AllRows("message", texts=lines), AllRows("event", joined, told)
+                )
                 for question in dialogue.questions:
                     found = await search_as_turn(service, dialogue, question.text, parts, kinds)
                     values = measure_events(found, question.gold, tokens, origins)

@@ -154,12 +154,13 @@ class OneIndex(Collections):
 
 @dataclass(frozen=True)
 class AllRows:
-    """A source and its database, in which every row of the index exists; without texts."""
+    """A source and its database, in which every row of the index exists."""
 
     kind: Kind
     origins: Mapping[UUID, Sequence[OriginMessage]] = field(
         default_factory=dict[UUID, Sequence[OriginMessage]]
     )
+    texts: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
 
     def read(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
@@ -174,7 +175,7 @@ class AllRows:
                 source_id=each,
                 container_id=each,
                 title="",
-                text="",
+                text=self.texts.get(each, ""),
                 origins=self.origins.get(each, ()),
             )
             for each in ids
@@ -340,6 +341,7 @@ def make_request(
         most=MAX_SHORT_ITEMS,
         now=dialogue.ended,
         activates_lore=True,
+        joins_evidence=True,
     )
 
 
@@ -355,7 +357,9 @@ def count_line_tokens(dialogue: Dialogue) -> dict[UUID, int]:
 
 def add_model_options(parser: argparse.ArgumentParser, *, stores_vectors: bool = True) -> None:
     """Add the options that `open_model` reads."""
-    parser.add_argument("--model-path", type=Path, default=MINILM, help="embedding model (ONNX)")
+    parser.add_argument(
+        "--model-path", type=Path, default=MINILM, help="folder of the embedding model"
+    )
     if stores_vectors:
         parser.add_argument(
             "--vectors",

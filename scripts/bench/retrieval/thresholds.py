@@ -158,7 +158,7 @@ async def choose(
 
 def main(arguments: Sequence[str]) -> None:
     parser = new_parser("retrieval thresholds", __doc__)
-    parser.add_argument("--model-path", type=Path, help="folder of the model (ONNX)")
+    parser.add_argument("--model-path", type=Path, help="folder of the embedding model")
     parser.add_argument("--vectors", type=Path, help="folder that stores vectors between runs")
     parser.add_argument("--locomo", type=Path, help="LoCoMo's file")
     options = parser.parse_args(arguments)

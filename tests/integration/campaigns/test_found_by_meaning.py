@@ -15,6 +15,7 @@ from tests.integration.campaigns.seagate import Table, new_session, new_table
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import (
     MODEL_FOLDER,
+    context_of,
     points_of,
     preview,
     reconcile,
@@ -260,6 +261,59 @@ async def test_an_old_line_comes_with_its_consequences(table: Table, server: Run
     assert became["reasons"][0]["kind"] == "followed"
     told = context["prompt"][-2]["text"]
     assert told.index("the flood took it") < told.index("drawbridge of Marrow is down")
+
+
+async def test_a_line_its_event_and_its_fact_share_one_place(table: Table, server: Running) -> None:
+    ada = table.account
+    chat = await new_session(table)
+    await table.change("", settings={"summaries": False})
+    await take_turn(ada, chat, text="The old drawbridge of Marrow is down, hooray!")
+    line = (await ada.messages(chat))[-2]
+    text = "The old drawbridge of Marrow is down."
+    made = await table.ask("POST", f"/facts?message_id={line['id']}", json={"text": text})
+    fact = ok(made, 201)["id"]
+    chronicle = (await ada.post("/chronicles", {"name": "Marrow"}, 201))["id"]
+    await set_chat(ada, chat, chronicle_id=chronicle)
+    told = "The old drawbridge of Marrow is down again."
+    body = {"summary": told, "source_message_ids": [line["id"]]}
+    event = (await ada.post(f"/chronicles/{chronicle}/events", body, 201))["id"]
+    for _ in range(2):
+        await take_turn(ada, chat, text="/demo long 200 we ride on")
+    await settled(server)
+    await set_chat(ada, chat, budgets={"history": 200})
+    question = "Is the drawbridge of Marrow down?"
+
+    def places(context: dict[str, Any]) -> tuple[set[str], dict[str, dict[str, Any]]]:
+        """Return the kinds of found rows, and the reasons of those that gave their place."""
+        left = {
+            each["kind"]: each["reasons"][0]
+            for each in context["left_out"]
+            if each["reasons"][0]["kind"] == "same_evidence"
+        }
+        rows = {fact, event, line["id"]}
+        about = [each for each in context["retrieved"] if each.get("source_id") in rows]
+        return {each["kind"] for each in about}, left
+
+    reply = await take_turn(ada, chat, text=question)
+    kinds, left = places(await context_of(ada, reply))
+    assert (kinds, set(left)) == ({"campaign"}, {"event", "memory"})
+    assert left["memory"] == {
+        "kind": "same_evidence",
+        "winner": text,
+        "source_id": fact,
+        "because": "current",
+    }
+    assert left["event"] == {**left["memory"], "because": "shorter"}
+
+    ok(await table.ask("DELETE", f"/facts/{fact}"), 204)
+    await settled(server)
+    kinds, left = places(await preview(ada, chat, question))
+    assert (kinds, set(left)) == ({"event"}, {"memory"})
+    assert (left["memory"]["source_id"], left["memory"]["because"]) == (event, "current")
+
+    await ada.delete(f"/chronicles/{chronicle}/events/{event}")
+    await settled(server)
+    assert places(await preview(ada, chat, question)) == ({"memory"}, {})
 
 
 async def test_a_fact_knows_its_source_lines(table: Table, server: Running) -> None:

@@ -14,6 +14,7 @@ from backend.core.reasons import (
     FoundInKind,
     Match,
     MatchKind,
+    PreferredBecause,
     Reason,
     ReasonKind,
     render_matches,
@@ -63,6 +64,10 @@ def context_texts() -> Any:
         ),
         (Reason("macros", name="characters", count=10_000), "macros: more than 10,000 characters"),
         (Reason("probability", chance=12.5), "probability 12.5%"),
+        (
+            Reason("same_evidence", winner="message 3", because="says_more"),
+            '"message 3" says the same and was preferred, because it says more',
+        ),
     ],
 )
 def test_a_reason_is_rendered_with_its_figures(reason: Reason, words: str) -> None:
@@ -87,6 +92,12 @@ def test_every_signal_has_words(context_texts: Any) -> None:
     assert set(context_texts["signals"]) == kinds | {"same", "little", "has"}
 
 
+@pytest.mark.parametrize("because", get_args(PreferredBecause))
+def test_every_preference_has_words(because: PreferredBecause, context_texts: Any) -> None:
+    assert render_reasons([Reason("same_evidence", winner="message 3", because=because)])
+    assert context_texts["preferred"][because]
+
+
 @pytest.mark.parametrize("kind", get_args(FoundInKind))
 def test_every_place_has_words(kind: FoundInKind, context_texts: Any) -> None:
     assert render_reasons([Reason("key", "inn", FoundIn(kind, 1, "Inn"))])
@@ -96,3 +107,4 @@ def test_every_place_has_words(kind: FoundInKind, context_texts: Any) -> None:
 def test_the_page_has_words_for_nothing_else(context_texts: Any) -> None:
     assert set(context_texts["why"]) == set(get_args(ReasonKind))
     assert set(context_texts["found_in"]) == set(get_args(FoundInKind))
+    assert set(context_texts["preferred"]) == set(get_args(PreferredBecause))

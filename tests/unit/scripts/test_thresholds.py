@@ -54,7 +54,10 @@ async def test_a_narrower_range_of_cosines_has_higher_thresholds() -> None:
 
 def test_an_unknown_model_is_scaled_by_its_unrelated_texts() -> None:
     assert find_cosines("text-embedding-nobody-knows") is None
-    assert scale_cosines(0.2) == MINILM
+    assert scale_cosines(-0.1) == scale_cosines(0.0) == MINILM
+    near = scale_cosines(0.2)
+    assert near.unrelated == pytest.approx((0.2 - 0.075) / 0.925)
+    assert near.dense == pytest.approx(1 - 0.8 / 0.925 * (1 - MINILM.dense))
     narrow = scale_cosines(0.7)
     assert narrow.unrelated < 0.7 < narrow.dense < narrow.lore < 1
     same = scale_cosines(1.0)

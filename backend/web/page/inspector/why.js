@@ -14,7 +14,7 @@ export function signal({ kind, strength = 1, words = [], name }) {
 
 /** A reason of the API as text. */
 function worded(reason) {
-  const { kind, key = "", found_in: place, signals = [] } = reason;
+  const { kind, key = "", found_in: place, because, signals = [] } = reason;
   if (signals.length) return t("context.matched", { signals: signals.map(signal).join("; "), rank: reason.rank });
   return t(`context.why.${kind}`, {
     ...reason,
@@ -22,6 +22,7 @@ function worded(reason) {
     // A regex already has slashes around it.
     key: key.startsWith("/") ? key : `“${key}”`,
     place: place && t(`context.found_in.${place.kind}`, place),
+    because: because && t(`context.preferred.${because}`),
   });
 }
 

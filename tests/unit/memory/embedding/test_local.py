@@ -20,6 +20,7 @@ from fastembed import TextEmbedding
 from backend.memory.embedding import local as local_module
 from backend.memory.embedding.local import LocalEmbedder, read_folder
 from backend.memory.embedding.protocol import EmbedderError, Floats, Task
+from scripts.bench.random_models import Shape, write_static, write_transformer
 
 pytestmark = pytest.mark.anyio
 
@@ -231,3 +232,55 @@ def test_an_unusable_configuration_is_reported(new_folder: Path) -> None:
     assert "hidden_size" in complaint(new_folder)
     (new_folder / "config.json").write_text("{")
     assert "not readable JSON" in complaint(new_folder)
+
+
+VOCABULARY = {word: number for number, word in enumerate("the ferry waits query".split(), 4)}  # noqa: SIM905  # as the texts
+
+
+async def test_a_table_of_vectors_needs_only_its_tokenizer(tmp_path: Path) -> None:
+    write_static(tmp_path, 64, VOCABULARY)
+    (tmp_path / "config.json").unlink()
+    model = LocalEmbedder(tmp_path)
+    assert model.spec.dimension == 64
+    texts = ["The ferry waits.", "ferry the waits", "The ferry.", "", "🛶"]
+    vectors = await model.embed(texts, "document")
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
+    assert vectors[0] @ vectors[1] == pytest.approx(1, abs=1e-6)
+    assert vectors[0] @ vectors[2] < 0.95
+    assert vectors[0] @ vectors[3] < 0.3
+    assert np.allclose(await model.embed(texts[:1], "query"), vectors[0], atol=1e-6)
+    await model.aclose()
+
+
+async def test_long_texts_are_cut_where_attention_would_take_gigabytes(tmp_path: Path) -> None:
+    shape = Shape(layers=1, hidden=24, heads=2, inner=24, is_modern=True)
+    write_transformer(tmp_path, shape, VOCABULARY)
+    model = LocalEmbedder(tmp_path)
+    long, cut = await model.embed(["ferry " * 6000, "ferry " * 1022], "document")
+    assert long @ cut == pytest.approx(1, abs=1e-5)
+    await model.aclose()
+
+
+async def test_a_prefix_is_part_of_the_text_and_of_the_model(tmp_path: Path) -> None:
+    write_static(tmp_path, 64, VOCABULARY)
+    plain = LocalEmbedder(tmp_path)
+    expected = await plain.embed(["query the ferry"], "query")
+    write(tmp_path, "config_sentence_transformers.json", {"prompts": {"query": "query "}})
+    model = LocalEmbedder(tmp_path)
+    assert np.allclose(await model.embed(["the ferry"], "query"), expected, atol=1e-6)
+    assert not np.allclose(await model.embed(["the ferry"], "document"), expected, atol=0.1)
+    assert model.spec.identity != plain.spec.identity
+    await plain.aclose()
+    await model.aclose()
+
+
+def test_external_weights_identify_the_model(tmp_path: Path) -> None:
+    shape = Shape(layers=1, hidden=48, heads=2, inner=48)
+    marks: list[str] = []
+    for seed in (1, 2):
+        folder = tmp_path / str(seed)
+        write_transformer(folder, shape, VOCABULARY, is_external=True, seed=seed)
+        marks.append(read_folder(folder).mark)
+    graphs = [(tmp_path / str(seed) / "model.onnx").read_bytes() for seed in (1, 2)]
+    assert graphs[0] == graphs[1]
+    assert marks[0] != marks[1]

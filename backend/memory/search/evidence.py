@@ -1,0 +1,202 @@
+"""One place for one evidence: a message, the event made from it, or the fact that says the same.
+
+Rows are compared if one was made from the other, or both from the same message. This alone does not
+mean that they say the same: a long message says more than its event. So their words decide: a row
+gives its place to another one that contains nearly all of its words.
+
+A vector does not show whether a name or a number is missing, so vectors are not used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import combinations
+from operator import attrgetter
+from typing import NamedTuple
+from uuid import UUID
+
+from msgspec import structs
+
+from backend.core.reasons import PreferredBecause
+from backend.memory.indexing.sources import MemoryItem
+from backend.memory.search.features import Candidate
+from backend.memory.search.terms import list_terms, query_terms
+
+COVERED_SHARE = 0.75
+"""Share of a row's terms that another row must contain to say the same."""
+
+MIN_TERMS = 3
+"""A text with fewer terms is not compared, because it says too little alone."""
+
+MAX_COMPARED_ORIGINS = 12
+"""A row made from more messages is not compared, because it says little about each of them."""
+
+MAX_COMPARED_CHARACTERS = 20_000
+"""Characters that are compared in one search. They take 4 ms."""
+
+MAX_SUMMARY_CHARACTERS = 100_000
+"""Characters of a summary and of the rows that are compared with it, in a thread."""
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s|(?<=[\u3002\uff01\uff1f])|\n")
+
+
+class Preference(NamedTuple):
+    """A row that gives its place, the row that is preferred to it, and the rule."""
+
+    left: MemoryItem
+    kept: MemoryItem
+    because: PreferredBecause
+
+
+class _Words(NamedTuple):
+    """The terms of a row: those of its text, and with those of its title."""
+
+    said: frozenset[str]
+    known: frozenset[str]
+
+    def cover(self, other: _Words) -> bool:
+        """True if they contain nearly all terms of another row, and all of its numbers."""
+        missing = other.said - self.known
+        if len(missing) > (1 - COVERED_SHARE) * len(other.said):
+            return False
+        return len(other.said) >= MIN_TERMS and not any(map(_has_digit, missing))
+
+    def has_words(self, other: _Words, asked: Collection[str]) -> bool:
+        """True if they contain all terms of the query that another row contains."""
+        return other.said.intersection(asked) <= self.known
+
+
+def find_preferences(
+    rows: Sequence[MemoryItem], query: str, *, shown: Collection[UUID] = ()
+) -> dict[UUID, Preference]:
+    """Return the rows that give their place to another one, by their ids. CPU-bound.
+
+    `rows` are in the order of their ranks. The prompt contains those in `shown` anyway.
+    """
+    asked = query_terms(query).keys()
+    pairs = list(_list_relatives(rows))
+    words = _read_words([row for pair in pairs for row in pair])
+    given: dict[UUID, Preference] = {}
+    for one, other in pairs:
+        ids = {one.source_id, other.source_id}
+        if ids <= words.keys() and ids.isdisjoint(given):
+            for kept, left in ((one, other), (other, one)):
+                because = _prefer(kept, left, words, asked, shown)
+                if because is not None:
+                    given[left.source_id] = Preference(left, kept, because)
+                    break
+    # A preferred row may give its place to a third one later. The last one is the reason.
+    return {each: _follow(given, found)._replace(left=found.left) for each, found in given.items()}
+
+
+def find_summarised(rows: Sequence[MemoryItem], summary: str, query: str) -> frozenset[UUID]:
+    """Return the rows that one sentence of a summary covers. CPU-bound.
+
+    The summary must be about the messages of the rows. O(n * m) time for n rows and m sentences.
+    """
+    lines = [line for line in _SENTENCE_END.split(summary) if line.strip()]
+    texts = [*lines, *(row.text for row in rows)]
+    if not rows or sum(map(len, texts)) > MAX_SUMMARY_CHARACTERS:
+        return frozenset()
+    terms = [_Words(each, each) for each in list_terms(texts)]
+    asked = query_terms(query).keys()
+    return frozenset(
+        row.source_id
+        for row, said in zip(rows, terms[len(lines) :], strict=True)
+        if not row.is_authoritative
+        and any(line.cover(said) and line.has_words(said, asked) for line in terms[: len(lines)])
+    )
+
+
+def join_places(
+    candidates: Sequence[Candidate], given: Mapping[UUID, Preference]
+) -> list[Candidate]:
+    """Return the candidates that keep a place, best first.
+
+    A preferred one gets the best score of those whose place it takes.
+    """
+    scores: dict[int, float] = {}
+    for each in candidates:
+        row_id = each.payload.source_id
+        kept = given[row_id].kept.source_id if row_id in given else row_id
+        scores[kept.int] = max(each.score, scores.get(kept.int, each.score))
+    joined = [
+        structs.replace(each, score=scores[each.payload.source_id.int])
+        for each in candidates
+        if each.payload.source_id not in given
+    ]
+    return sorted(joined, key=attrgetter("score"), reverse=True)
+
+
+def _follow(given: Mapping[UUID, Preference], found: Preference) -> Preference:
+    """Return the last preference of a chain."""
+    while found.kept.source_id in given:
+        found = given[found.kept.source_id]
+    return found
+
+
+def _list_relatives(rows: Sequence[MemoryItem]) -> Iterator[tuple[MemoryItem, MemoryItem]]:
+    """Yield the pairs of rows of which one was made from the other, or both from one message.
+
+    Rows with different audiences are no pair, because the mark of one of them would be lost.
+    """
+    families: dict[UUID, list[MemoryItem]] = {}
+    for row in {row.source_id: row for row in rows}.values():
+        if row.kind == "message":
+            families.setdefault(row.source_id, []).append(row)
+        elif len(row.origins) <= MAX_COMPARED_ORIGINS:
+            for message_id in {origin.message_id for origin in row.origins}:
+                families.setdefault(message_id, []).append(row)
+    seen: set[tuple[UUID, UUID]] = set()
+    for family in families.values():
+        for one, other in combinations(family, 2):
+            key = one.source_id, other.source_id
+            if key not in seen and one.audience == other.audience:
+                seen.add(key)
+                yield one, other
+
+
+def _read_words(rows: Sequence[MemoryItem]) -> dict[UUID, _Words]:
+    """Return the words of the first rows, up to `MAX_COMPARED_CHARACTERS`. CPU-bound."""
+    read: dict[UUID, MemoryItem] = {}
+    left = MAX_COMPARED_CHARACTERS
+    for row in rows:
+        size = len(row.title) + len(row.text)
+        if row.source_id not in read and size <= left:
+            left -= size
+            read[row.source_id] = row
+    titles = list({row.title for row in read.values()})
+    terms = list_terms([*titles, *(row.text for row in read.values())])
+    named = dict(zip(titles, terms, strict=False))
+    return {
+        row_id: _Words(said, said | named[row.title])
+        for (row_id, row), said in zip(read.items(), terms[len(titles) :], strict=True)
+    }
+
+
+def _prefer(
+    kept: MemoryItem,
+    left: MemoryItem,
+    words: Mapping[UUID, _Words],
+    asked: Collection[str],
+    shown: Collection[UUID],
+) -> PreferredBecause | None:
+    """Return the reason to prefer one row to another; None if there is none."""
+    mine, others = words[kept.source_id], words[left.source_id]
+    is_fixed = left.source_id in shown or (left.is_authoritative and not kept.is_authoritative)
+    if is_fixed or not (mine.cover(others) and mine.has_words(others, asked)):
+        return None
+    if kept.source_id in shown:
+        return "in_prompt"
+    if kept.is_authoritative and not left.is_authoritative:
+        return "current"
+    if not others.cover(mine):
+        return "says_more"
+    if not others.has_words(mine, asked):
+        return "asked_words"
+    return "shorter" if len(kept.text) <= len(left.text) else None
+
+
+def _has_digit(term: str) -> bool:
+    return any(character.isdigit() for character in term)

@@ -1,0 +1,156 @@
+"""Rows that say the same share one place: which one is preferred, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from backend.memory.index.protocol import Payload, point_id
+from backend.memory.indexing.sources import MemoryItem, OriginMessage
+from backend.memory.search.evidence import find_preferences, find_summarised, join_places
+from backend.memory.search.features import Candidate
+
+CHAT = uuid4()
+SAID = "The captain buried the brass astrolabe under the chapel bell."
+LONGER = f"{SAID} Then he sailed north with seven frightened sailors and a goat."
+
+
+def row(kind: Any, text: str, *origins: MemoryItem, **changes: Any) -> MemoryItem:
+    return MemoryItem(
+        kind=kind,
+        source_id=uuid4(),
+        container_id=CHAT,
+        title="Mara" if kind == "message" else "",
+        text=text,
+        origins=[OriginMessage(each.source_id, CHAT, each.position) for each in origins],
+        **changes,
+    )
+
+
+def chosen(
+    *rows: MemoryItem, query: str = "", shown: list[UUID] | None = None
+) -> dict[str, tuple[str, str]]:
+    """Return the texts that give their place, each with the preferred text and the rule."""
+    given = find_preferences(rows, query, shown=shown or ())
+    return {each.left.text: (each.kept.text, each.because) for each in given.values()}
+
+
+def test_an_event_gives_its_place_to_a_line_that_says_more() -> None:
+    line = row("message", LONGER)
+    assert chosen(row("event", SAID, line), line) == {SAID: (LONGER, "says_more")}
+
+
+def test_a_line_gives_its_place_to_a_shorter_event_with_its_words() -> None:
+    line = row("message", f"Oh, well! {SAID}")
+    event = row("event", SAID, line)
+    assert chosen(line, event) == {line.text: (SAID, "shorter")}
+
+
+def test_a_line_with_more_words_of_the_question_is_preferred_to_a_shorter_event() -> None:
+    line = row("message", f"{SAID} A secret.")
+    event = row("event", SAID, line)
+    assert chosen(event, line) == {line.text: (SAID, "shorter")}
+    assert chosen(event, line, query="Is it a secret?") == {SAID: (line.text, "asked_words")}
+
+
+def test_a_current_fact_is_preferred_to_its_line_and_to_an_event_of_it() -> None:
+    line = row("message", f"{SAID} A secret.")
+    fact = row("campaign", SAID, line, is_authoritative=True)
+    event = row("event", f"{SAID} Mara saw.", line)
+    assert chosen(line, event, fact) == {
+        line.text: (SAID, "current"),
+        event.text: (SAID, "current"),
+    }
+
+
+def test_a_corrected_fact_keeps_its_place_next_to_the_outdated_line() -> None:
+    line = row("message", LONGER)
+    corrected = SAID.replace("bell", "altar")
+    assert chosen(line, row("campaign", corrected, line, is_authoritative=True)) == {}
+
+
+def test_a_long_line_keeps_its_place_next_to_a_fact() -> None:
+    line = row("message", LONGER)
+    assert chosen(line, row("campaign", SAID, line, is_authoritative=True)) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Nobody rings there, so the old instrument is safe from thieves.",  # other words
+        "The captain buried 12 brass astrolabes under the chapel bell.",  # a number
+    ],
+)
+def test_an_event_that_says_something_else_keeps_its_place(text: str) -> None:
+    line = row("message", LONGER)
+    assert chosen(line, row("event", text, line)) == {}
+
+
+def test_an_event_keeps_the_words_of_the_question_that_its_line_lacks() -> None:
+    line = row("message", LONGER)
+    event = row("event", f"{SAID} Treason.", line)
+    assert chosen(line, event) == {event.text: (LONGER, "says_more")}
+    assert chosen(line, event, query="Was it treason?") == {}
+
+
+def test_equal_texts_without_a_common_message_keep_their_places() -> None:
+    assert chosen(row("message", SAID), row("event", SAID, row("message", SAID))) == {}
+
+
+def test_a_whisper_keeps_its_place_next_to_a_public_event() -> None:
+    whisper = row("message", SAID, audience=f"|{uuid4()}|")
+    assert chosen(whisper, row("event", SAID, whisper)) == {}
+
+
+def test_a_pinned_event_is_preferred_and_keeps_its_place() -> None:
+    line = row("message", SAID)
+    event = row("event", f"{SAID} Mara saw.", line)
+    assert chosen(line, event) == {event.text: (SAID, "shorter")}
+    assert chosen(line, event, shown=[event.source_id]) == {SAID: (event.text, "in_prompt")}
+    longer = row("message", LONGER)
+    pinned = row("event", SAID, longer)
+    assert chosen(longer, pinned, shown=[pinned.source_id]) == {}
+
+
+def test_the_reason_names_the_row_that_is_left() -> None:
+    line = row("message", f"{SAID} A secret.")
+    event = row("event", f"{SAID} Mara.", line)
+    fact = row("campaign", SAID, line, is_authoritative=True)
+    given = chosen(event, line, fact)
+    assert {kept for kept, _ in given.values()} == {SAID}
+
+
+def test_the_preferred_row_gets_the_best_place_of_those_that_it_replaces() -> None:
+    line = row("message", LONGER)
+    event, other = row("event", SAID, line), row("message", "It rains on the harbour.")
+
+    def found(item: MemoryItem, score: float) -> Candidate:
+        payload = Payload(
+            owner_id=uuid4(),
+            kind=item.kind,
+            container_id=CHAT,
+            source_id=item.source_id,
+            position=0,
+        )
+        return Candidate(id=point_id(item.kind, item.source_id), payload=payload, score=score)
+
+    hits = [found(event, 0.9), found(other, 0.5), found(line, 0.1)]
+    joined = join_places(hits, find_preferences([event, other, line], ""))
+    assert [(each.payload.source_id, each.score) for each in joined] == [
+        (line.source_id, 0.9),
+        (other.source_id, 0.5),
+    ]
+    assert join_places(hits, {}) == hits
+
+
+def test_one_sentence_of_a_summary_has_to_say_it() -> None:
+    line, event = row("message", LONGER), row("event", SAID)
+    fact = row("campaign", SAID, is_authoritative=True)
+    whole = f"It rained for days. {SAID} No one knew."
+    assert find_summarised([line, event, fact], whole, "") == {event.source_id}
+    scattered = "The captain sang.\nA brass bell rang.\nSomeone buried an astrolabe.\nThe chapel!"
+    assert find_summarised([event], scattered, "") == frozenset()
+    secret = row("event", f"{SAID} Treason.")
+    assert find_summarised([secret], whole, "Was it treason?") == frozenset()
