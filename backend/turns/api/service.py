@@ -72,12 +72,6 @@ MAX_ATTEMPTS = 3
 
 FOLLOW_SECONDS = 0.5
 
-PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.002, 0.1
-"""The pause of a stream after each text that it has sent, times the number of running turns.
-
-More tokens are then sent at once. With about 0.1 ms of CPU for each text, a busy process sends for
-at most 5% of the time."""
-
 NEW_ID = "Use a new id for each turn."
 
 
@@ -362,8 +356,6 @@ class TurnService:
         if run := self.runs.get(turn_id):
             async for batch in run.events(cursor.last_id, beat=beat):
                 yield batch, run.progress.replies_left
-                if batch and batch[-1].name == "text.delta":
-                    await asyncio.sleep(min(len(self.runs) * PAUSE_SECONDS, MAX_PAUSE_SECONDS))
             yield [], run.progress.replies_left
 
     def _is_run_here(self, identity: Identity, turn_id: UUID) -> bool:

@@ -149,7 +149,7 @@ class TurnRun:
     record_stored: bool = False
     rewritten: tuple[str, str] | None = field(default=None, repr=False)
     _begun: set[SpokenKind] = field(default_factory=set[SpokenKind])
-    _waiters: set[asyncio.Future[bool]] = field(default_factory=set[asyncio.Future[bool]])
+    _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     _speaking: asyncio.Task[None] | None = None
     _stop_as: TurnState | None = None
 
@@ -299,20 +299,21 @@ class TurnRun:
     def notify(self) -> None:
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
-            _end_wait(waiter, has_news=True)
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def wait_for_update(self, *, within: float) -> bool:
         """Wait for new output. False after `within` seconds of silence."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
-        # `asyncio.timeout` takes twice as long, and a reply has a wait for each token.
-        timer = loop.call_later(within, _end_wait, waiter)
         try:
-            return await waiter
+            async with asyncio.timeout(within):
+                await waiter
+        except TimeoutError:
+            return False
         finally:
-            timer.cancel()
             self._waiters.discard(waiter)
+        return True
 
     async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
         """Yield new events after `last_id`, and an empty list after `beat` silent seconds."""
@@ -503,8 +504,3 @@ class TurnRun:
                 text = PARAGRAPH + text
         self.progress.transcript.append(kind, text)
         self.notify()
-
-
-def _end_wait(waiter: asyncio.Future[bool], *, has_news: bool = False) -> None:
-    if not waiter.done():
-        waiter.set_result(has_news)

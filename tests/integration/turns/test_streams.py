@@ -14,7 +14,7 @@ from sqlalchemy import func, select, text
 
 from backend.chats.models import MESSAGE_CONTENT, Message
 from backend.database.engine import Database
-from backend.turns.api import service, streaming
+from backend.turns.api import streaming
 from backend.turns.models import ContextText, StoredContextRecord, Turn
 from backend.turns.run import registry as runs
 from backend.turns.run.store import TurnStore
@@ -83,17 +83,6 @@ async def test_concurrent_turns_get_their_own_replies(database_url: str, tmp_pat
             stored = await ada.messages(chat)
             assert [each["text"] for each in stored] == [line, text_of(events)]
         assert len(server.parts.turns.runs) == 0
-
-
-async def test_a_busy_process_sends_several_tokens_at_once(
-    ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "PAUSE_SECONDS", 0.1)  # as if 50 turns were running
-    events = await ada.turn(chat, text="What is behind the door?")
-    first, *_ = parts = [event.data["text"] for event in events if event.name == "text.delta"]
-    assert len(first.split()) <= 2
-    assert len(parts) < len(text_of(events).split()) / 2
-    assert (await ada.messages(chat))[-1]["text"] == text_of(events)
 
 
 @pytest.mark.every_database
