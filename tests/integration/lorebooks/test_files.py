@@ -26,6 +26,7 @@ from backend.vault.sealing import Sealer
 from tests.integration.lorebooks.readers import WORLD, Reader
 from tests.support.server import Running, ok, problem
 from tests.support.stored import opened_book
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -401,9 +402,13 @@ async def test_deleting_a_character_deletes_its_book(ada: Reader, server: Runnin
     made = await ada.account.new_character(character_book=CARD_BOOK)
     await ada.delete(f"/characters/{made['id']}")
     assert (await ada.get("/lorebooks"))["items"] == []
-    async with server.parts.database.read() as session:
-        left = select(LoreEntryRow.id).where(LoreEntryRow.user_id == UUID(ada.account.user["id"]))
-        assert list(await session.scalars(left)) == []
+    left = select(LoreEntryRow.id).where(LoreEntryRow.user_id == UUID(ada.account.user["id"]))
+
+    async def is_empty() -> bool:
+        async with server.parts.database.read() as session:
+            return (await session.scalars(left)).all() == []
+
+    await until(is_empty)
 
 
 async def test_world_info_inside_a_card_is_a_book_too(ada: Reader) -> None:
