@@ -9,13 +9,13 @@ from sqlalchemy import ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.campaigns.ledger.items import Kind
-from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
+from backend.database.base import Base, CreatedAt, Deletable, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
 Actor = Literal["user", "tool", "compactor", "import"]
 
 
-class Campaign(Base):
+class Campaign(Deletable, Base):
     """A campaign. The chats that belong to it are its sessions.
 
     `version` counts the transactions that changed its state or a setting. `edits` and `compactions`
@@ -26,7 +26,6 @@ class Campaign(Base):
     __table_args__ = (Index(None, "user_id", "id"),)
 
     id: Mapped[PrimaryId]
-    user_id: Mapped[ListedOwnerId]
     rules: Mapped[str]
     chronicle_id: Mapped[UUID | None] = mapped_column(
         ForeignKey("chronicles.id", ondelete="SET NULL"), index=True

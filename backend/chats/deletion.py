@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from uuid import UUID
 
 from sqlalchemy import delete, select
@@ -30,17 +30,6 @@ async def hide_chat(session: AsyncSession, chat: Chat) -> None:
     chat.chronicle_enabled = False
     await session.flush()
     await session.execute(delete(ChatCharacter).where(ChatCharacter.chat_id == chat.id))
-
-
-async def list_hidden_chats(
-    database: Database, *, before: datetime, owner_id: UUID | None = None
-) -> list[UUID]:
-    """Return the hidden chats that were last changed before a time, of one user or of all."""
-    query = select(Chat.id).where(~Chat.is_ready, Chat.updated_at < before)
-    if owner_id is not None:
-        query = query.where(Chat.user_id == owner_id)
-    async with database.read() as session:
-        return list(await session.scalars(query))
 
 
 async def delete_hidden_chat(

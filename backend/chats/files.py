@@ -262,19 +262,33 @@ async def _delete_still_unused(session: AsyncSession, ids: Sequence[UUID]) -> No
 async def copy_references(
     session: AsyncSession, sealer: Sealer, copied: Mapping[UUID, UUID]
 ) -> None:
-    """Let copies of messages refer to the files of the originals. `copied` maps their ids."""
+    """Let copies of messages refer to the files of the originals. `copied` maps their ids.
+
+    A file that is deleted at the same time, with the original, has no content in the copy.
+    """
     for ids in split_chunks(list(copied)):
         query = select(MessageFile.__table__).where(
             MessageFile.message_id.in_(ids), MessageFile.user_id == sealer.user_id
         )
+        found = (await session.execute(query)).mappings().all()
+        if not found:
+            continue
+        used = {row["file_id"] for row in found}
+        lock = (
+            select(StoredFile.id)
+            .where(StoredFile.id.in_(used), StoredFile.user_id == sealer.user_id)
+            .order_by(StoredFile.id)
+            .with_for_update(read=True, key_share=True)
+        )
+        locked = set(await session.scalars(lock))
         rows: list[dict[str, Any]] = []
-        for row in (await session.execute(query)).mappings():
+        for row in found:
             copy_id = new_id()
             name = reseal(sealer, FILE_REFERENCE, row["id"], row["sealed_reference"], copy_id)
             own = {"id": copy_id, "message_id": copied[row["message_id"]], "sealed_reference": name}
-            rows.append({**row, **own})
-        if rows:
-            await session.execute(insert(MessageFile), rows)
+            file_id = row["file_id"] if row["file_id"] in locked else None
+            rows.append({**row, **own, "file_id": file_id})
+        await session.execute(insert(MessageFile), rows)
 
 
 async def store_upload(

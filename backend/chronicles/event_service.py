@@ -33,7 +33,7 @@ from backend.chronicles.event_writer import (
     touch,
 )
 from backend.chronicles.events import MAX_NAMES, MAX_SOURCES, MAX_SUMMARY, EventFields
-from backend.chronicles.models import ChronicleEvent
+from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.repository import (
     SourceMessage,
     StoryEvent,
@@ -455,8 +455,10 @@ async def _read(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID, event_id: UUID
 ) -> StoryEvent:
     """Raises `EventNotFoundError`."""
+    is_it = Chronicle.id == chronicle_id, Chronicle.owned_by(sealer.user_id)
+    has_chronicle = await session.scalar(select(Chronicle.id).where(*is_it)) is not None
     event = (await get_events(session, sealer, [event_id])).get(event_id)
-    if event is None or event.chronicle_id != chronicle_id:
+    if not has_chronicle or event is None or event.chronicle_id != chronicle_id:
         raise EventNotFoundError
     return event
 

@@ -38,6 +38,7 @@ class ChronicleSource(TableSource):
         rows=get_table(ChronicleEvent),
         container_id=get_table(ChronicleEvent).c.chronicle_id,
         order=STORY_ORDER,
+        is_listed=get_table(Chronicle).c.deleted_at.is_(None),
     )
 
     async def rows(

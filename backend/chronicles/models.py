@@ -9,20 +9,19 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
+from backend.database.base import Base, CreatedAt, Deletable, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
 EventSourceName = Literal["user", "agent", "import", "campaign"]
 
 
-class Chronicle(Base):
+class Chronicle(Deletable, Base):
     """The events of one story or one world. Several chats may share it."""
 
     __tablename__ = "chronicles"
     __table_args__ = (Index(None, "user_id", "id"),)
 
     id: Mapped[PrimaryId]
-    user_id: Mapped[ListedOwnerId]
     sealed_chronicle: Mapped[bytes]
     revision: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[CreatedAt]

@@ -36,6 +36,7 @@ from backend.http.schemas import (
     merge_patch,
     reject_unknown,
 )
+from backend.jobs.deletions import queue_deletion
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
 
@@ -47,12 +48,12 @@ _LOREBOOKS = table(
 
 @runtime_checkable
 class ChronicleDeleted(Protocol):
-    """A chronicle is about to be deleted."""
+    """A chronicle is about to be hidden and deleted."""
 
     async def chronicle_deleted(
         self, session: AsyncSession, identity: Identity, chronicle_id: UUID
     ) -> None:
-        """Keep data that must remain without the chronicle."""
+        """Keep data that must remain, and detach or hide the rest that refers to it."""
         ...
 
 
@@ -69,7 +70,7 @@ class ChronicleService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[ChronicleView]:
-        query = select(Chronicle).where(Chronicle.user_id == identity.user_id)
+        query = select(Chronicle).where(Chronicle.owned_by(identity.user_id))
         if after is not None:
             query = query.where(Chronicle.id < after)
         query = query.order_by(Chronicle.id.desc()).limit(limit + 1)
@@ -132,8 +133,9 @@ class ChronicleService:
             )
             for handler in self._participants.find_handlers(ChronicleDeleted):
                 await handler.chronicle_deleted(session, identity, chronicle_id)
-            await session.delete(row)
+            row.deleted_at = now()
             await session.flush()
+            await queue_deletion(session, "chronicle", chronicle_id)
             await self._outbox.changed(session, identity, kind="event", container_id=chronicle_id)
             for book_id in books.values():
                 await self._outbox.changed(session, identity, kind="lore", container_id=book_id)

@@ -16,12 +16,13 @@ from sqlalchemy import (
     MetaData,
     Select,
     Table,
+    and_,
     bindparam,
     func,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, mapped_column
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Mapped, mapped_column
 from uuid_utils.compat import uuid7
 
 from backend.database.types import Id, UtcTime
@@ -74,6 +75,21 @@ ListedOwnerId = Annotated[UUID, mapped_column(Id, ForeignKey("users.id", ondelet
 CreatedAt = Annotated[datetime, mapped_column(default=now)]
 UpdatedAt = Annotated[datetime, mapped_column(default=now)]
 """The time of the last change of a user's text in the row. Services set it; flags do not count."""
+
+
+class Deletable:
+    """A table of rows that are hidden first, and deleted later with all that belongs to them.
+
+    Every query that filters by owner uses `owned_by`.
+    """
+
+    user_id: Mapped[ListedOwnerId]
+    deleted_at: Mapped[datetime | None] = mapped_column(index=True)
+
+    @classmethod
+    def owned_by(cls, owner: Any) -> ColumnElement[bool]:
+        """Return the condition for rows of an owner that are not being deleted."""
+        return and_(cls.user_id == owner, cls.deleted_at.is_(None))
 
 
 RecordCreated = Callable[[AsyncSession, UUID], Awaitable[None]]

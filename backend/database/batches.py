@@ -73,7 +73,9 @@ class Batches:
         max_batches: Number of transactions, after which `OutOfBatchesError` is raised.
         claim: A query that locks the row that the work belongs to, in each transaction. If it finds
             none, `ClaimEndedError` is raised.
-        skips_locked: True to leave rows that another transaction has locked.
+        skips_locked: True to leave rows that another transaction has locked. The others are locked,
+            and the condition is checked again, because they may have got a reference since the
+            check. Code that adds a reference locks the row as well.
     """
 
     def __init__(
@@ -164,26 +166,29 @@ class Batches:
         pace, changed = self._paces[table.name], 0
         while True:
             async with self.database.read() as session:
-                rows = [tuple(row) for row in await session.execute(page)]
-            keys = [row[0] if len(columns) == 1 else row for row in rows]
-            before = changed
+                keys = await _read_keys(session, page)
+            is_last, before = len(keys) < PAGE_ROWS, changed
             while keys:
                 part, keys = keys[: pace.rows], keys[pace.rows :]
-                these: Any = part
-                if self._skips_locked:
-                    free = select(*columns).where(key.in_(part), *where)
-                    these = free.with_for_update(skip_locked=True, of=table)
-                changed += await self._change_part(statement.where(key.in_(these)))
+
+                async def work(session: AsyncSession, part: Sequence[Any] = part) -> int:
+                    if self._skips_locked:
+                        free = select(*columns).where(key.in_(part), *where)
+                        lock = free.with_for_update(skip_locked=True, of=table)
+                        part = await _read_keys(session, lock)
+                    result: Any = await session.execute(statement.where(key.in_(part)))
+                    return int(result.rowcount)
+
+                changed += await self.run(work)
                 pace.note(self.last_seconds)
-            if len(rows) < PAGE_ROWS or changed == before:
+            if is_last or changed == before:
                 return changed
 
-    async def _change_part(self, statement: Delete | Update) -> int:
-        async def work(session: AsyncSession) -> int:
-            result: Any = await session.execute(statement)
-            return int(result.rowcount)
 
-        return await self.run(work)
+async def _read_keys(session: AsyncSession, query: Select[Any]) -> list[Any]:
+    """Return primary keys: values, or tuples if they have several columns."""
+    rows = [tuple(row) for row in await session.execute(query)]
+    return [row[0] if len(row) == 1 else row for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

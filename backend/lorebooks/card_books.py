@@ -108,8 +108,7 @@ class CardBookService:
             session, Lorebook.character_id == character_id, owner_id=identity.user_id, lock=True
         )
         if book is not None:
-            await session.delete(book)
-            await session.flush()
+            await repository.hide_book(session, book)
             await self._outbox.changed(session, identity, kind=KIND, container_id=book.id)
 
 

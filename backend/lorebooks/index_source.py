@@ -41,6 +41,7 @@ class LoreSource(TableSource):
         rows=get_table(LoreEntryRow),
         container_id=get_table(LoreEntryRow).c.lorebook_id,
         order=(LoreEntryRow.place,),
+        is_listed=get_table(Lorebook).c.deleted_at.is_(None),
     )
 
     async def rows(
@@ -99,7 +100,7 @@ class LoreSource(TableSource):
 async def _fields(session: AsyncSession, sealer: Sealer, book_id: UUID) -> BookFields:
     sealed = await session.scalar(
         select(Lorebook.sealed_book).where(
-            Lorebook.id == book_id, Lorebook.user_id == sealer.user_id
+            Lorebook.id == book_id, Lorebook.owned_by(sealer.user_id)
         )
     )
     return BookFields() if sealed is None else open_book(sealer, book_id, sealed)

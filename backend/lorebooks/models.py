@@ -8,11 +8,11 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId, UpdatedAt
+from backend.database.base import Base, CreatedAt, Deletable, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
 
-class Lorebook(Base):
+class Lorebook(Deletable, Base):
     """A lorebook with its sealed settings and the sealed source it was imported from.
 
     `revision` counts all changes of the book and its entries. Compiled books are cached by it.
@@ -24,7 +24,6 @@ class Lorebook(Base):
     __table_args__ = (Index(None, "user_id", "id"),)
 
     id: Mapped[PrimaryId]
-    user_id: Mapped[ListedOwnerId]
     character_id: Mapped[UUID | None] = mapped_column(
         ForeignKey("characters.id", ondelete="CASCADE"), unique=True
     )

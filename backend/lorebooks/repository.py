@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, select, type_coerce
+from sqlalchemy import ColumnElement, delete, exists, func, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import defer
 from sqlalchemy.types import NullType
 
 from backend.database.base import now
+from backend.jobs.deletions import queue_deletion
 from backend.lorebooks.errors import LorebookNotFoundError, LoreEntryNotFoundError
 from backend.lorebooks.models import ChatLorebook, Lorebook, LorebookLink, LoreEntryRow
 from backend.lorebooks.schemas import LorebookLinks
@@ -56,7 +57,7 @@ async def find_book(
     source: bool = False,
 ) -> Lorebook | None:
     """Return the only book that matches a condition, or None. Options as for `get_book`."""
-    query = select(Lorebook).where(which, Lorebook.user_id == owner_id)
+    query = select(Lorebook).where(which, Lorebook.owned_by(owner_id))
     if not source:
         query = query.options(_WITHOUT_SOURCE)
     return await session.scalar(query.with_for_update() if lock else query)
@@ -68,7 +69,7 @@ async def books_after(
     """Yield a user's books after `after`, newest first, in batches on demand."""
     query = (
         select(Lorebook)
-        .where(Lorebook.user_id == owner_id)
+        .where(Lorebook.owned_by(owner_id))
         .order_by(Lorebook.id.desc())
         .limit(_BOOK_BATCH_SIZE)
         .options(_WITHOUT_SOURCE)
@@ -86,19 +87,24 @@ async def books_after(
 async def find_books(
     session: AsyncSession, book_ids: Sequence[UUID], *, owner_id: UUID
 ) -> dict[UUID, Lorebook]:
-    query = select(Lorebook).where(Lorebook.id.in_(book_ids), Lorebook.user_id == owner_id)
+    query = select(Lorebook).where(Lorebook.id.in_(book_ids), Lorebook.owned_by(owner_id))
     return {book.id: book for book in await session.scalars(query.options(_WITHOUT_SOURCE))}
 
 
 async def count_books(session: AsyncSession, *, owner_id: UUID) -> int:
     """Count a user's books, including those of cards."""
-    query = select(func.count()).select_from(Lorebook).where(Lorebook.user_id == owner_id)
+    query = select(func.count()).select_from(Lorebook).where(Lorebook.owned_by(owner_id))
     return await session.scalar(query) or 0
 
 
 async def count_all_entries(session: AsyncSession, owner_id: UUID) -> int:
     """Count a user's entries in all lorebooks."""
-    query = select(func.count()).select_from(LoreEntryRow).where(LoreEntryRow.user_id == owner_id)
+    query = (
+        select(func.count())
+        .select_from(LoreEntryRow)
+        .join(Lorebook, Lorebook.id == LoreEntryRow.lorebook_id)
+        .where(LoreEntryRow.user_id == owner_id, Lorebook.owned_by(owner_id))
+    )
     return await session.scalar(query) or 0
 
 
@@ -142,6 +148,7 @@ async def get_entry(
             LoreEntryRow.id == entry_id,
             LoreEntryRow.lorebook_id == book_id,
             LoreEntryRow.user_id == owner_id,
+            exists().where(Lorebook.id == book_id, Lorebook.owned_by(owner_id)),
         )
         .options(_ENTRY_WITHOUT_SOURCE)
     )
@@ -219,6 +226,16 @@ async def find_end(session: AsyncSession, book_id: UUID) -> tuple[int, int]:
     query = select(func.count(), behind).where(LoreEntryRow.lorebook_id == book_id)
     count, place = (await session.execute(query)).one()
     return count, place
+
+
+async def hide_book(session: AsyncSession, book: Lorebook) -> None:
+    """Hide a book that the caller has locked, and queue the deletion of its rows."""
+    book.deleted_at, book.is_global = now(), False
+    book.character_id = book.chronicle_id = None
+    await session.flush()
+    for link in (LorebookLink, ChatLorebook):
+        await session.execute(delete(link).where(link.lorebook_id == book.id))
+    await queue_deletion(session, "lorebook", book.id)
 
 
 def touch(row: Lorebook | LoreEntryRow) -> None:

@@ -142,7 +142,7 @@ class LorebookService:
         async with self._database.write() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, book.revision)
-            await session.delete(book)
+            await repository.hide_book(session, book)
             await self._outbox.changed(session, identity, kind=KIND, container_id=book_id)
 
     async def import_file(

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import BinaryIO
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, exists, or_, select, true
+from sqlalchemy import ColumnElement, and_, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.models import Campaign
@@ -17,7 +17,7 @@ from backend.characters.models import Character, Persona
 from backend.chats.models import Chat, StoredFile
 from backend.chronicles.models import Chronicle
 from backend.core.cpu_pool import check_stopped
-from backend.database.base import RecordCreated, new_id
+from backend.database.base import Deletable, RecordCreated, new_id
 from backend.llm.models import Provider
 from backend.lorebooks.models import Lorebook
 from backend.presets.models import Preset
@@ -123,12 +123,15 @@ def _item_exists() -> ColumnElement[bool]:
     stored = [
         and_(
             ImportedFile.kind == kind,
-            exists().where(
-                table.id == ImportedFile.item_id,
-                table.user_id == ImportedFile.user_id,
-                Chat.is_ready == true() if table is Chat else true(),
-            ),
+            exists().where(table.id == ImportedFile.item_id, _is_owned(table)),
         )
         for kind, table in _TABLES.items()
     ]
     return or_(of_account, *stored)
+
+
+def _is_owned(table: type[_Item]) -> ColumnElement[bool]:
+    if issubclass(table, Deletable):
+        return table.owned_by(ImportedFile.user_id)
+    is_own = table.user_id == ImportedFile.user_id
+    return and_(is_own, Chat.is_ready) if table is Chat else is_own

@@ -35,6 +35,7 @@ from backend.campaigns.models import CampaignProposal, ProposalState
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
+from backend.chronicles.models import Chronicle
 from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun, RunKind
 from backend.enrichment.runs.store import select_run_shares
@@ -423,6 +424,11 @@ UsageScope = Literal["chat", "reply", "month", "chat_in_month", "chronicle_in_mo
 _HIDDEN = select(Chat.id).where(Chat.user_id == bindparam("owner"), ~Chat.is_ready)
 """Chats that are being deleted. The token ledger has their usage already."""
 
+_HIDDEN_CHRONICLES = select(Chronicle.id).where(
+    Chronicle.user_id == bindparam("owner"), Chronicle.deleted_at.is_not(None)
+)
+"""The same for chronicles."""
+
 _TURNS_OF: Mapping[UsageScope, tuple[ColumnElement[bool], ...]] = {
     "chat": (Turn.chat_id == bindparam("chat"),),
     "reply": (Turn.chat_id == bindparam("chat"), Turn.reply_id == bindparam("reply")),
@@ -453,12 +459,18 @@ def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
     parts: list[Any] = [asked] if scope in _TURNS_OF else []
     if scope != "reply":
         run = select_run_shares().c
+        is_listed = run.chronicle_id.is_(None) | run.chronicle_id.not_in(_HIDDEN_CHRONICLES)
         of_runs = {
             "chat": (run.chat_id == bindparam("chat"),),
-            "month": (run.created_at >= bindparam("since"), run.chat_id.not_in(_HIDDEN)),
+            "month": (
+                run.created_at >= bindparam("since"),
+                run.chat_id.not_in(_HIDDEN),
+                is_listed,
+            ),
             "chat_in_month": (
                 run.chat_id == bindparam("chat"),
                 run.created_at >= bindparam("since"),
+                is_listed,
             ),
             "chronicle_in_month": (
                 run.chronicle_id == bindparam("chronicle"),

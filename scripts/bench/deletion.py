@@ -1,10 +1,11 @@
-"""Measure the deletion of large chats and accounts on PostgreSQL: the longest transaction.
+"""Measure the deletion of large chats, accounts and others on PostgreSQL: the longest transaction.
 
     scripts/bench.py deletion --messages 100000 --chats 20
 
-The account's messages, records of prompts and turns are made by PostgreSQL. Each transaction of the
-deletion is timed by the client. Meanwhile a player takes turns: the longest wait of their
-transactions is measured as well, with and without the deletion.
+The account's messages, records of prompts and turns are made by PostgreSQL, and the rows of a large
+lorebook, chronicle and campaign. Each transaction of the deletion is timed by the client. At the
+same time, a player takes turns: the longest wait of their transactions is measured as well, with
+and without the deletion.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from tempfile import TemporaryDirectory
 from uuid import UUID
 
+import httpx
 import uvloop
 from sqlalchemy import Connection, event, select, text
 
 from backend.accounts.models import User
-from backend.chats.deletion import delete_hidden_chat
 from backend.chats.models import Chat
-from backend.database.base import get_table
+from backend.database.base import Base, get_table
 from backend.database.engine import Database
-from backend.operations.deletions import delete_closed_account
+from backend.jobs.deletions import Root
+from backend.operations.deletions import CONTAINERS, DELETIONS
 from scripts.bench.processes import (
     TALEKEEPER,
     check,
@@ -71,6 +74,74 @@ _TURNS = text("""
         '[]', '{"total": 100}', false, now(), now()
     FROM messages WHERE chat_id = CAST(:chat AS uuid) AND role = 'assistant'
 """)
+
+_ENTRIES = """
+    INSERT INTO lore_entries (
+        id, user_id, lorebook_id, place, sealed_entry, revision, created_at, updated_at
+    )
+    SELECT gen_random_uuid(), user_id, id, number, decode(repeat('ab', :size), 'hex'), 1, now(),
+        now()
+    FROM lorebooks, generate_series(1, :count) AS number WHERE id = CAST(:id AS uuid)
+"""
+_EVENTS = """
+    INSERT INTO chronicle_events (
+        id, user_id, chronicle_id, source, significance, is_pinned, is_edited, happened_at, place,
+        sealed_event, revision, audience, created_at, updated_at
+    )
+    SELECT gen_random_uuid(), user_id, id, 'agent', 3, false, false, now(), number,
+        decode(repeat('ab', :size), 'hex'), 1, 'public', now(), now()
+    FROM chronicles, generate_series(1, :count) AS number WHERE id = CAST(:id AS uuid)
+"""
+_EVENT_SOURCES = """
+    INSERT INTO chronicle_event_sources (event_id, message_id, chat_id, position, telling)
+    SELECT id, gen_random_uuid(), CAST(:chat AS uuid), place, 0
+    FROM chronicle_events, generate_series(1, 2) WHERE chronicle_id = CAST(:id AS uuid)
+"""
+_FACTS = """
+    INSERT INTO campaign_items (
+        id, user_id, campaign_id, kind, version, subkind, audience, "exists", is_live, is_stale,
+        seq, uses, sealed_state, created_at, updated_at
+    )
+    SELECT gen_random_uuid(), user_id, id, 'fact', 1, '', 'public', true, true, false, 1, 0,
+        decode(repeat('ab', :size), 'hex'), now(), now()
+    FROM campaigns, generate_series(1, :count) WHERE id = CAST(:id AS uuid)
+"""
+_CHANGES = """
+    INSERT INTO campaign_changes (
+        id, user_id, campaign_id, item_id, seq, version, actor, is_on_path, is_undone,
+        sealed_operations, created_at
+    )
+    SELECT gen_random_uuid(), user_id, campaign_id, id, 1000 + row_number() OVER (), 1, 'compactor',
+        true, false, decode(repeat('ab', :size), 'hex'), now()
+    FROM campaign_items, generate_series(1, 2) WHERE campaign_id = CAST(:id AS uuid)
+"""
+_CHANGE_SOURCES = """
+    INSERT INTO campaign_change_sources (change_id, message_id, chat_id, position)
+    SELECT id, gen_random_uuid(), CAST(:chat AS uuid), seq
+    FROM campaign_changes WHERE campaign_id = CAST(:id AS uuid)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LargeContainer:
+    """A container with `count` rows, and the statements that insert them."""
+
+    root: Root
+    label: str
+    count: int
+    statements: Sequence[str]
+
+
+LARGE = (
+    LargeContainer("lorebook", "a lorebook of 10,000 entries", 10_000, [_ENTRIES]),
+    LargeContainer("chronicle", "a chronicle of 50,000 events", 50_000, [_EVENTS, _EVENT_SOURCES]),
+    LargeContainer(
+        "campaign",
+        "a campaign of 10,000 facts and 20,000 changes",
+        10_000,
+        [_FACTS, _CHANGES, _CHANGE_SOURCES],
+    ),
+)
 
 
 class Transactions:
@@ -121,15 +192,42 @@ async def bench(*, messages: int, chats: int) -> list[Row]:
                     sent = await player.post(f"/chats/{chat}/turns", json={"text": "And then?"})
                     sent.raise_for_status()
 
+                for each in LARGE:
+                    rows += await measure_container(
+                        database, url, leaver, take_turn, each, chat_id=made[0]
+                    )
                 await hide(database, made[0])
                 rows += await measure(
                     database, url, take_turn, f"a chat of {messages // chats:,} messages", made[0]
                 )
                 await close(database, whole)
                 label = f"an account with {messages - messages // chats:,} messages"
-                rows += await measure(database, url, take_turn, label, str(whole), is_account=True)
+                rows += await measure(database, url, take_turn, label, str(whole), root="account")
         await database.dispose()
     return rows
+
+
+async def measure_container(
+    database: Database,
+    url: str,
+    owner: httpx.AsyncClient,
+    take_turn: Callable[[], Awaitable[None]],
+    what: LargeContainer,
+    *,
+    chat_id: str,
+) -> list[Row]:
+    """Delete a container. The request hides it, and no job follows, as there are no workers."""
+    path = f"/{what.root}s"
+    made = check(await owner.post(path, json={"name": what.label}))["id"]
+    async with database.write() as session:
+        values = {"id": made, "chat": chat_id, "size": TEXT_BYTES, "count": what.count}
+        for statement in what.statements:
+            await session.execute(text(statement), values)
+    begun_at = time.perf_counter()
+    (await owner.delete(f"{path}/{made}")).raise_for_status()
+    request = 1000 * (time.perf_counter() - begun_at)
+    rows = await measure(database, url, take_turn, what.label, made, root=what.root)
+    return [make_row("postgres", f"{what.label}: request", [request]), *rows]
 
 
 async def measure(
@@ -139,24 +237,23 @@ async def measure(
     label: str,
     row_id: str,
     *,
-    is_account: bool = False,
+    root: Root = "chat",
 ) -> list[Row]:
-    """Delete a chat or an account, while a player takes turns."""
+    """Delete something, while a player takes turns."""
     alone = [await time_one(take_turn) for _ in range(20)]
     own = Database(url)
     timed, beside = Transactions(own), list[float]()
     postmaster = await find_postmaster(database)
-    delete = delete_closed_account if is_account else delete_hidden_chat
+    models: dict[Root, type[Base]] = {"account": User, "chat": Chat, **CONTAINERS}
     spent = -read_cpu(postmaster)
     async with playing(take_turn, beside):
         begun_at = time.perf_counter()
-        await delete(own, UUID(row_id))
+        await DELETIONS[root](own, UUID(row_id))
         seconds = time.perf_counter() - begun_at
     spent += read_cpu(postmaster)
     await own.dispose()
-    model = User if is_account else Chat
     async with database.read() as session:
-        if await session.get(model, UUID(row_id)) is not None:
+        if await session.get(models[root], UUID(row_id)) is not None:
             raise SystemExit("The rows are still there.")
     durations = [1000 * each for each in timed.seconds]
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import FilePayload, Locator, Page, Request, expect
@@ -110,6 +111,57 @@ def test_all_messages_that_are_being_deleted_stay_away_when_the_chat_is_opened_a
     expect(page.get_by_role("button", name="Undo")).to_be_hidden()
     items = account.get(f"/chats/{chat}/messages")["items"]
     assert [(each["text"], each["position"]) for each in items] == [("The tide turns.", 0)]
+
+
+@pytest.mark.parametrize("action", ["Duplicate", "Export as plain text"])
+def test_a_chat_is_copied_without_messages_that_are_being_deleted(
+    page: Page, account: Account, action: str
+) -> None:
+    chat = account.new_chat(title="Harbour")["id"]
+    for text in ("The first line.", "The second line."):
+        account.post(f"/chats/{chat}/messages", {"role": "user", "text": text})
+    page.goto(f"/#/chats/{chat}")
+    tools = page.get_by_role("group", name="Actions for message 1")
+    tools.get_by_role("button", name="More").click()
+    page.get_by_role("menuitem", name="Delete this message only").click()
+    expect(page.get_by_text("The first line.")).to_be_hidden()
+
+    page.goto("/#/")
+    page.get_by_role("button", name="More actions for Harbour").click()
+    copy = page.get_by_role("menuitem", name=action)
+    if action == "Duplicate":
+        copy.click()
+        expect(page.locator("main").get_by_role("link", name="Harbour (copy)")).to_be_visible()
+        [made] = [each for each in account.get("/chats")["items"] if each["id"] != chat]
+        found = "".join(
+            each["text"] for each in account.get(f"/chats/{made['id']}/messages")["items"]
+        )
+    else:
+        with page.expect_download() as saved:
+            copy.click()
+        found = Path(saved.value.path()).read_text(encoding="utf-8")
+    assert "The second line." in found
+    assert "The first line." not in found
+    expect(page.get_by_role("button", name="Undo")).to_be_hidden()
+
+
+def test_a_search_leaves_out_what_is_being_deleted(page: Page, account: Account) -> None:
+    chat = account.new_chat(title="Harbour")["id"]
+    for text in ("The heron waits.", "The heron flies."):
+        account.post(f"/chats/{chat}/messages", {"role": "user", "text": text})
+    while len(account.get("/search", q="heron", chat_id=chat)["items"]) < 2:
+        page.wait_for_timeout(50)
+    page.goto(f"/#/chats/{chat}")
+    tools = page.get_by_role("group", name="Actions for message 1")
+    tools.get_by_role("button", name="More").click()
+    page.get_by_role("menuitem", name="Delete this message only").click()
+    page.goto("/#/memory?q=heron")
+    results = page.get_by_role("list", name="Best matches first").get_by_role("article")
+    expect(results).to_have_count(1)
+    expect(results).to_contain_text("The heron flies.")
+    page.get_by_role("button", name="Undo").click()
+    page.reload()
+    expect(results).to_have_count(2)
 
 
 def test_what_is_being_deleted_is_deleted_before_the_user_signs_out(

@@ -28,8 +28,8 @@ from backend.database.engine import (
     OvertakenError,
     persist,
 )
+from backend.jobs.deletions import DELETE_KIND
 from backend.jobs.models import Job
-from backend.operations.deletions import DELETE_KIND
 from backend.operations.start_faults import explain
 from backend.settings import Settings
 from tests.support.server import ok, problem, running

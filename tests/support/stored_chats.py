@@ -9,18 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 from uuid import UUID
 
-from sqlalchemy import func, select
+import msgspec
+from sqlalchemy import delete, func, select
 
 from backend.accounts.auth.identity import Identity
 from backend.characters.errors import CharacterNotFoundError
+from backend.chats.deletion import delete_hidden_chat
 from backend.chats.models import Chat, Message, StoredFile
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import Base, new_id
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
+from backend.jobs.deletions import DELETE_KIND
+from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
+from backend.operations.deletions import Deletions
 from backend.quotas.service import CheckAdded
 from backend.settings import Settings
 from backend.transfer.chats.exporting import ChatExporter, ExportFormat
@@ -93,6 +98,16 @@ async def export_no_card(*_: Any, **__: Any) -> Any:
 
 async def report_nothing(_count: int) -> None:
     """A `ReportMessages`."""
+
+
+async def delete_abandoned(database: Database) -> None:
+    """Delete abandoned chats as the server does every five minutes, by jobs."""
+    await Deletions(database, JobQueue(database, ROOT)).schedule()
+    async with database.write() as session:
+        ended = delete(Job).where(Job.kind == DELETE_KIND).returning(Job.payload)
+        jobs = list(await session.scalars(ended))
+    for payload in jobs:
+        await delete_hidden_chat(database, UUID(msgspec.json.decode(payload)["id"]))
 
 
 @dataclass

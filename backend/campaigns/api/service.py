@@ -33,6 +33,7 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.http.schemas import Page, check_revision, make_page, merge_patch, reject_unknown
+from backend.jobs.deletions import queue_deletion
 from backend.memory.indexing.outbox import note_change
 
 MAX_CAMPAIGNS = 200
@@ -46,7 +47,7 @@ class CampaignService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[CampaignView]:
-        query = select(Campaign).where(Campaign.user_id == identity.user_id)
+        query = select(Campaign).where(Campaign.owned_by(identity.user_id))
         if after is not None:
             query = query.where(Campaign.id < after)
         async with self._database.read() as session:
@@ -129,7 +130,9 @@ class CampaignService:
             await session.execute(
                 update(Chat).where(*plays_it).values(campaign_id=None, revision=Chat.revision + 1)
             )
-            await session.delete(campaign)
+            campaign.deleted_at, campaign.chronicle_id = now(), None
+            await session.flush()
+            await queue_deletion(session, "campaign", campaign_id)
             await note_change(
                 session,
                 identity.user_id,
@@ -166,7 +169,7 @@ async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampa
 
 async def check_room(session: AsyncSession, identity: Identity) -> None:
     """Raise `CampaignFullError` if an account has the maximum number of campaigns."""
-    count = select(func.count()).where(Campaign.user_id == identity.user_id)
+    count = select(func.count()).where(Campaign.owned_by(identity.user_id))
     if (await session.scalar(count) or 0) >= MAX_CAMPAIGNS:
         raise CampaignFullError(
             f"An account can have {MAX_CAMPAIGNS} campaigns. Delete some first.",

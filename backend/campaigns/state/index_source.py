@@ -132,6 +132,7 @@ class CampaignSource(TableSource):
         rows=_ITEMS,
         container_id=_ITEMS.c.campaign_id,
         order=(_ITEMS.c.id,),
+        is_listed=get_table(Campaign).c.deleted_at.is_(None),
         is_indexed=_is_indexed(),
         is_counted=_is_indexed(),
     )

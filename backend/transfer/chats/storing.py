@@ -22,7 +22,7 @@ from sqlalchemy.orm import aliased
 from backend.accounts.auth.identity import Identity
 from backend.characters.models import Character, Persona
 from backend.chats import repository
-from backend.chats.deletion import ABANDONED_AFTER, delete_hidden_chat, list_hidden_chats
+from backend.chats.deletion import delete_hidden_chat
 from backend.chats.events import ChatDeleted, MessageRemoved
 from backend.chats.files import insert_files
 from backend.chats.models import (
@@ -110,7 +110,6 @@ class ChatImporter:
         If it fails or is cancelled, nothing of it remains. Raises `TransferFileError`,
         `ConflictError`, `StorageQuotaExceededError`, `QuotaExceededError`.
         """
-        await self.delete_abandoned(identity.user_id)
         junction = None
         if target.joins is not None:
             finder = BranchFinder(self._database, self._pool, identity.sealer, target.joins)
@@ -346,12 +345,6 @@ class ChatImporter:
     async def _check(self, session: AsyncSession, identity: Identity) -> None:
         for check in self._checks_added:
             await check(session, identity.user_id)
-
-    async def delete_abandoned(self, owner_id: UUID) -> None:
-        """Delete the unfinished chats that killed processes left of a user."""
-        before = now() - ABANDONED_AFTER
-        for chat_id in await list_hidden_chats(self._database, before=before, owner_id=owner_id):
-            await delete_hidden_chat(self._database, chat_id)
 
 
 class ImportedChats(ChatDeleted, MessageRemoved):

@@ -17,9 +17,10 @@ from backend.chats.models import Chat, Message
 from backend.database import batches
 from backend.database.base import Base, get_table, new_id, now
 from backend.database.batches import OutOfBatchesError
+from backend.jobs.deletions import DELETE_KIND
 from backend.jobs.models import Job
 from backend.operations import deletions
-from backend.operations.deletions import DELETE_KIND, delete_closed_account
+from backend.operations.deletions import delete_closed_account
 from tests.integration.accounts.test_deletion import (
     delete_me,
     has_rows,

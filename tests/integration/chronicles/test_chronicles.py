@@ -153,13 +153,17 @@ async def test_its_contents_are_deleted_too(writer: Chronicler, chat: str, serve
     book = await _with_book(writer, server, chronicle)
     await writer.delete(f"/chronicles/{chronicle}")
     problem(await writer.ask("GET", f"/lorebooks/{book}"), 404, "lorebook-not-found")
-    async with server.parts.database.read() as session:
-        for query in (
-            select(ChronicleEvent).where(ChronicleEvent.chronicle_id == UUID(chronicle)),
-            select(EventSource).where(EventSource.event_id == UUID(event["id"])),
-            select(LoreEntryRow).where(LoreEntryRow.lorebook_id == UUID(book)),
-        ):
-            assert (await session.scalars(query)).all() == []
+    left = [
+        select(ChronicleEvent.id).where(ChronicleEvent.chronicle_id == UUID(chronicle)),
+        select(EventSource.event_id).where(EventSource.event_id == UUID(event["id"])),
+        select(LoreEntryRow.id).where(LoreEntryRow.lorebook_id == UUID(book)),
+    ]
+
+    async def is_empty() -> bool:
+        async with server.parts.database.read() as session:
+            return not any([(await session.scalars(query)).all() for query in left])
+
+    await until(is_empty)
     assert await writer.summaries(kept) == ["The lamp went out."]
 
 

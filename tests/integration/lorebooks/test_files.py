@@ -22,6 +22,7 @@ from backend.lorebooks import entries as limits
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.lorebooks.schemas import NewLoreEntry
 from backend.memory.models import IndexChange
+from backend.operations.deletions import delete_hidden_container
 from backend.vault.sealing import Sealer
 from tests.integration.lorebooks.readers import WORLD, Reader
 from tests.support.server import Running, ok, problem
@@ -401,9 +402,11 @@ async def test_deleting_a_character_deletes_its_book(ada: Reader, server: Runnin
     made = await ada.account.new_character(character_book=CARD_BOOK)
     await ada.delete(f"/characters/{made['id']}")
     assert (await ada.get("/lorebooks"))["items"] == []
+    left = select(LoreEntryRow.id).where(LoreEntryRow.user_id == UUID(ada.account.user["id"]))
+    book_id = UUID(made["lorebook_id"])
+    await delete_hidden_container(server.parts.database, book_id, model=Lorebook)
     async with server.parts.database.read() as session:
-        left = select(LoreEntryRow.id).where(LoreEntryRow.user_id == UUID(ada.account.user["id"]))
-        assert list(await session.scalars(left)) == []
+        assert (await session.scalars(left)).all() == []
 
 
 async def test_world_info_inside_a_card_is_a_book_too(ada: Reader) -> None:

@@ -23,7 +23,13 @@ from tests.support.archives import read_files, write_files
 from tests.support.importing import bring, card_json
 from tests.support.server import Account, Running, ok, problem
 from tests.support.shared import ada, server, shared_url
-from tests.support.stored_chats import make_header, make_line, make_swiped, write_lines
+from tests.support.stored_chats import (
+    delete_abandoned,
+    make_header,
+    make_line,
+    make_swiped,
+    write_lines,
+)
 
 __all__ = ["ada", "server", "shared_url"]
 
@@ -255,7 +261,7 @@ async def test_an_unfinished_chat_is_not_swept_while_it_grows(
     identity = await identity_of(server, ada)
 
     async def sweep(_count: int) -> None:
-        await parts.chat_importer.delete_abandoned(identity.user_id)
+        await delete_abandoned(parts.database)
 
     async def wait_too_long(count: int) -> None:
         async with parts.database.write() as session:

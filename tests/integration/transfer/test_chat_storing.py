@@ -28,6 +28,7 @@ from backend.transfer.models import ImportedFile
 from tests.integration.chats.trees import Grove, sign_up
 from tests.support.stored_chats import (
     ChatShelf,
+    delete_abandoned,
     encode,
     make_header,
     make_line,
@@ -150,8 +151,8 @@ async def test_what_a_killed_process_left_is_swept(database: Database) -> None:
 
     task = asyncio.create_task(shelf.store(LONG, report=report))
     await stored.wait()
-    # Another import does not touch it while it grows.
     await shelf.add(write_lines([make_header(), make_line("Hi.")]))
+    await delete_abandoned(database)  # it is still growing
     assert (await shelf.count_rows())[0] == 2
     async with database.write() as session:
         await session.execute(
@@ -159,8 +160,8 @@ async def test_what_a_killed_process_left_is_swept(database: Database) -> None:
             .where(~Chat.is_ready)
             .values(updated_at=now() - ABANDONED_AFTER - timedelta(seconds=1))
         )
-    await shelf.add(write_lines([make_header(), make_line("Ho.")]))
-    assert await shelf.count_rows() == (2, 2, 0)
+    await delete_abandoned(database)
+    assert await shelf.count_rows() == (1, 1, 0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -172,11 +173,11 @@ async def test_an_import_that_was_swept_fails(database: Database) -> None:
     async def report(_count: int) -> None:
         async with database.write() as session:
             await session.execute(update(Chat).values(updated_at=now() - 2 * ABANDONED_AFTER))
-        await shelf.add(write_lines([make_header()]))
+        await delete_abandoned(database)
 
     with pytest.raises(ConflictError):
         await shelf.store(LONG, report=report)
-    assert await shelf.count_rows() == (1, 0, 0)
+    assert await shelf.count_rows() == (0, 0, 0)
 
 
 async def test_sums_scenes_and_flags_are_those_of_a_tree(database: Database) -> None:
@@ -368,7 +369,7 @@ async def test_a_branch_that_was_swept_fails(database: Database) -> None:
         unfinished = update(Chat).where(~Chat.is_ready)
         async with database.write() as session:
             await session.execute(unfinished.values(updated_at=now() - 2 * ABANDONED_AFTER))
-        await shelf.importer.delete_abandoned(shelf.identity.user_id)
+        await delete_abandoned(database)
 
     with pytest.raises(ConflictError):
         await shelf.store(write_lines(BRANCH), "Branch #1.jsonl", joins=main_id, report=report)

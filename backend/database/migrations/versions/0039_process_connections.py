@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2026_11_39"
-down_revision = "2026_11_36"
+down_revision = "2026_11_38"
 branch_labels = None
 depends_on = None
 

@@ -1,5 +1,5 @@
 /** The world panel of a chat, for the active path. */
-import { api, attempt, complain, h, kept, on, settled, toast } from "../core.js";
+import { api, attempt, commit, complain, h, kept, on, settled, toast } from "../core.js";
 import { c } from "./parts.js";
 import { proposals } from "./proposals.js";
 import { sections } from "./sections.js";
@@ -34,6 +34,7 @@ export default async function (room, { signal }) {
     h("input", { type: "checkbox", role: "switch", checked: kept.get("world.told"), onchange }),
     h("span.grow", c("told"), h("small.help", c("told_help"))));
   const compact = () => attempt(async () => {
+    await commit();
     const { messages: count, waits } = await api.post(`${world.path}/compact`, { chat_id: room.chat.id });
     toast(c(waits && count ? "compact_waits" : "compacted", { count }));
   });

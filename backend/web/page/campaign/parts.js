@@ -1,6 +1,7 @@
 /** Shared parts of the campaign views: texts, fields, creation, import, and menus. */
 import {
-  api, attempt, campaigns, chats, chronicles, combine, deleting, h, has, icon, labels, t,
+  api, attempt, campaigns, chats, chronicles, combine, deleting, download, h, has, icon, labels,
+  t,
 } from "../core.js";
 import { importing } from "../core/importing.js";
 import { asking } from "../memory/parts.js";
@@ -111,7 +112,7 @@ export function acts(it, gone) {
   const saving = (format) => ({
     label: c(`export.${format}`),
     icon: "download",
-    act: () => api.download(`${path}/export?format=${format}`),
+    act: () => download(`${path}/export?format=${format}`),
   });
   const remove = () => {
     campaigns.remove(it.id, it.name, chats.changed);

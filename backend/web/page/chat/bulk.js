@@ -1,10 +1,8 @@
 /** The tools for several chats of the list. */
-import { act, api, attempt, chats, menu, pause, sendAll, sendLater, t, toast } from "../core.js";
+import { act, api, attempt, chats, menu, sendAll, sendLater, t, toast } from "../core.js";
 import { listSelection } from "../core/selection.js";
 import { askTags, titleOf } from "./entry.js";
 import { exports } from "./exports.js";
-
-const DOWNLOAD_PAUSE = 400;
 
 const change = (items, changes) =>
   sendAll(items, (item) => api.patch(`/chats/${item.id}`, changes(item), { keepalive: true })).finally(chats.changed);
@@ -24,17 +22,7 @@ async function archive(items, archived) {
 const tag = (items) =>
   askTags([], (tags) => change(items, (item) => ({ tags: [...new Set([...item.tags, ...tags])] })));
 
-/** A menu of formats. Browsers drop downloads that follow each other too fast. */
-const save = (items, { currentTarget }) =>
-  menu(currentTarget, exports(items[0]).map((format, at) => ({
-    ...format,
-    async act() {
-      for (const item of items) {
-        exports(item)[at].act();
-        await pause(DOWNLOAD_PAUSE);
-      }
-    },
-  })));
+const save = (items, { currentTarget }) => menu(currentTarget, exports(...items));
 
 /** The selection of chats in the list. */
 export function bulk(list, options) {

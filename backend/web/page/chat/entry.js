@@ -1,6 +1,6 @@
 /** A chat in the list, and the actions of its menu. */
 import {
-  act, api, attempt, chats, deleting, h, icon, menu, t, tagKey, timed, toast, usedAt,
+  act, api, attempt, chats, commit, deleting, h, icon, menu, t, tagKey, timed, toast, usedAt,
 } from "../core.js";
 import { plain } from "../core/passage.js";
 import { face } from "../library/faces.js";
@@ -36,6 +36,7 @@ function rename(chat) {
 }
 
 async function duplicate({ id }) {
+  await commit();
   const copy = await api.post(`/chats/${id}/duplicate`);
   chats.changed();
   const onaction = () => (location.hash = `#/chats/${copy.id}`);

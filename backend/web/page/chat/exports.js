@@ -1,10 +1,10 @@
-/** Menu items that save a chat as a file. */
-import { api, t } from "../core.js";
+/** Menu items that save chats as files. */
+import { download, t } from "../core.js";
 
 const FORMATS = ["jsonl", "markdown", "text", "archive"];
 
-export const exports = ({ id }) => FORMATS.map((format) => ({
+export const exports = (...items) => FORMATS.map((format) => ({
   label: t(`chats.export.${format}`),
   icon: "download",
-  act: () => api.download(`/chats/${id}/export?format=${format}`),
+  act: () => download(...items.map(({ id }) => `/chats/${id}/export?format=${format}`)),
 }));

@@ -1,5 +1,5 @@
 /** Search in a chat: by words, by meaning, and by message number. */
-import { api, attempt, fill, h, kept, on, settled, t } from "../core.js";
+import { attempt, fill, h, kept, on, searchMemory, settled, t } from "../core.js";
 import { finding, passage } from "../core/passage.js";
 
 const SHOWN = 240;
@@ -26,7 +26,7 @@ export default async function (room, { signal, close }) {
     fill(state, q && t("find.looking"));
     kept.set("find", q);
     const query = { q, chat_id: room.chat.id, sources: "message", limit: 40 };
-    const found = q && (await attempt(() => api.get("/search", { query, signal })));
+    const found = q && (await attempt(() => searchMemory(query, signal)));
     if (q !== latest) return;
     fill(state);
     if (!found) return;

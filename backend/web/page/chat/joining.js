@@ -1,5 +1,5 @@
 /** The dialog for a character that joins or returns: it knows nothing, or is told what happened. */
-import { api, control, dialog, explain, fill, h, t } from "../core.js";
+import { api, commit, control, dialog, explain, fill, h, t } from "../core.js";
 import { enter, m } from "./cast.js";
 
 /** Ask what a character is told, and let it enter. A model drafts the text if it is needed. */
@@ -20,6 +20,7 @@ export function joining(room, { id, name }, isNew = false) {
       const before = area.read();
       const button = (label) => h("button", { onclick: draft }, label);
       try {
+        await commit();
         const { text } = await api.post(`/chats/${room.chat.id}/members/${id}/briefing`, undefined, { signal });
         // What the user has typed in the meantime is kept.
         if (area.read() === before) area.write(text);

@@ -1,6 +1,7 @@
 /** The panel of what a member knows: its memories, its summary, and a search with its eyes. */
 import {
-  act, api, attempt, complain, control, deleting, fill, h, isPending, more, on, sendLater, settled, t,
+  act, api, attempt, complain, control, deleting, fill, h, isPending, more, on, searchMemory,
+  sendLater, settled, t,
 } from "../core.js";
 import { finding, passage } from "../core/passage.js";
 import { asking, EVENT, m as memory, signals } from "../memory/parts.js";
@@ -31,7 +32,7 @@ export default async function (room, { options: { character: id }, signal }) {
     const ending = next();
     if (!q) return fill(found);
     const query = { q, chat_id: room.chat.id, viewpoint: member.id, limit: FOUND };
-    const { items } = await api.get("/search", { query, signal: ending });
+    const { items } = await searchMemory(query, ending);
     if (ending.aborted) return;
     const find = finding(q);
     const line = ({ kind, text, title, position }) => h("li",

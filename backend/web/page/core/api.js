@@ -131,9 +131,6 @@ export const api = {
   },
 
   url: (path) => API + path,
-
-  /** Make the browser save a file. */
-  download: (path) => Object.assign(document.createElement("a"), { href: API + path, download: "" }).click(),
 };
 
 /**

@@ -1,6 +1,6 @@
 /** Toasts, dialogs, menus, and actions that can be undone. */
 import { api, sendAll } from "./api.js";
-import { act, fill, h, icon, on, set } from "./dom.js";
+import { act, fill, h, icon, on, pause, set } from "./dom.js";
 import { hold } from "./focus.js";
 import { has, t } from "./words.js";
 
@@ -210,8 +210,34 @@ export function sendLater(text, paths, { method = "DELETE", json, hides = [], hi
   });
 }
 
-/** Run the actions that can still be undone now, because the next request depends on them. */
+/**
+ * Run the actions that can still be undone now, because the next request depends on them: it reads
+ * or copies more than one item, or lets a model read.
+ */
 export const commit = () => Promise.all([...waiting].map(([end, done]) => done ?? end()));
+
+/** Browsers drop downloads that follow each other faster, in milliseconds. */
+const DOWNLOAD_PAUSE = 400;
+
+/** Make the browser save files of the API, without items that are being deleted. */
+export async function download(...paths) {
+  await commit();
+  for (const path of paths) {
+    h("a", { href: api.url(path), download: "" }).click();
+    if (path !== paths.at(-1)) await pause(DOWNLOAD_PAUSE);
+  }
+}
+
+const HOMES = { campaign: "campaigns", event: "chronicles", lore: "lorebooks", message: "chats" };
+
+/** Search the memory. Results that are being deleted are left out. */
+export async function searchMemory(query, signal) {
+  const answer = await api.get("/search", { query, signal });
+  const isLeaving = ({ kind, source_id: id, container_id: home }) =>
+    isPending(`/${HOMES[kind]}/${home}`) || [...pending].some((key) => key.startsWith("DELETE") && key.endsWith(id));
+  const [items, close] = [answer.items, answer.near_misses].map((all) => all?.filter((it) => !isLeaving(it)));
+  return { ...answer, items, near_misses: close };
+}
 
 /**
  * Open a dialog. `build(close)` returns its content, `close(value)` closes it.

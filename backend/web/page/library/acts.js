@@ -1,6 +1,7 @@
 /** Actions of one character or of several: favourites, copies, exports, deletion. */
 import {
-  act, api, attempt, characters, deleting, h, more, problemOf, send, sendAll, sendLater, set, t, toast,
+  act, api, attempt, characters, commit, deleting, download, h, more, problemOf, send, sendAll,
+  sendLater, set, t, toast,
 } from "../core.js";
 import { say } from "./parts.js";
 
@@ -35,6 +36,7 @@ export const favourAll = (items) => attempt(async () => {
 /** Copy a character. `made` gets the copy. */
 export const duplicate = (item, made) => attempt(async () => {
   const name = say("copy_name", { name: item.name.slice(0, LONGEST) });
+  await commit();
   const copy = await api.post(`/characters/${item.id}/duplicate`, { name });
   characters.changed();
   made(copy);
@@ -46,7 +48,7 @@ export const exports = ({ id }, ready) => FORMATS.map((format) => ({
   icon: "download",
   async act() {
     await ready?.();
-    api.download(`/characters/${id}/export?format=${format}`);
+    download(`/characters/${id}/export?format=${format}`);
   },
 }));
 
@@ -63,6 +65,7 @@ export const exportsOf = (ids, told) => FORMATS.map((format) => ({
 
 /** Let the browser save a zip of cards. `told(bytes)` is called while it arrives. */
 async function fetchZip(json, told) {
+  await commit();
   const response = await send("/characters/export", { method: "POST", json });
   if (!response.ok) throw await problemOf(response);
   const parts = [];

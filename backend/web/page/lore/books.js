@@ -1,6 +1,6 @@
 /** The list of lorebooks: search, create, import, export, delete. */
 import {
-  act, api, attempt, combine, deleting, fill, finder, h, lorebooks, more, on, style, t,
+  act, api, attempt, combine, deleting, download, fill, finder, h, lorebooks, more, on, style, t,
 } from "../core.js";
 import { importing } from "../core/importing.js";
 import { exampleBook } from "../library/examples.js";
@@ -13,7 +13,7 @@ export function actions(book, then) {
   const exporting = (format) => ({
     icon: "download",
     label: t(`lore.formats.${format}`),
-    act: () => api.download(`/lorebooks/${book.id}/export?format=${format}`),
+    act: () => download(`/lorebooks/${book.id}/export?format=${format}`),
   });
   const drop = () => {
     then?.();

@@ -1,7 +1,7 @@
 /** Shared parts of the memory views: texts, tabs, dialogs, import, and menus of chronicles. */
 import {
-  api, chats, chronicles, deleting, dialog, h, kept, lorebooks, on, sendform, settled, t, tabs as links,
-  texts,
+  api, chats, chronicles, deleting, dialog, download, h, kept, lorebooks, on, sendform, settled,
+  t, tabs as links, texts,
 } from "../core.js";
 import { importing } from "../core/importing.js";
 
@@ -144,7 +144,7 @@ export function acts(it, changed, gone) {
     changed?.();
   };
   const add = () => files.choose({ ...it, then: changed });
-  const save = () => api.download(`${path}/export`);
+  const save = () => download(`${path}/export`);
   const remove = () => {
     chronicles.remove(id, it.name, lorebooks.changed);
     gone?.();

@@ -1,6 +1,6 @@
 /** Rebuild a chronicle from a chat: its cost and its progress. */
 import { row } from "../activity.js";
-import { api, dialog, fill, h, on, pause, sendform, toast } from "../core.js";
+import { api, commit, dialog, fill, h, on, pause, sendform, toast } from "../core.js";
 import { m, titles } from "./parts.js";
 
 /** Ask for the messages to read, show the cost, and start. Returns the job, or undefined. */
@@ -12,6 +12,7 @@ export async function rebuild({ id, chat_ids: chats }) {
     const costs = h("div", { role: "status" });
     const estimate = async ({ chat_id, from, to }) => {
       const body = { chat_id, from_position: from && from - 1, to_position: to && to - 1 };
+      await commit();
       const found = await api.post(path, body, { query: { dry_run: true } });
       const { messages, calls, prompt_tokens: read, completion_tokens: written } = found;
       const least = read.least + written.least;

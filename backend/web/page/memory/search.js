@@ -1,5 +1,7 @@
 /** Search over campaigns, events, lore, and messages. */
-import { api, attempt, chronicles, date, fill, h, icon, lorebooks, t, texts } from "../core.js";
+import {
+  attempt, chronicles, date, fill, h, icon, lorebooks, searchMemory, t, texts,
+} from "../core.js";
 import { finding, passage } from "../core/passage.js";
 import { signal, upper, why } from "../inspector/why.js";
 import { areas, m, sieve, signals, titles } from "./parts.js";
@@ -25,7 +27,7 @@ export default async function search({ query, signal, title }) {
     const wanted = form.wanted();
     if (!wanted.q) return fill(out, h("p.empty", m("start")));
     const [{ items, notes, near_misses: close }, chats, ...lists] = await Promise.all([
-      api.get("/search", { query: { ...wanted, limit, near_misses: true }, signal: ending }),
+      searchMemory({ ...wanted, limit, near_misses: true }, ending),
       titles(),
       chronicles.all(),
       lorebooks.all(),

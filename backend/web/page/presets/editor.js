@@ -1,8 +1,8 @@
 /** A prompt preset: its blocks in order, the editor of a block, and a preview of the prompt. */
 import { samplers } from "../models/sampling.js";
 import {
-  act, api, attempt, autoform, combine, complain, control, dialog, explain, fill, h, icon, labels, menu,
-  number, on, settled, t, undoable,
+  act, api, attempt, autoform, combine, complain, control, dialog, download, explain, fill, h,
+  icon, labels, menu, number, on, settled, t, undoable,
 } from "../core.js";
 import { at, patchOf } from "../chat/fields.js";
 
@@ -242,7 +242,7 @@ export default async function ({ params: { id }, signal, title }) {
   trial.show();
   return h("div.page",
     h("a.row.back", { href: "#/presets" }, icon("left"), say("title")),
-    h("header", heading, act("download", say("export"), () => api.download(`/presets/${id}/export`))),
+    h("header", heading, act("download", say("export"), () => download(`/presets/${id}/export`))),
     trouble,
     h("div.preset",
       h("div.stack",

@@ -1,6 +1,7 @@
 /** Prompt presets: list, import, export. */
 import {
-  act, api, attempt, complain, deleting, fill, h, isPending, more, on, sendLater, t, toast,
+  act, api, attempt, complain, deleting, download, fill, h, isPending, more, on, sendLater, t,
+  toast,
 } from "../core.js";
 import { areas } from "../account/parts.js";
 import { pick } from "../core/importing.js";
@@ -45,7 +46,7 @@ export default async function ({ signal, title }) {
       h("a.grow.clip", { href: `#/presets/${item.id}` }, item.name),
       more(say("more", { name: item.name }), [
         { label: say("copy"), icon: "copy", act: () => copy(item) },
-        { label: say("export"), icon: "download", act: () => api.download(`/presets/${item.id}/export`) },
+        { label: say("export"), icon: "download", act: () => download(`/presets/${item.id}/export`) },
         deleting(() => remove(item)),
       ]));
   on(window, "pending", draw, signal);

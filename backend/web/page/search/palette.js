@@ -1,7 +1,7 @@
 /** One search field: chats, characters and settings as the user types, then texts on the server. */
 import {
-  api, campaigns, characters, chats, chronicles, combine, complain, dialog, fill, h, icon, lorebooks, on,
-  session, set, settled, style, t, texts,
+  campaigns, characters, chats, chronicles, combine, complain, dialog, fill, h, icon, lorebooks,
+  on, searchMemory, session, set, settled, style, t, texts,
 } from "../core.js";
 import { finding, passage } from "../core/passage.js";
 import { face } from "../library/faces.js";
@@ -124,7 +124,7 @@ function content(close, signal) {
     const q = typed();
     let answer;
     try {
-      answer = await api.get("/search", { query: { q, limit: FOUND }, signal });
+      answer = await searchMemory({ q, limit: FOUND }, signal);
     } catch (error) {
       if (q === typed()) fill(state);
       return complain(error);

@@ -1,6 +1,7 @@
 /** The archive of the account: everything in one zip file, made by a job. */
 import {
-  act, api, attempt, dateTime, fill, h, has, isPending, on, progress, sendLater, size, t,
+  act, api, attempt, commit, dateTime, download, fill, h, has, isPending, on, progress, sendLater,
+  size, t,
 } from "../core.js";
 import { followJob } from "../core/jobs.js";
 import { i } from "./files.js";
@@ -21,7 +22,10 @@ export async function archiveBox(signal) {
       return null;
     }
   };
-  const begin = () => attempt(async () => show(await api.post(PATH)));
+  const begin = () => attempt(async () => {
+    await commit();
+    show(await api.post(PATH));
+  });
   const remove = () => sendLater(t("common.deleted", { name: a("title") }), PATH, { then: () => (now = null) });
   const make = (name = "begin") => act("copy", a(name), begin);
 
@@ -39,7 +43,7 @@ export async function archiveBox(signal) {
     if (state === "ready") {
       const ready = a("ready", { when: dateTime(when), size: size(bytes), until: dateTime(until) });
       return say(count ? `${ready} ${a("unreadable", { count })}` : ready,
-        act("download", a("download"), () => api.download(PATH), "primary"),
+        act("download", a("download"), () => download(PATH), "primary"),
         make("renew"),
         act("delete", a("delete"), remove, "quiet"));
     }

@@ -1,0 +1,29 @@
+"""Campaigns, chronicles and lorebooks that are being deleted."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+from backend.database.types import UtcTime
+
+revision = "2026_11_38"
+down_revision = "2026_11_36"
+branch_labels = None
+depends_on = None
+
+PHASE = "expand"
+
+TABLES = ("campaigns", "chronicles", "lorebooks")
+
+
+def upgrade() -> None:
+    for table in TABLES:
+        op.add_column(table, sa.Column("deleted_at", UtcTime()))
+        op.create_index(f"ix_{table}_deleted_at", table, ["deleted_at"])
+
+
+def downgrade() -> None:
+    for table in TABLES:
+        op.drop_index(f"ix_{table}_deleted_at", table)
+        op.drop_column(table, "deleted_at")
