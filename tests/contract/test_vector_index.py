@@ -21,7 +21,6 @@ from backend.memory.index.protocol import (
     point_id,
 )
 from backend.memory.search.features import SIGNALS, gather
-from backend.memory.search.query import Signal
 from backend.memory.search.ranking import rank
 from tests.support.points import DIMENSION, Open, point, query, scope, terms, unit
 
@@ -378,7 +377,6 @@ async def test_hits_say_what_is_stored_of_them_whatever_was_written_in_between(
         )
         return replace(item, payload=payload)
 
-    signals: list[Signal] = [each for each in SIGNALS if each != "scene"]
     for _ in range(12):
         await index.upsert([made(*row) for row in draw.sample(rows, 40)])
         await index.delete_sources(ANN, [row for _, row in draw.sample(rows, 5)])
@@ -399,8 +397,8 @@ async def test_hits_say_what_is_stored_of_them_whatever_was_written_in_between(
             told = [[Hit(hit.id, hit.score, stored[hit.id]) for hit in hits] for hits in found]
             assert found == told
             spans, named = [(100, 400)], {1}
-            ranked = rank(gather(signals, found), speakers=named, spans=spans)
-            assert ranked == rank(gather(signals, told), speakers=named, spans=spans)
+            ranked = rank(gather(SIGNALS, found), speakers=named, spans=spans)
+            assert ranked == rank(gather(SIGNALS, told), speakers=named, spans=spans)
             assert len(ranked) == len({hit.id for hits in found for hit in hits})
 
 

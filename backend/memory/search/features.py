@@ -87,7 +87,7 @@ def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> SignalHi
     return found
 
 
-FEATURES = (*SIGNALS, "speaker", "length", "question", "span", "subject", "answer")
+FEATURES = (*SIGNALS, "speaker", "length", "question", "span", "answer")
 
 MIN_SAMPLE_HITS = 10
 """With fewer hits, the lowest score is not used as 0 of the scale."""
@@ -110,7 +110,7 @@ class FeatureTable:
 
     Args:
         found: Hits by signal, best first.
-        speakers: Keyed ids of the speakers that the query names, in its order.
+        speakers: Keyed ids of the speakers that the query names.
         spans: Times that the query names.
         aboutness: The aboutness of rows, by the integers of their ids.
 
@@ -118,7 +118,7 @@ class FeatureTable:
         hits: One hit of each point.
         lines: Their payloads.
         cosines: The best cosine of each, shape (n,); -1 if no vector found it.
-        values: The features, shape (n, 10), with the columns of `FEATURES`. The column of a signal
+        values: The features, shape (n, 9), with the columns of `FEATURES`. The column of a signal
             is scaled to 0 to 1 (`scale_to_one`); points that it did not find have 0.
     """
 
@@ -206,10 +206,7 @@ class FeatureTable:
         table[:, 6] = [line.is_question for line in lines]
         for start, end in spans:
             table[(start <= said_at) & (said_at < end), 7] = 1.0
-        if len(speakers) > 1:
-            subject = next(iter(speakers))
-            table[:, 8] = [line.speaker == subject for line in lines]
-        table[:, 9] = _score_answers(lines, table[:, 0])
+        table[:, 8] = _score_answers(lines, table[:, 0])
         table[~is_line, 4:] = 0.0
         return table
 

@@ -171,21 +171,19 @@ class Weights:
         question: 1 for a bare question. It answers nothing, so the weight is negative.
         span: 1 if the message is from a time that the query names.
         recent: The age, if the query asks for recent things.
-        subject: 1 if the speaker is the first of several that the query names.
         answer: The dense score of a bare question in the message before it.
     """
 
-    dense: float = 0.23
+    dense: float = 0.24
     sparse: float = 0.14
     dense_window: float = 0.10
     sparse_window: float = 0.37
-    speaker: float = 0.16
-    length: float = 0.19
+    speaker: float = 0.15
+    length: float = 0.18
     question: float = -0.10
     span: float = 0.32
     recent: float = 0.3
-    subject: float = 0.15
-    answer: float = 0.20
+    answer: float = 0.19
 
 
 MEANING_WEIGHTS = Weights(
@@ -197,7 +195,6 @@ MEANING_WEIGHTS = Weights(
     length=0.09,
     question=-0.14,
     span=0.29,
-    subject=0,
     answer=0,
 )
 """Weights for ranking without words. `scripts/bench.py retrieval paraphrase` chose the values."""
@@ -249,7 +246,7 @@ def weigh_by_kind(candidates: Sequence[Candidate], weights: Mapping[str, float])
 
 
 def _vectorize(weights: Weights) -> NDArray[np.float64]:
-    """Return the weights as a vector, shape (10,), in the order of `FEATURES`."""
+    """Return the weights as a vector, shape (9,), in the order of `FEATURES`."""
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 

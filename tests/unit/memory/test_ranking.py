@@ -133,17 +133,6 @@ def test_lines_of_the_named_speaker_are_preferred() -> None:
     assert rows(rank(found, weights=PLAIN, speakers={2})) == named("named", "other", "x")
 
 
-def test_the_first_of_two_named_speakers_is_preferred() -> None:
-    found: dict[Signal, list[Hit]] = {
-        "dense": [hit("second", 0.41, speaker=1), hit("first", 0.4, speaker=2), hit("x", 0.1)]
-    }
-    weights = replace(PLAIN, subject=0.2)
-    assert rows(rank(found, weights=weights, speakers=[2, 1])) == named("first", "second", "x")
-    assert rows(rank(found, weights=weights, speakers=[1, 2])) == named("second", "first", "x")
-    alone = [rank(found, weights=each, speakers=[2]) for each in (weights, PLAIN)]
-    assert alone[0] == alone[1]
-
-
 def test_the_reply_to_a_near_question_ranks_before_equal_lines() -> None:
     scene, other = uuid4(), uuid4()
     found: dict[Signal, list[Hit]] = {
@@ -355,9 +344,9 @@ def plain_features(
                 and each.payload.position == payload.position - 1
                 and each.payload.scene_id == payload.scene_id is not None
             ]
-            row += [payload.speaker == named[0], max(before, default=0.0)]
+            row.append(max(before, default=0.0))
         else:
-            row = [*row[:2], *row[:2], *[0] * 6]
+            row = [*row[:2], *row[:2], *[0] * 5]
         table.append(row)
     return table
 
