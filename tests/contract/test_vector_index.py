@@ -21,7 +21,6 @@ from backend.memory.index.protocol import (
     point_id,
 )
 from backend.memory.search.features import SIGNALS, gather
-from backend.memory.search.query import Signal
 from backend.memory.search.ranking import rank
 from tests.support.points import DIMENSION, Open, point, query, scope, terms, unit
 
@@ -213,11 +212,11 @@ async def test_term_ids_have_all_32_bits(index: VectorIndex) -> None:
 async def test_a_point_without_dense_vectors_is_found_by_its_terms_alone(
     index: VectorIndex,
 ) -> None:
-    scene = point(ANN, CHAT, kind="scene", dense={}, sparse={"sparse": terms({3: 1})})
-    await index.upsert([scene])
-    within = scope(ANN, CHAT, kinds=["scene"])
+    item = point(ANN, CHAT, dense={}, sparse={"sparse": terms({3: 1})})
+    await index.upsert([item])
+    within = scope(ANN, CHAT)
     found = await index.search([query(unit(1), within), query(terms({3: 1}), within)])
-    assert [sources(hits) for hits in found] == [[], [source(scene)]]
+    assert [sources(hits) for hits in found] == [[], [source(item)]]
 
 
 async def test_storing_anew_takes_away_the_vectors_that_are_gone(index: VectorIndex) -> None:
@@ -378,7 +377,6 @@ async def test_hits_say_what_is_stored_of_them_whatever_was_written_in_between(
         )
         return replace(item, payload=payload)
 
-    signals: list[Signal] = [each for each in SIGNALS if each != "scene"]
     for _ in range(12):
         await index.upsert([made(*row) for row in draw.sample(rows, 40)])
         await index.delete_sources(ANN, [row for _, row in draw.sample(rows, 5)])
@@ -399,8 +397,8 @@ async def test_hits_say_what_is_stored_of_them_whatever_was_written_in_between(
             told = [[Hit(hit.id, hit.score, stored[hit.id]) for hit in hits] for hits in found]
             assert found == told
             spans, named = [(100, 400)], {1}
-            ranked = rank(gather(signals, found), speakers=named, spans=spans)
-            assert ranked == rank(gather(signals, told), speakers=named, spans=spans)
+            ranked = rank(gather(SIGNALS, found), speakers=named, spans=spans)
+            assert ranked == rank(gather(SIGNALS, told), speakers=named, spans=spans)
             assert len(ranked) == len({hit.id for hits in found for hit in hits})
 
 
