@@ -87,14 +87,10 @@ def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> SignalHi
     return found
 
 
-FEATURES = (*SIGNALS, "speaker", "length", "question", "span", "subject", "answer")
+FEATURES = (*SIGNALS, "speaker", "length", "question", "span", "answer")
 
 MIN_SAMPLE_HITS = 10
 """With fewer hits, the lowest score is not used as 0 of the scale."""
-
-WORDS_FLOOR = 12.0
-"""BM25 that the best hit needs for a word score of 1. If no text explains the question's words, the
-hits share some by chance, and meaning decides."""
 
 _LONG_TEXT = 4.0
 
@@ -114,7 +110,7 @@ class FeatureTable:
 
     Args:
         found: Hits by signal, best first.
-        speakers: Keyed ids of the speakers that the query names, in its order.
+        speakers: Keyed ids of the speakers that the query names.
         spans: Times that the query names.
         aboutness: The aboutness of rows, by the integers of their ids.
 
@@ -122,7 +118,7 @@ class FeatureTable:
         hits: One hit of each point.
         lines: Their payloads.
         cosines: The best cosine of each, shape (n,); -1 if no vector found it.
-        values: The features, shape (n, 10), with the columns of `FEATURES`. The column of a signal
+        values: The features, shape (n, 9), with the columns of `FEATURES`. The column of a signal
             is scaled to 0 to 1 (`scale_to_one`); points that it did not find have 0.
     """
 
@@ -139,7 +135,7 @@ class FeatureTable:
         self.lines = [hit.payload for hit in self.hits]
         rows = {hit.id.int: row for row, hit in enumerate(self.hits)}
         self._columns: dict[Signal, _Column] = {
-            signal: _build_column(signal, hits, rows) for signal, hits in found.items()
+            signal: _build_column(hits, rows) for signal, hits in found.items()
         }
         self.cosines = self._best(DENSE_SIGNALS, -1.0)
         self.values = self._values(speakers, spans)
@@ -210,10 +206,7 @@ class FeatureTable:
         table[:, 6] = [line.is_question for line in lines]
         for start, end in spans:
             table[(start <= said_at) & (said_at < end), 7] = 1.0
-        if len(speakers) > 1:
-            subject = next(iter(speakers))
-            table[:, 8] = [line.speaker == subject for line in lines]
-        table[:, 9] = _score_answers(lines, table[:, 0])
+        table[:, 8] = _score_answers(lines, table[:, 0])
         table[~is_line, 4:] = 0.0
         return table
 
@@ -224,11 +217,10 @@ def points(found: SignalHits) -> list[Hit]:
     return list({hit.id.int: hit for some in found.values() for hit in some}.values())
 
 
-def _build_column(signal: Signal, hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:
+def _build_column(hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:
     """Build the column of a signal. `rows` are the rows of points by the integers of their ids."""
     scores = [hit.score for hit in hits]
-    floor = WORDS_FLOOR if signal in SPARSE_SIGNALS else -math.inf
-    scaled = scale_to_one(np.array(scores, dtype=np.float64), floor=floor)
+    scaled = scale_to_one(np.array(scores, dtype=np.float64))
     return _Column([rows[hit.id.int] for hit in hits], scores, scaled)
 
 
@@ -251,15 +243,12 @@ def _score_answers(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDArr
     )
 
 
-def scale_to_one(scores: NDArray[np.float64], *, floor: float = -math.inf) -> NDArray[np.float64]:
-    """Scale scores, shape (n,), to 0 to 1 (min-max).
-
-    The lowest hit is 0, and the best is 1 if it reaches the `floor`.
-    """
+def scale_to_one(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scale scores, shape (n,), to 0 to 1: the lowest hit is 0, the best 1 (min-max)."""
     if not len(scores):
         return scores
     low = scores.min() if len(scores) >= MIN_SAMPLE_HITS else min(0.0, scores.min())
-    span = max(scores.max(), floor) - low
+    span = scores.max() - low
     return (scores - low) / span if span > 0 else np.ones_like(scores)
 
 

@@ -1,4 +1,9 @@
-"""Ranking of the hits of a search: thresholds, weights, and additions to the best.
+"""Ranking of the hits of a search: thresholds, weights, lists, and additions to the best.
+
+A question for a list ("Which spells has she cast?") is short, and its hits are in many scenes. A
+question for one fact has more words, and its hits are in one scene. This is the same in all
+languages. In answers to a list, a message next to a better one adds little, because nearly the same
+window found both.
 
 The messages of events, messages by meaning alone and the best few memories are added. A threshold
 prevents noise that would take room from relevant memories. If there are hardly any, a fact or a
@@ -9,6 +14,7 @@ docs/explanation/quality.md has the effect of each step.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +40,7 @@ from backend.memory.search.features import (
     scale_to_one,
 )
 from backend.memory.search.query import Signal, Span
+from backend.memory.search.terms import query_terms
 
 FULL_MATCH_BM25 = 30.0
 """BM25 of a text that contains all words of the query and few others."""
@@ -145,12 +152,17 @@ def is_by_meaning(ranked: Sequence[Candidate]) -> bool:
     return any(candidate.signals.dense is not None for candidate in ranked)
 
 
+DENSE_EXPONENT = 0.7
+"""Exponent of the scaled `dense` score before it is weighed. The difference between the best hit
+and a good one matters less than that between a good one and a poor one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """The weights of features; the first five sum to 1. Chosen by `bench.py retrieval fit`.
 
     Attributes:
-        dense: Cosine of the text itself.
+        dense: Cosine of the text itself, with `DENSE_EXPONENT`.
         sparse: BM25 of the text itself.
         dense_window: Cosine of the text and the messages next to it.
         sparse_window: BM25 of the text and the messages around it.
@@ -159,21 +171,19 @@ class Weights:
         question: 1 for a bare question. It answers nothing, so the weight is negative.
         span: 1 if the message is from a time that the query names.
         recent: The age, if the query asks for recent things.
-        subject: 1 if the speaker is the first of several that the query names.
         answer: The dense score of a bare question in the message before it.
     """
 
-    dense: float = 0.182
-    sparse: float = 0.19
-    dense_window: float = 0.118
-    sparse_window: float = 0.36
+    dense: float = 0.24
+    sparse: float = 0.14
+    dense_window: float = 0.10
+    sparse_window: float = 0.37
     speaker: float = 0.15
-    length: float = 0.165
-    question: float = -0.095
-    span: float = 0.318
+    length: float = 0.18
+    question: float = -0.10
+    span: float = 0.32
     recent: float = 0.3
-    subject: float = 0.136
-    answer: float = 0.202
+    answer: float = 0.19
 
 
 MEANING_WEIGHTS = Weights(
@@ -185,7 +195,6 @@ MEANING_WEIGHTS = Weights(
     length=0.09,
     question=-0.14,
     span=0.29,
-    subject=0,
     answer=0,
 )
 """Weights for ranking without words. `scripts/bench.py retrieval paraphrase` chose the values."""
@@ -209,12 +218,19 @@ def rank(
     table = FeatureTable(found, speakers=speakers, spans=spans, aboutness=aboutness)
     if not table.hits:
         return []
-    total = table.values @ _vectorize(weights)
+    total = apply_curve(table.values) @ _vectorize(weights)
     said_at = np.array([line.said_at for line in table.lines], dtype=np.float64)
     if wants_recent:
         total += weights.recent * scale_to_one(said_at)
     order = np.lexsort((-said_at, -total)).tolist()
     return table.candidates(order, total.tolist())
+
+
+def apply_curve(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a copy of features with `DENSE_EXPONENT` applied to the column `dense`."""
+    table = table.copy()
+    table[:, 0] **= DENSE_EXPONENT
+    return table
 
 
 def weigh_by_kind(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
@@ -230,7 +246,7 @@ def weigh_by_kind(candidates: Sequence[Candidate], weights: Mapping[str, float])
 
 
 def _vectorize(weights: Weights) -> NDArray[np.float64]:
-    """Return the weights as a vector, shape (10,), in the order of `FEATURES`."""
+    """Return the weights as a vector, shape (9,), in the order of `FEATURES`."""
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 
@@ -267,6 +283,65 @@ def _stack_vectors(candidates: Sequence[Candidate], vectors: Mapping[UUID, Float
         if vector is not None:
             table[row] = vector
     return table
+
+
+MAX_LIST_QUESTION_CHARACTERS = 200
+"""Longer texts are not treated as questions for a list."""
+
+BREADTH_SAMPLE_HITS = 20
+"""Hits whose scenes are counted to estimate the breadth of a question."""
+
+SHARPNESS = 8.0
+"""Exponential weight of scores in this estimate: a hit with 0.1 more weighs 2.2 times as much."""
+
+STEEPNESS, PER_SHARE, PER_TERM = 4.9, 3.7, 2.7
+"""Logistic regression between LoCoMo's multi-hop questions and those for one fact (AUC 0.83)."""
+
+NEIGHBOUR_DISCOUNT = 0.5
+"""Amount that the best window loses next to a better message, at a breadth of 1. Fused scores are
+at most about 1.3."""
+
+
+def breadth(text: str, ranked: Sequence[Candidate]) -> float:
+    """Return the probability from 0 to 1 that a question asks for several things.
+
+    `text` is the query without names of the cast. The first `BREADTH_SAMPLE_HITS` are used.
+    """
+    lines = [each for each in ranked[:BREADTH_SAMPLE_HITS] if each.payload.scene_id is not None]
+    terms = sum(query_terms(text).values()) if len(text) <= MAX_LIST_QUESTION_CHARACTERS else 0
+    if not lines or not terms:
+        return 0.0
+    scenes: dict[UUID | None, float] = {}
+    for each in lines:
+        weight = math.exp(SHARPNESS * (each.score - lines[0].score))
+        scene = each.payload.scene_id
+        scenes[scene] = scenes.get(scene, 0.0) + weight
+    share = max(scenes.values()) / sum(scenes.values())
+    return 1 / (1 + math.exp(PER_SHARE * share + PER_TERM * math.log1p(terms) - STEEPNESS))
+
+
+def lower_neighbours(candidates: Sequence[Candidate], breadth: float) -> list[Candidate]:
+    """Reduce scores of messages next to better ones for a broad question, and sort again.
+
+    The candidates must be active, because a swipe has the same position as its siblings. The
+    breadth is from 0 (no change) to 1. O(n log n) time, O(n) memory.
+    """
+    windows = [each.signals.sparse_window or 0.0 for each in candidates]
+    best = max(windows, default=0.0)
+    if breadth <= 0 or best <= 0:
+        return list(candidates)
+    taken: set[tuple[UUID, int]] = set()
+    scored: list[Candidate] = []
+    for each, window in zip(candidates, windows, strict=True):
+        line = each.payload
+        score = each.score
+        if line.kind == "message":
+            beside = {(line.container_id, line.position + step) for step in (-1, 1)}
+            if beside & taken:
+                score -= NEIGHBOUR_DISCOUNT * breadth * window / best
+            taken.add((line.container_id, line.position))
+        scored.append(structs.replace(each, score=score) if score != each.score else each)
+    return sorted(scored, key=attrgetter("score"), reverse=True)
 
 
 EVENT_BOOST = 0.3

@@ -195,6 +195,7 @@ class SearchResult:
         near: Messages that are relevant by their meaning alone.
         vectors: The vectors of the best candidates.
         notes: Problems of the search.
+        breadth: The probability from 0 to 1 that the query asks for several things.
         ranked: All hits, including those below the thresholds `least`.
     """
 
@@ -205,6 +206,7 @@ class SearchResult:
     notes: Sequence[str] = ()
     by_meaning: bool = False
     scale: MatchScale = field(default_factory=MatchScale)
+    breadth: float = 0.0
     ranked: Sequence[Candidate] = ()
     least: RankingThresholds = field(default_factory=RankingThresholds)
 

@@ -9,7 +9,7 @@ The sequence of a search:
     ranked = rank(apply_matches(found, ...), ...)              # best first
     kept = add_few(select_relevant(ranked, thresholds), ...)   # drop noise
     recalled = await source.recall(...)                        # drop inactive rows
-    active = add_origin_lines(...)                             # messages of events
+    active = lower_neighbours(add_origin_lines(...), ...)      # messages of events; lists
     chosen = drop_duplicates(...)
     chosen = merge_nearest(chosen, find_nearest(deep, ...))    # messages by meaning alone
 
@@ -74,10 +74,12 @@ from backend.memory.search.ranking import (
     DUPLICATE_COSINE,
     add_few,
     add_origin_lines,
+    breadth,
     compute_thresholds,
     deepen_queries,
     drop_duplicates,
     find_nearest,
+    lower_neighbours,
     merge_nearest,
     rank,
     select_relevant,
@@ -324,6 +326,7 @@ class MemorySearch:
             wants_recent=parsed.wants_recent,
             aboutness=find_aboutness(found, matches),
         )
+        broad = breadth(parsed.terms, ranked)
         ranked = weigh_by_kind(ranked, request.weights)
         least = compute_thresholds(
             request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
@@ -355,6 +358,7 @@ class MemorySearch:
             ranked=ranked,
             least=least,
             scale=scale,
+            breadth=broad,
         )
 
     async def _match_words(
@@ -497,7 +501,7 @@ async def _select_memories(
     if request.joins_evidence:
         rows = [found[each.payload.source_id] for each in active]
         given = find_preferences(rows, request.text, shown=request.shown)
-    active = join_places(active, given)
+    active = lower_neighbours(join_places(active, given), result.breadth)
     chosen = drop_duplicates(active, await result.vectors.wait(), count=request.limit)
     taken = {each.payload.source_id for each in chosen}
     near = [each for each in result.near if not _is_told(each, given, taken)]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from backend.core.logs import configure_logging
 from backend.memory.embedding.protocol import Embedder
 from backend.memory.search.features import FEATURES, SIGNALS, FeatureTable
-from backend.memory.search.ranking import Weights
+from backend.memory.search.ranking import Weights, apply_curve
 from scripts.bench.data import CRD3, LOCOMO
 from scripts.bench.retrieval.locomo import (
     CATEGORY_GROUPS,
@@ -50,7 +50,7 @@ from scripts.bench.tables import new_parser, print_grid
 
 CHAT_SIZE = 1500
 RIDGES = (1e-3, 1e-2)
-CRD3_SHARES = (0.0, 0.3, 1.0)
+CRD3_SHARES = (0.0, 0.1, 0.3)
 """Weights of a question of CRD3, relative to one of LoCoMo."""
 
 ADVERSARIAL, ADVERSARIAL_WEIGHT = 5, 0.6
@@ -92,7 +92,7 @@ def make_tables(searched: Sequence[SearchedQuestion]) -> Tables:
     weights = np.zeros(len(tables), dtype=np.float32)
     for row, (table, each) in enumerate(zip(tables, searched, strict=True)):
         count = len(table.lines)
-        values[row, :count], is_candidate[row, :count] = table.values, True
+        values[row, :count], is_candidate[row, :count] = apply_curve(table.values), True
         gold = np.array([line.source_id in each.question.gold for line in table.lines])
         if gold.any():
             target[row, :count] = gold / gold.sum()

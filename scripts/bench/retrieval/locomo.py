@@ -42,9 +42,11 @@ from backend.memory.search.ranking import (
     RankingThresholds,
     Weights,
     add_few,
+    breadth,
     deepen_queries,
     drop_duplicates,
     find_nearest,
+    lower_neighbours,
     merge_nearest,
     select_relevant,
     split_hits,
@@ -247,7 +249,8 @@ def rank(searched: SearchedQuestion, weights: Weights) -> list[Candidate]:
 def list_distinct(searched: SearchedQuestion, candidates: Sequence[Candidate]) -> list[UUID]:
     """Return the turns in the order of a search, without near duplicates among the first."""
     most = len(searched.vectors) or MAX_ITEMS
-    chosen = drop_duplicates(candidates[:most], searched.vectors, count=most)
+    first = lower_neighbours(candidates[:most], breadth(searched.reading.terms, candidates))
+    chosen = drop_duplicates(first, searched.vectors, count=most)
     return [each.payload.source_id for each in [*chosen, *candidates[most:]]]
 
 
@@ -256,6 +259,7 @@ def fill_prompt(
 ) -> list[UUID]:
     """Return the turns of a prompt: relevant ones, the nearest by meaning, and a few others."""
     kept = add_few(kept, order, RankingThresholds(), room=ROOM_TOKENS)
+    kept = lower_neighbours(kept, breadth(searched.reading.terms, order))
     chosen = drop_duplicates(kept, searched.vectors, count=MAX_ITEMS)
     spans = searched.reading.spans
     near = find_nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)

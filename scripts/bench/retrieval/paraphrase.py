@@ -27,7 +27,7 @@ from backend.core.logs import configure_logging
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.memory.index.protocol import ScopePart
 from backend.memory.search.features import Candidate
-from backend.memory.search.ranking import drop_duplicates, merge_nearest
+from backend.memory.search.ranking import drop_duplicates, lower_neighbours, merge_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import query_terms
@@ -158,7 +158,8 @@ async def select(
     """Return the candidates above the thresholds, and all that a turn would take."""
     findings = await service.find(sealer, request)
     vectors = await findings.vectors.wait()
-    strict = drop_duplicates(findings.candidates, vectors, count=request.limit)
+    active = lower_neighbours(findings.candidates, findings.breadth)
+    strict = drop_duplicates(active, vectors, count=request.limit)
     return strict, merge_nearest(strict, findings.near, room=request.room, most=request.most)
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from backend.core.reasons import Match, Reason
 from backend.memory.embedding.protocol import MINILM, ModelCosines, find_cosines
 from backend.memory.index.protocol import Floats, Hit, Kind, Payload
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import (
     DENSE_SIGNALS,
     FEATURES,
@@ -22,7 +27,6 @@ from backend.memory.search.features import (
     MIN_SAMPLE_HITS,
     SIGNALS,
     SPARSE_SIGNALS,
-    WORDS_FLOOR,
     Candidate,
     FeatureTable,
     Scores,
@@ -36,15 +40,20 @@ from backend.memory.search.ranking import (
     DUPLICATE_COSINE,
     RankingThresholds,
     Weights,
+    breadth,
     compute_thresholds,
     drop_duplicates,
+    lower_neighbours,
     rank,
     select_relevant,
 )
 from backend.memory.search.request import (
     MatchScale,
+    SearchRequest,
+    SearchResult,
     SharedWords,
 )
+from backend.memory.search.search import MemorySearch
 
 OWNER, CHAT = uuid4(), uuid4()
 PLAIN = Weights(
@@ -124,17 +133,6 @@ def test_lines_of_the_named_speaker_are_preferred() -> None:
     assert rows(rank(found, weights=PLAIN, speakers={2})) == named("named", "other", "x")
 
 
-def test_the_first_of_two_named_speakers_is_preferred() -> None:
-    found: dict[Signal, list[Hit]] = {
-        "dense": [hit("second", 0.41, speaker=1), hit("first", 0.4, speaker=2), hit("x", 0.1)]
-    }
-    weights = replace(PLAIN, subject=0.2)
-    assert rows(rank(found, weights=weights, speakers=[2, 1])) == named("first", "second", "x")
-    assert rows(rank(found, weights=weights, speakers=[1, 2])) == named("second", "first", "x")
-    alone = [rank(found, weights=each, speakers=[2]) for each in (weights, PLAIN)]
-    assert alone[0] == alone[1]
-
-
 def test_the_reply_to_a_near_question_ranks_before_equal_lines() -> None:
     scene, other = uuid4(), uuid4()
     found: dict[Signal, list[Hit]] = {
@@ -210,7 +208,7 @@ def test_lore_is_not_behind_messages_for_having_no_window() -> None:
 
 def test_two_hits_are_too_few_to_scale_scores() -> None:
     found: dict[Signal, list[Hit]] = {"sparse": [hit("a", 9), hit("b", 8)]}
-    assert [round(each.score, 2) for each in rank(found, weights=PLAIN)] == [0.38, 0.33]
+    assert [round(each.score, 2) for each in rank(found, weights=PLAIN)] == [0.5, 0.44]
 
 
 def test_answers_of_one_signal_come_together() -> None:
@@ -329,8 +327,7 @@ def plain_features(
     for signal, hits in found.items():
         given = [each.score for each in hits]
         low = min(given) if len(given) >= MIN_SAMPLE_HITS else min(0.0, *given)
-        floor = WORDS_FLOOR if signal in SPARSE_SIGNALS else -np.inf
-        span = max(*given, floor) - low
+        span = max(given) - low
         scaled[signal] = {each.id: (each.score - low) / span if span > 0 else 1.0 for each in hits}
     table: list[list[float]] = []
     for line in lines:
@@ -347,9 +344,9 @@ def plain_features(
                 and each.payload.position == payload.position - 1
                 and each.payload.scene_id == payload.scene_id is not None
             ]
-            row += [payload.speaker == named[0], max(before, default=0.0)]
+            row.append(max(before, default=0.0))
         else:
-            row = [*row[:2], *row[:2], *[0] * 6]
+            row = [*row[:2], *row[:2], *[0] * 5]
         table.append(row)
     return table
 
@@ -441,6 +438,113 @@ def test_a_match_in_a_small_memory_counts_as_much_as_in_a_large_one() -> None:
 @given(points=st.integers(0, LARGE_CORPUS_POINTS))
 def test_the_smaller_a_memory_the_more_its_words_weigh(points: int) -> None:
     assert find_corpus_factor(points) >= find_corpus_factor(points + 1) >= 1
+
+
+def line(
+    score: float,
+    position: int,
+    *,
+    scene: UUID | None = None,
+    chat: UUID = CHAT,
+    kind: Kind = "message",
+    window: float = 10.0,
+) -> Candidate:
+    payload = Payload(
+        owner_id=CHAT,
+        kind=kind,
+        container_id=chat,
+        source_id=uuid4(),
+        position=position,
+        scene_id=scene,
+    )
+    return Candidate(id=uuid4(), payload=payload, score=score, signals=Scores(sparse_window=window))
+
+
+def in_scenes(scenes: Sequence[UUID]) -> list[Candidate]:
+    return [line(1 - 0.02 * at, 10 * at, scene=scene) for at, scene in enumerate(scenes)]
+
+
+MANY_SCENES = in_scenes([uuid4() for _ in range(20)])
+ONE_SCENE = in_scenes([uuid4()] * 20)
+
+
+def test_a_short_question_with_hits_in_many_scenes_is_broad() -> None:
+    question = "Which spells?"
+    assert breadth(question, MANY_SCENES) > 0.8
+    assert breadth(question, ONE_SCENE) < 0.5 * breadth(question, MANY_SCENES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What gift did grandmother bring back from her winter journey across the frozen lake?",
+        "She opens the door and waits. " * 20,
+        "??",
+    ],
+)
+def test_many_terms_or_none_ask_for_one_thing(text: str) -> None:
+    assert breadth(text, MANY_SCENES) < 0.15
+    assert breadth("Which spells?", []) == 0
+    assert breadth("Which spells?", [line(1.0, 0, kind="lore")]) == 0
+
+
+def test_a_line_next_to_a_better_one_makes_room_for_another_scene() -> None:
+    best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
+    lowered = structs.replace(beside, score=0.45)
+    assert lower_neighbours([best, beside, apart], 0.9) == [best, apart, lowered]
+    assert lower_neighbours([best, beside, apart], 0.0) == [best, beside, apart]
+
+
+def test_a_line_that_its_own_words_found_keeps_its_place() -> None:
+    best, beside, apart = line(1.0, 7), line(0.9, 8, window=1.0), line(0.8, 40)
+    lowered = lower_neighbours([best, beside, apart], 0.9)
+    assert [each.id for each in lowered] == [best.id, beside.id, apart.id]
+
+
+def test_only_lines_of_one_chat_are_neighbours() -> None:
+    some = [
+        line(1.0, 0),
+        line(0.9, 1, chat=uuid4()),
+        line(0.8, 0, kind="lore"),
+        line(0.7, 1, kind="lore"),
+    ]
+    assert lower_neighbours(some, 1.0) == some
+
+
+@pytest.mark.anyio
+async def test_memories_for_a_broad_question_come_from_several_places() -> None:
+    best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
+    request = SearchRequest(text="Which spells?", now=datetime(2026, 3, 4, tzinfo=UTC))
+    nowhere: Any = None
+    everything: Any = EveryRow()
+    search = MemorySearch(nowhere, [everything], embedders=nowhere, blinders=nowhere, pool=nowhere)
+
+    async def recalled(breadth: float) -> list[UUID]:
+        result = SearchResult(request=request, candidates=[best, beside, apart], breadth=breadth)
+        memories = await search.recall(everything, nowhere, result)
+        return [each.recalled.source_id for each in memories]
+
+    of = [each.payload.source_id for each in (best, beside, apart)]
+    assert await recalled(0.0) == of
+    assert await recalled(0.9) == [of[0], of[2], of[1]]
+
+
+class EveryRow:
+    """A source of valid rows, and a database without queries."""
+
+    kind: Kind = "message"
+
+    def read(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def recall(
+        self, _session: Any, _sealer: Any, ids: Sequence[UUID], *, viewpoint: Any
+    ) -> dict[UUID, MemoryItem]:
+        _ = viewpoint
+        return {
+            each: MemoryItem(kind="message", source_id=each, container_id=CHAT, title="", text="")
+            for each in ids
+        }
 
 
 def scored(score: float) -> Candidate:
