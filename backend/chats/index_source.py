@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -27,7 +26,6 @@ from backend.memory.indexing.documents import (
     IndexDocument,
     IndexedMessage,
     build_message_documents,
-    build_scene_document,
 )
 from backend.memory.indexing.sources import (
     MemoryItem,
@@ -39,7 +37,7 @@ from backend.memory.indexing.sources import (
 from backend.vault.sealing import Sealer
 
 _MAX_OPEN_LINES = 64
-"""Decrypted messages that are kept while documents are built: a scene and its neighbours."""
+"""Decrypted messages that are kept while documents are built, because windows overlap."""
 
 _MAX_NEAR_ROWS = 300
 """Limit of the query for the neighbourhood of messages. An indexer's batch has 200 messages."""
@@ -48,9 +46,9 @@ _MAX_NEAR_ROWS = 300
 class MessageSource(TableSource):
     """Messages of all branches. `recall` drops those that are not active.
 
-    Messages that say who joins or leaves are not indexed. Windows and scenes end there, because the
-    messages before and after are known to different characters. Removed messages are not indexed
-    either, and windows and scenes skip them.
+    Messages that say who joins or leaves are not indexed. Windows end there, because the messages
+    before and after are known to different characters. Removed messages are not indexed either, and
+    windows skip them.
     """
 
     kind: Kind = "message"
@@ -78,8 +76,7 @@ class MessageSource(TableSource):
     ) -> list[SourceRow]:
         """Return messages with their windows, from the root down.
 
-        With `neighbours`, also the messages above them with windows that contain them. A scene is
-        part of the last of its messages in the result, so it is stored after all of them.
+        With `neighbours`, also the messages above them with windows that contain them.
         """
         group = await load_group(session, container_id)
         excerpt = _ChatExcerpt(sealer, group)
@@ -88,14 +85,8 @@ class MessageSource(TableSource):
         if neighbours:
             wanted |= await excerpt.load_above(session, wanted)
         await excerpt.load_around(session, wanted)
-        members = await excerpt.load_scenes(session, wanted)
         ordered = sorted(wanted, key=lambda each: (excerpt.rows[each].position, each))
-        scene_of = {each: excerpt.rows[each].scene_id for each in ordered}
-        last = {scene: each for each, scene in scene_of.items()}
-        return [
-            excerpt.source_row(each, members.get(scene, ()) if last[scene] == each else ())
-            for each, scene in scene_of.items()
-        ]
+        return [excerpt.source_row(each) for each in ordered]
 
     async def recall(
         self,
@@ -175,13 +166,6 @@ _IN_CHAT = skip_index(_ROW.chat_id) == bindparam("chat_id")
 _IN_CHAT_OWNED = select(*_COLUMNS).where(_IN_CHAT, _OWNED)
 _BY_ID = _IN_CHAT_OWNED.where(_ROW.id.in_(_IDS))
 _SELECTED_CHILDREN = _IN_CHAT_OWNED.where(_ROW.parent_id.in_(_IDS), _ROW.is_selected)
-_SCENES = _IN_CHAT_OWNED.where(
-    _ROW.scene_id.in_(_IDS),
-    _ROW.is_active,
-    _ROW.status != "streaming",
-    _ROW.presence.is_(None),
-    _ROW.removed_at.is_(None),
-)
 _FIRST, _LAST = (
     select(end(_ROW.position)).where(_IN_CHAT, _ROW.id.in_(_IDS)).scalar_subquery()
     for end in (func.min, func.max)
@@ -268,16 +252,6 @@ class _ChatExcerpt:
                 await self._read(session, _SELECTED_CHILDREN, part)
             level = {self._selected[each] for each in level if each in self._selected}
 
-    async def load_scenes(self, session: AsyncSession, ids: set[UUID]) -> dict[UUID, list[UUID]]:
-        """Load the active messages of the messages' scenes. Return their ids in order, by scene."""
-        scene_ids = {scene for each in ids if (scene := self.rows[each].scene_id) is not None}
-        members: dict[UUID, list[UUID]] = defaultdict(list)
-        for part in split_chunks(list(scene_ids)):
-            found = await self._read(session, _SCENES, part)
-            for row in sorted(found, key=lambda row: row.position):
-                members[row.scene_id].append(row.id)
-        return members
-
     async def _read(
         self, session: AsyncSession, query: Select[*tuple[Any, ...]], ids: Sequence[UUID]
     ) -> Sequence[Any]:
@@ -289,28 +263,24 @@ class _ChatExcerpt:
                 self._selected[row.parent_id] = row.id
         return found
 
-    def source_row(self, message_id: UUID, scene: Sequence[UUID]) -> SourceRow:
-        sizes = [len(self.rows[each].sealed_content) for each in (message_id, *scene)]
+    def source_row(self, message_id: UUID) -> SourceRow:
         neighbours = (*self._ids_before(message_id), *self._ids_after(message_id))
         return SourceRow(
             source_id=message_id,
-            size=sum(sizes),
+            size=len(self.rows[message_id].sealed_content),
             size_beside=sum(len(self.rows[each].sealed_content) for each in neighbours),
-            documents=partial(self._documents, message_id, scene),
+            documents=partial(self._documents, message_id),
         )
 
-    def _documents(self, message_id: UUID, scene: Sequence[UUID]) -> list[IndexDocument]:
-        found: list[IndexDocument] = []
+    def _documents(self, message_id: UUID) -> list[IndexDocument]:
         row = self.rows[message_id]
-        if row.status != "streaming" and row.presence is None and row.removed_at is None:
-            found += build_message_documents(
-                self._line(message_id),
-                before=[self._line(each) for each in self._ids_before(message_id)],
-                after=[self._line(each) for each in self._ids_after(message_id)],
-            )
-        if scene:
-            found.append(build_scene_document(row.scene_id, [self._line(each) for each in scene]))
-        return found
+        if row.status == "streaming" or row.presence is not None or row.removed_at is not None:
+            return []
+        return build_message_documents(
+            self._line(message_id),
+            before=[self._line(each) for each in self._ids_before(message_id)],
+            after=[self._line(each) for each in self._ids_after(message_id)],
+        )
 
     def _line(self, message_id: UUID) -> IndexedMessage:
         """Return a decrypted message. Windows overlap, so the last ones are kept."""

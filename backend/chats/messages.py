@@ -420,10 +420,8 @@ class MessageService:
             await session.flush()
             for handler in self._participants.find_handlers(MessageRemoved):
                 await handler.message_removed(session, identity, chat, message)
-            # The document of its scene has the id of the scene's first message.
-            changed = {message.id, message.scene_id or message.id}
-            changed.update(await find_windows_below(session, [message.id]))
-            await self._queue_index(session, identity, chat, list(changed))
+            below = await find_windows_below(session, [message.id])
+            await self._queue_index(session, identity, chat, [message.id, *below])
             return Deleted(deleted=1, leaf_id=chat.leaf_id)
 
     @asynccontextmanager

@@ -163,10 +163,10 @@ class Match(msgspec.Struct, frozen=True, omit_defaults=True):
     """One search signal that supports a result.
 
     Attributes:
-        kind: The part that matches: the text, the lines around it, its scene, an event or a fact
-            made from it, its speaker, or its time. `question` occurs only in old records.
-        strength: Score relative to the threshold; 1 or more is sufficient alone. For a scene or an
-            event, relative to the best one; for speaker and time always 1.
+        kind: The part that matches: the text, the lines around it, an event or a fact made from it,
+            its speaker, or its time. `question` and `scene` occur only in old records.
+        strength: Score relative to the threshold; 1 or more is sufficient alone. For an event,
+            relative to the best one; for speaker and time always 1.
         words: Query words in the text, if texts are shown.
         name: The speaker.
     """

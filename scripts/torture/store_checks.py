@@ -193,7 +193,7 @@ async def _compare_rows(
     rows = 0
     async for kind, container, stored in _read_rows(database, user_id):
         rows += len(stored)
-        held = await compare_container(index, user_id, container, kind, stored)
+        held = await compare_container(index, user_id, container, stored)
         if held.missing or held.gone:
             found.append(
                 f"index: {kind}s of {container}: {len(held.missing)} are not in "

@@ -212,11 +212,11 @@ async def test_term_ids_have_all_32_bits(index: VectorIndex) -> None:
 async def test_a_point_without_dense_vectors_is_found_by_its_terms_alone(
     index: VectorIndex,
 ) -> None:
-    scene = point(ANN, CHAT, kind="scene", dense={}, sparse={"sparse": terms({3: 1})})
-    await index.upsert([scene])
-    within = scope(ANN, CHAT, kinds=["scene"])
+    item = point(ANN, CHAT, dense={}, sparse={"sparse": terms({3: 1})})
+    await index.upsert([item])
+    within = scope(ANN, CHAT)
     found = await index.search([query(unit(1), within), query(terms({3: 1}), within)])
-    assert [sources(hits) for hits in found] == [[], [source(scene)]]
+    assert [sources(hits) for hits in found] == [[], [source(item)]]
 
 
 async def test_storing_anew_takes_away_the_vectors_that_are_gone(index: VectorIndex) -> None:

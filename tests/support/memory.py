@@ -236,8 +236,8 @@ async def points_of(index: VectorIndex, owner_id: UUID) -> list[Payload]:
 
 
 def rows_of(points: Iterable[Payload]) -> Counter[UUID]:
-    """The number of points of each row, without scenes. Short texts have one."""
-    return Counter(point.source_id for point in points if point.kind != "scene")
+    """The number of points of each row. Short texts have one."""
+    return Counter(point.source_id for point in points)
 
 
 async def stored_rows(server: Running, owner_id: UUID) -> set[UUID]:

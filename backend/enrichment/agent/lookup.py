@@ -280,7 +280,7 @@ class KnowledgeLookup:
                 ScopePart(
                     containers=[stretch.chat_id],
                     before_position=stretch.first_position,
-                    kinds=("message", "scene"),
+                    kinds=("message",),
                 )
             )
         return parts

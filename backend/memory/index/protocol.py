@@ -1,7 +1,7 @@
 """The protocol of the vector index, which is the same for all engines.
 
-A point represents a chunk of a row, or a scene. It has named vectors, which are blinded before they
-get here, and a payload of ids and numbers. It never contains text, neither plain nor sealed.
+A point represents a chunk of a row. It has named vectors, which are blinded before they get here,
+and a payload of ids and numbers. It never contains text, neither plain nor sealed.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Payload(
     Attributes:
         owner_id: The user. Every query filters by it.
         container_id: The lorebook, chat, chronicle or campaign.
-        source_id: The row; for a scene its first message.
+        source_id: The row.
         chunk: Index of the part of the row's text.
         version: The version of the row. Points with another version are stale.
         position: The depth of a message in its tree, or else 0.

@@ -22,9 +22,8 @@ SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
 Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
 """The kind of row that a point belongs to. `campaign` is an item of a campaign.
 
-A scene has only a sparse vector, and is never in a prompt: it leads to messages. A `question` is a
-leftover of a removed feature. No query asks for it, and the next indexing of its message deletes
-it; until then the index must be able to read it."""
+A `scene` and a `question` are leftovers of removed features. No query asks for them, and the next
+comparison with SQL deletes them; until then the index must be able to read them."""
 
 OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
 """Names of the payload fields that queries filter by. Each has an index in the engine."""

@@ -20,7 +20,7 @@ from uuid import UUID
 
 import numpy as np
 
-from backend.core.audience import PUBLIC, make_keywords, may_all_know, unite_audiences
+from backend.core.audience import PUBLIC, make_keywords, may_all_know
 from backend.core.cpu_pool import CpuPool
 from backend.memory.embedding.protocol import DocumentEmbedder, EmbedderError, Floats, TextEmbedder
 from backend.memory.index.protocol import (
@@ -151,9 +151,6 @@ _NEIGHBOUR_WORDS = 40
 _NEIGHBOUR_CHARACTERS = 16_000
 """Characters of the near end of a neighbour that are split. `WINDOW` chunks have fewer."""
 
-_SCENE_CHARACTERS = 5_000
-"""Characters of a message in the document of its scene, which each new message rebuilds."""
-
 _HEADING_WORDS = 60
 """Words of title and keys at the head of each chunk of a lorebook entry."""
 
@@ -276,32 +273,6 @@ def build_message_documents(
             )
         )
     return documents
-
-
-def build_scene_document(scene_id: UUID, lines: Sequence[IndexedMessage]) -> IndexDocument:
-    """Build the document of a scene from its messages (at least one), oldest first.
-
-    It has terms alone. It contains only public messages that all witnesses of the scene have heard,
-    because a scene raises the rank of all of its messages.
-    """
-    everyone = unite_audiences([line.witnesses for line in lines])
-    heard = [
-        line for line in lines if line.audience == PUBLIC and may_all_know(everyone, line.witnesses)
-    ]
-    texts = [line.text[:_SCENE_CHARACTERS] for line in heard]
-    spoken = [_format_line(line.author, text) for line, text in zip(heard, texts, strict=True)]
-    return IndexDocument(
-        kind="scene",
-        source_id=scene_id,
-        container_id=lines[0].container_id,
-        version=max(line.version for line in lines),
-        text="\n".join([_format_date(lines[0].said_at), *spoken]),
-        dense_text="",
-        scene_id=scene_id,
-        position=lines[0].position,
-        said_at=int(lines[0].said_at.timestamp()),
-        words=sum(len(text.split()) for text in texts),
-    )
 
 
 def build_lore_documents(

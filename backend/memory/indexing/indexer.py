@@ -79,14 +79,13 @@ class Differences:
 
 
 async def compare_container(
-    index: VectorIndex, owner_id: UUID, container_id: UUID, kind: Kind, stored: Mapping[UUID, int]
+    index: VectorIndex, owner_id: UUID, container_id: UUID, stored: Mapping[UUID, int]
 ) -> Differences:
     """Compare the points of a container with its rows. It reads no texts and no vectors."""
     found: defaultdict[UUID, set[int]] = defaultdict(set)
     async for page in index.scan(owner_id, container_id=container_id):
         for _, payload in page:
-            if payload.kind == kind:
-                found[payload.source_id].add(payload.version)
+            found[payload.source_id].add(payload.version)
     missing = [row_id for row_id, version in stored.items() if found.get(row_id) != {version}]
     return Differences(
         missing=missing,
@@ -173,7 +172,7 @@ class Reconciler:
                     stored = await source.inventory(session, container_id, owner_id=user_id)
                 if stored is None:
                     continue
-                found = await compare_container(index, user_id, container_id, source.kind, stored)
+                found = await compare_container(index, user_id, container_id, stored)
                 if found.gone:
                     await index.delete_sources(user_id, found.gone)
                 if found.missing:
@@ -468,7 +467,7 @@ class Indexer:
         if stored is None:
             await index.delete_container(sealer.user_id, container_id)
             return 0
-        found = await compare_container(index, sealer.user_id, container_id, source.kind, stored)
+        found = await compare_container(index, sealer.user_id, container_id, stored)
         if found.gone:
             await index.delete_sources(sealer.user_id, found.gone)
         missing, stale = (list(stored), set(stored)) if is_full else (found.missing, found.stale)

@@ -412,7 +412,7 @@ def plan_queries(
         At most six queries with their signals.
     """
     wanted = set(kinds) or {"message", "lore", "event", "campaign"}
-    others = sorted(wanted - {"message", "scene"})
+    others = sorted(wanted - {"message"})
     queries: list[tuple[Signal, Query]] = []
 
     def add(signal: Signal, near: Floats | Sparse, kinds: Sequence[Kind], limit: int) -> None:

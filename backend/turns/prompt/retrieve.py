@@ -173,7 +173,7 @@ def list_heard_parts(
     If most messages were said in a character's absence, they are excluded, because they would be
     most of the results. If there are few, it is faster to drop them when their rows are read.
     """
-    whole = ScopePart(containers=[chat_id], before_position=before, kinds=("message", "scene"))
+    whole = ScopePart(containers=[chat_id], before_position=before, kinds=("message",))
     absences = viewpoint.absences.get(chat_id, ()) if isinstance(viewpoint, Witness) else ()
     if not isinstance(viewpoint, Witness) or not absences:
         return [whole]

@@ -141,7 +141,7 @@ async def measure(data: Path, model: Embedder) -> dict[str, dict[str, dict[str, 
             tokens |= {event_id: count_tokens(text) for event_id, text in told.items()}
             await bench.index_dialogue(dialogue)
             for way, some in scores.items():
-                parts = [ScopePart(containers=[dialogue.chat_id], kinds=("message", "scene"))]
+                parts = [ScopePart(containers=[dialogue.chat_id], kinds=("message",))]
                 kinds: list[Kind] = ["message"]
                 if way != MESSAGES_ONLY:
                     parts.append(ScopePart(containers=[chronicle_id], kinds=("event",)))

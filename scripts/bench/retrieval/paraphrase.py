@@ -171,7 +171,7 @@ async def search_probe(
     part = ScopePart(
         containers=[dialogue.chat_id],
         before_position=len(dialogue.lines) - RECENT_MESSAGES,
-        kinds=("message", "scene"),
+        kinds=("message",),
     )
     request = make_request(dialogue, probe.question, [part], ["message"])
     began = time.perf_counter()

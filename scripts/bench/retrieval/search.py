@@ -53,7 +53,6 @@ from backend.memory.indexing.documents import (
     PointMaker,
     VectorSource,
     build_message_documents,
-    build_scene_document,
 )
 from backend.memory.indexing.sources import MemoryItem, OriginMessage
 from backend.memory.search import query as parsed_query
@@ -234,11 +233,6 @@ class SearchBench:
                 line, before=lines[max(0, at - WINDOW) : at], after=lines[at + 1 : at + 1 + WINDOW]
             )
         ]
-        scenes: dict[UUID, list[IndexedMessage]] = {}
-        for line in lines:
-            if line.scene_id is not None:
-                scenes.setdefault(line.scene_id, []).append(line)
-        documents += [build_scene_document(scene_id, some) for scene_id, some in scenes.items()]
         return await self.index_documents(make_sealer(dialogue.user_id), documents)
 
     async def embed_query(self, sealer: Sealer, text: str) -> Floats | None:

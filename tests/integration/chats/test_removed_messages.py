@@ -138,7 +138,6 @@ async def test_search_finds_neither_it_nor_its_neighbours_by_its_words(
     assert hits == []
     cider = [item["source_id"] for item in await search(ada, "cider cups")]
     assert cider[0] == lines[4]["id"]
-    # The first message of a scene has the id of the scene.
     await remove(ada, lines[0]["id"])
     await settled(server)
     assert next(item["source_id"] for item in await search(ada, "cider cups")) == lines[4]["id"]

@@ -118,10 +118,7 @@ async def test_a_reply_that_opens_with_a_mark_opens_a_scene_and_what_follows_is_
     assert find_scenes(await stored_lines(server, chat)) == [0, 0, 2, 2, 2]
     await settled(server)
     points = await points_of(server.parts.memory.collections.current, UUID(ada.user["id"]))
-    rows = await stored_lines(server, chat)
-    found = {point.source_id for point in points if point.kind == "scene"}
-    assert found >= {rows[0].id, rows[2].id}
-    assert {point.source_id: point.scene_id for point in points if point.kind == "message"} == {
+    assert {point.source_id: point.scene_id for point in points} == {
         row.id: row.scene_id for row in await list_lines(server, chat)
     }
 
@@ -158,17 +155,14 @@ async def read_documents(server: Running, ada: Account, chat: str) -> dict[str, 
     found: dict[str, set[str]] = {}
     for document in (each for row in rows for each in row.documents()):
         texts = (document.text, document.dense_window or "", document.sparse_window or "")
-        own = document.text if document.kind == "message" else "scene"
         words = set(re.findall(r"[a-z]+q[0-9]", " ".join(texts)))
-        name = next(iter(re.findall(r"[a-z]+q[0-9]", own)), own)
+        name = re.findall(r"[a-z]+q[0-9]", document.text)[0]
         found[name] = found.get(name, set()) | words
         assert "leaves" not in " ".join(texts)
     return found
 
 
-async def test_windows_and_scenes_end_where_someone_leaves_or_returns(
-    ada: Account, server: Running
-) -> None:
+async def test_windows_end_where_someone_leaves_or_returns(ada: Account, server: Running) -> None:
     alda, bor = [
         (await ada.new_character(name=name, first_mes=""))["id"] for name in ("Alda", "Bor")
     ]

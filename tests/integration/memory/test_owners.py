@@ -162,7 +162,7 @@ async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without
             chat, book = await write(server, ada)
             stored = await stored_rows(server, user_id)
             points = await points_of(index, user_id)
-            before = {each.source_id: each for each in points if each.kind != "scene"}
+            before = {each.source_id: each for each in points}
             rows = sorted(before)
             ok(await ada.client.delete(f"{API}/sessions/current"), 204)
 
@@ -174,6 +174,9 @@ async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without
             point(stranger, stray, dense={}, sparse=vector),
             point(user_id, stray, dense={}, sparse=vector),
             point(user_id, UUID(chat), dense={}, sparse=vector),
+            # Earlier versions made points of scenes, with the ids of their first messages.
+            point(user_id, UUID(chat), kind="scene", source=rows[5], dense={}, sparse=vector),
+            point(user_id, UUID(chat), kind="scene", dense={}, sparse=vector),
         ]
         await index.upsert(strays)
         assert await index.owners() == {user_id, stranger}
@@ -186,6 +189,5 @@ async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without
             await settled(server)
             after = await points_of(index, user_id)
             assert rows_of(after).keys() == stored
-            messages = [each for each in after if each.kind != "scene"]
-            assert all(before[each.source_id] == each for each in messages)
+            assert all(before[each.source_id] == each for each in after)
             assert FACT in await texts_found(ada, QUESTION)

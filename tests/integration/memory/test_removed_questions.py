@@ -104,7 +104,7 @@ async def test_an_upgrade_leaves_nothing_of_the_questions(start: Start) -> None:
         assert LINE in await texts_found(ada, "hound", sources="message")
         await settled(server)
         kinds = {each.kind for each in await points_of(index, said.user_id)}
-        assert kinds == {"message", "scene"}
+        assert kinds == {"message"}
         async with database.read() as session:
             assert (await session.scalars(select(EnrichmentRun.kind))).all() == []
             jobs = select(Job.kind).where(Job.kind.like("enrichment.%"))

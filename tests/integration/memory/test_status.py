@@ -65,7 +65,7 @@ async def test_the_status_shows_indexed_and_waiting_rows_and_problems(start: Sta
             "event": (0, 0),
             "campaign": (0, 0),
         }
-        assert found["points"] == 4  # one point is the scene
+        assert found["points"] == 3
         assert found["compared_at"] is None
         assert (found["move"], found["jobs"], found["problems"]) == (None, [], [])
         assert rows(await status(bob))["message"] == (0, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from uuid import UUID, uuid4
@@ -20,7 +19,6 @@ from backend.memory.indexing.documents import (
     build_event_document,
     build_lore_documents,
     build_message_documents,
-    build_scene_document,
     split_into_chunks,
 )
 
@@ -119,15 +117,6 @@ def test_a_question_is_recognised_by_its_end(text: str, is_question: bool) -> No
 def test_a_line_without_an_author_has_no_name() -> None:
     (document,) = build_message_documents(line("The sun sets.", ""), before=[], after=[])
     assert document.dense_text == "The sun sets."
-
-
-def test_a_scene_is_all_its_lines_for_terms_alone() -> None:
-    first, second = line("one"), replace(line("two", "Ben", position=4), version=9)
-    document = build_scene_document(SCENE, [first, second])
-    assert document.text == "7 May 2023\nMira: one\nBen: two"
-    assert document.dense_text == ""
-    assert (document.kind, document.source_id, document.scene_id) == ("scene", SCENE, SCENE)
-    assert (document.position, document.version) == (3, 9)
 
 
 def test_each_chunk_of_an_entry_has_its_title_and_keys() -> None:
