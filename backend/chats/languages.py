@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from sqlalchemy import select
@@ -13,7 +14,7 @@ from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.memory.search.terms import detect_languages
-from backend.vault.sealing import Sealer
+from backend.vault.sealing import SealBrokenError, Sealer
 
 _RECENT_CHATS = 5
 _LINES_PER_CHAT = 8
@@ -74,8 +75,11 @@ async def find_written_languages(database: Database, pool: CpuPool, sealer: Seal
 
 
 def _detect_all(sealer: Sealer, rows: Sequence[tuple[bytes, bytes]]) -> list[str]:
-    texts = sealer.open_many(MESSAGE_CONTENT, rows)
-    votes = Counter(tag for text in texts if (tag := _detect(text[:_CHARACTERS])))
+    votes = Counter[str]()
+    for row in rows:
+        with suppress(SealBrokenError):  # a damaged message is reported where it is read
+            (text,) = sealer.open_many(MESSAGE_CONTENT, [row])
+            votes.update(filter(None, [_detect(text[:_CHARACTERS])]))
     return sorted(tag for tag, count in votes.items() if count >= _MIN_SHARE * votes.total())
 
 
@@ -84,7 +88,7 @@ def _detect(text: str) -> str | None:
     names = (unicodedata.name(each, "") for each in text if each.isalpha() and not each.isascii())
     scripts = Counter(_SCRIPT_TAGS.get(name.partition(" ")[0]) for name in names)
     if scripts["ja"]:
-        return "ja"  # it also contains Han characters
+        scripts["ja"] += scripts.pop("zh", 0)  # Japanese contains Han characters, too
     tag, count = max(scripts.items(), key=lambda each: each[1], default=(None, 0))
     if tag and 2 * count > sum(map(str.isalpha, text)):
         return tag

@@ -172,12 +172,15 @@ async def _download(
     while (size := _get_size(target)) != file.size:
         if size > file.size:
             raise _delete_damaged(file, target)
+        why: object = "the file ended early"
         try:
             await _fetch_rest(client, file, target, tell)
         except httpx2.TransportError as error:
-            failures = failures + 1 if _get_size(target) == size else 1
+            why = error
+        if _get_size(target) < file.size:
+            failures = failures + 1 if _get_size(target) <= size else 1
             if failures == _MAX_ATTEMPTS:
-                raise _build_unreachable_error(file.url, error) from error
+                raise _build_unreachable_error(file.url, why)
             await wait(2.0 ** (failures - 1))
 
 
@@ -220,7 +223,9 @@ def _look_up(model: OfferedModel, models: Path, hub: str) -> list[_HubFile]:
         offered[path] = _read_metadata(model, path, metadata, pin)
     if pin is None:
         pin = ModelPin(revision=revision, files=offered)
-        pins_file.write_bytes(msgspec.json.format(msgspec.json.encode({**pins, hub: pin})))
+        scratch = pins_file.with_suffix(".part")
+        scratch.write_bytes(msgspec.json.format(msgspec.json.encode({**pins, hub: pin})))
+        scratch.replace(pins_file)
     for path, pinned in pin.files.items():
         # A SHA-256 and the hash of a git blob can't be compared before the download.
         if len(offered[path].digest) == len(pinned.digest) and offered[path] != pinned:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
@@ -21,7 +21,7 @@ from msgspec import structs
 from backend.core.reasons import PreferredBecause
 from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import Candidate
-from backend.memory.search.terms import list_terms, query_terms
+from backend.memory.search.terms import NEGATION, list_terms, query_terms
 
 COVERED_SHARE = 0.75
 """Share of a row's terms that another row must contain to say the same.
@@ -39,10 +39,23 @@ MAX_COMPARED_ORIGINS = 12
 MAX_COMPARED_CHARACTERS = 20_000
 """Characters that are compared in one search. They take 4 ms."""
 
+MAX_PAIRS = 500
+"""Pairs of rows that are compared in one search."""
+
+MAX_QUERY_CHARACTERS = 1_000
+"""Characters of the query whose words a row must contain, the first ones."""
+
+MAX_SENTENCE_CHARACTERS = 400
+"""A longer sentence of a summary covers nothing. Not all languages have marks between sentences."""
+
 MAX_SUMMARY_CHARACTERS = 100_000
 """Characters of a summary and of the rows that are compared with it, in a thread."""
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s|(?<=[\u3002\uff01\uff1f])|\n")
+_SENTENCE_END = re.compile(
+    "(?<=[.!?\u2026])[\"'\u201d\u2019\u00bb)]*\\s"
+    "|(?<=[\u3002\uff01\uff1f\u0964\u06d4\u061f\u0589\u104b])|\n"
+)
+"""The end of a sentence in Latin, Chinese, Indic, Arabic, Armenian and Burmese scripts."""
 
 
 class Preference(NamedTuple):
@@ -60,9 +73,13 @@ class _Words(NamedTuple):
     known: frozenset[str]
 
     def cover(self, other: _Words, share: float = COVERED_SHARE) -> bool:
-        """True if they contain a share of the terms of another row, and all of its numbers."""
+        """True if they contain a share of the terms of another row, and all of its numbers.
+
+        Either both or none of them contain a negation.
+        """
         missing = other.said - self.known
-        if len(missing) > (1 - share) * len(other.said):
+        is_opposite = (NEGATION in other.said) != (NEGATION in self.said)
+        if is_opposite or len(missing) > (1 - share) * len(other.said):
             return False
         return len(other.said) >= MIN_TERMS and not any(map(_has_digit, missing))
 
@@ -78,8 +95,10 @@ def find_preferences(
 
     `rows` are in the order of their ranks. The prompt contains those in `shown` anyway.
     """
-    asked = query_terms(query).keys()
-    pairs = list(_list_relatives(rows))
+    pairs = list(islice(_list_relatives(rows), MAX_PAIRS))
+    if not pairs:
+        return {}
+    asked = query_terms(query[:MAX_QUERY_CHARACTERS]).keys()
     words = _read_words([row for pair in pairs for row in pair])
     given: dict[UUID, Preference] = {}
     for one, other in pairs:
@@ -90,8 +109,13 @@ def find_preferences(
                 if because is not None:
                     given[left.source_id] = Preference(left, kept, because)
                     break
-    # A preferred row may give its place to a third one later. The last one is the reason.
-    return {each: _follow(given, found)._replace(left=found.left) for each, found in given.items()}
+    # A preferred row may give its place to a third one later, which must then say the same.
+    last = {each: _follow(given, found)._replace(left=found.left) for each, found in given.items()}
+    return {
+        each: found
+        for each, found in last.items()
+        if _prefer(found.kept, found.left, words, asked, shown) is not None
+    }
 
 
 def find_summarised(rows: Sequence[MemoryItem], summary: str, query: str) -> frozenset[UUID]:
@@ -99,12 +123,16 @@ def find_summarised(rows: Sequence[MemoryItem], summary: str, query: str) -> fro
 
     The summary must be about the messages of the rows. O(n * m) time for n rows and m sentences.
     """
-    lines = [line for line in _SENTENCE_END.split(summary) if line.strip()]
+    lines = [
+        line
+        for line in _SENTENCE_END.split(summary)
+        if line.strip() and len(line) <= MAX_SENTENCE_CHARACTERS
+    ]
     texts = [*lines, *(row.text for row in rows)]
     if not rows or sum(map(len, texts)) > MAX_SUMMARY_CHARACTERS:
         return frozenset()
     terms = [_Words(each, each) for each in list_terms(texts)]
-    asked = query_terms(query).keys()
+    asked = query_terms(query[:MAX_QUERY_CHARACTERS]).keys()
     return frozenset(
         row.source_id
         for row, said in zip(rows, terms[len(lines) :], strict=True)

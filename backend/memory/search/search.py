@@ -141,7 +141,7 @@ def _list_left_out(result: SearchResult, taken: Mapping[int, int]) -> list[NearM
         if each.payload.source_id.int in taken and each.id in vectors
     ]
     table = np.array([vectors[each.id] for each in chosen])
-    is_full = result.request is not None and len(taken) >= result.request.limit
+    is_full = result.request is not None and len(set(taken.values())) >= result.request.limit
     usual: ReasonKind = "max_items" if is_full else "not_current"
     counts = Counter[str]()
     found: list[NearMiss] = []

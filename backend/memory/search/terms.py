@@ -149,20 +149,38 @@ def _count_terms(text: str) -> tuple[Counter[str], int]:
     return counts, head_count
 
 
+NEGATION = "\0not"
+"""The term of all negations in `list_terms`. No word has it."""
+
+_NEGATIONS = frozenset(
+    "no not never nor neither none nobody nothing nowhere without cannot nicht kein "  # noqa: SIM905  # as above
+    "keine keinen "
+    "keiner keinem nie niemals niemand nichts ohne ne pas jamais rien sans nunca nada nadie sin "
+    "não nem sem non mai niente senza niet geen nooit inte ingen aldrig ikke aldri nie bez "
+    "не нет ни никогда никто ничего без".split()
+)
+
+
 def list_terms(texts: Sequence[str]) -> list[frozenset[str]]:
     """Return the terms of each text, all stemmed in the language of the texts together.
 
-    Heads of compounds are left out. Each word is stemmed once, so this takes half of the time of
-    `count_terms` for each text.
+    Heads of compounds are left out, and negations have the term `NEGATION`. Each word is stemmed
+    once, so this takes half of the time of `count_terms` for each text.
     """
     found = [list(tokenize(text)) for text in texts]
     words = dict.fromkeys(chain.from_iterable(found))
     language = _rank_languages(words)[0]
     terms = {
-        (token, is_word): _list_terms(token, language)[:1] if is_word else _split_run(token)
+        (token, is_word): _list_compared_terms(token, language) if is_word else _split_run(token)
         for token, is_word in words
     }
     return [frozenset(chain.from_iterable(map(terms.__getitem__, each))) for each in found]
+
+
+def _list_compared_terms(word: str, language: str) -> list[str]:
+    if word in _NEGATIONS or word.endswith("n't"):
+        return [NEGATION]
+    return _list_terms(word, language)[:1]
 
 
 def query_terms(text: str) -> dict[str, float]:

@@ -50,6 +50,7 @@ from backend.turns.prompt.macros import (
 )
 from backend.turns.prompt.retrieve import (
     collect_items,
+    find_in_history,
     find_semantic_hits,
     group_memory_texts,
     list_near_misses,
@@ -199,13 +200,13 @@ class PromptAssembler:
             reserved += _count_speaker_room(items, loaded.cast.speaker.id, largest, count)
             fixed, history, unsaid = fit_history(prompt, items, count=count, reserved=reserved)
             first = _find_first(prompt, history)
-            retrieved, repeated = split_by_history(
-                found,
+            in_history = find_in_history(
                 prompt.memories,
                 first,
                 chat_id=loaded.chat.id,
                 sent=frozenset(loaded.client.positions) if loaded.client else (),
             )
+            retrieved, repeated = split_by_history(found, in_history)
             retrieved, summarised = split_by_summary(retrieved, prompt, fixed.items)
             assembled = assemble(
                 fixed,
@@ -224,7 +225,7 @@ class PromptAssembler:
             *unread,
             *repeated,
             *summarised,
-            *(list_repetitions(prompt, count=count) if order.sends_memory else ()),
+            *(list_repetitions(prompt, in_history, count=count) if order.sends_memory else ()),
             *placed.left_out,
             *sections.off,
         ]
@@ -353,6 +354,8 @@ def _estimate_size(prompt: RetrievedPrompt) -> int | None:
     lines += loaded.client.characters if loaded.client else 0
     cards = loaded.cast.public_cards.values()
     lines += sum(len(card.sealed) for card in cards if isinstance(card, SealedCard))
+    if loaded.summary:  # it is compared with the memories
+        lines += len(loaded.summary.text) + found
     return lines + (estimate_expansion(texts) + found) // _CACHED_COUNT_FACTOR
 
 

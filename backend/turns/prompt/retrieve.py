@@ -338,28 +338,28 @@ def sort_by_rank(
     return sorted([*items, *lore], key=place)
 
 
-def split_by_history(
-    items: Sequence[PromptItem],
-    memories: Sequence[Memory],
-    first: int | None,
-    *,
-    chat_id: UUID,
-    sent: Collection[int] = (),
-) -> tuple[list[PromptItem], list[LeftOut]]:
-    """Split items into those outside the history, and those that it already contains.
+def find_in_history(
+    memories: Sequence[Memory], first: int | None, *, chat_id: UUID, sent: Collection[int] = ()
+) -> frozenset[UUID]:
+    """Return the found rows that the history already contains.
 
     `first` is the position of the first message in the prompt, and `sent` are those of messages
     that a client sends, which may be before it. If all messages of an event belong to this chat, it
     has the position of its first message.
     """
 
-    def is_sent(recalled: MemoryItem) -> bool:
-        if first is None or recalled.chat_id != chat_id:
+    def is_sent(row: MemoryItem) -> bool:
+        if first is None or row.chat_id != chat_id:
             return False
-        is_kept = recalled.kind == "message" and recalled.position in sent
-        return is_kept or recalled.position >= first
+        return row.position >= first or (row.kind == "message" and row.position in sent)
 
-    in_history = {memory.recalled.source_id for memory in memories if is_sent(memory.recalled)}
+    return frozenset(row.source_id for each in memories for row in each.rows if is_sent(row))
+
+
+def split_by_history(
+    items: Sequence[PromptItem], in_history: Collection[UUID]
+) -> tuple[list[PromptItem], list[LeftOut]]:
+    """Split items into those outside the history, and those that it already contains."""
     kept: list[PromptItem] = []
     left_out: list[LeftOut] = []
     for item in items:
@@ -396,16 +396,21 @@ def split_by_summary(
     return kept, [item.left_out(reason) for item in items if item.source_id in told]
 
 
-def list_repetitions(prompt: RetrievedPrompt, *, count: Callable[[str], int]) -> list[LeftOut]:
-    """Return the search results that say the same as a preferred one, which has their place."""
+def list_repetitions(
+    prompt: RetrievedPrompt, in_history: Collection[UUID], *, count: Callable[[str], int]
+) -> list[LeftOut]:
+    """Return the search results that say the same as a preferred one, which has their place.
+
+    Those in the history are in the prompt, so they are not left out.
+    """
     loaded = prompt.loaded
-    pinned = {event.id for event in loaded.pinned}
+    shown = {event.id for event in loaded.pinned}.union(in_history)
     days = prompt.days if loaded.story.campaign else None
     left_out: list[LeftOut] = []
     for memory in prompt.memories:
         winner = memory.recalled
         for row, _, because in memory.repeated:
-            if row.source_id not in pinned:
+            if row.source_id not in shown:
                 reason = Reason(
                     "same_evidence",
                     winner=_make_title(winner),

@@ -150,6 +150,36 @@ def test_the_preferred_row_gets_the_best_place_of_those_that_it_replaces() -> No
     assert join_places(hits, {}) == hits
 
 
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ("Mira did not open the north gate.", "Mira opened the north gate."),
+        ("Mira didn't open the north gate.", "Mira opened the north gate."),
+        ("Mira öffnete das Nordtor nicht.", "Mira öffnete das Nordtor."),
+        ("Мира не открыла северные ворота.", "Мира открыла северные ворота."),
+    ],
+)
+def test_opposites_keep_their_places(line: str, event: str) -> None:
+    said = row("message", line)
+    assert chosen(said, row("event", event, said)) == {}
+    assert find_summarised([row("event", event)], line, "") == frozenset()
+
+
+def test_a_line_keeps_its_place_if_the_last_of_a_chain_lacks_a_word_of_it() -> None:
+    line = row("message", SAID)
+    event = row("event", f"{SAID} Treason, murder, arson, revenge.", line)
+    less = row("event", event.text.replace("brass ", ""), line)
+    assert chosen(line, event) == {SAID: (event.text, "says_more")}
+    assert chosen(line, event, less) == {event.text: (less.text, "shorter")}
+
+
+def test_a_sentence_ends_in_other_scripts_too() -> None:
+    event = row("event", "मीरा ने पुराने मंदिर में चाँदी की चाबी छिपाई")
+    parts = ["मीरा ने गाना गाया", "पुराने मंदिर में चाँदी थी", "उसने की चाबी छिपाई"]
+    assert find_summarised([event], "\u0964 ".join(parts), "") == frozenset()
+    assert find_summarised([event], f"{parts[0]}\u0964 {event.text}\u0964", "") == {event.source_id}
+
+
 def test_one_sentence_of_a_summary_has_to_say_it() -> None:
     line, event = row("message", LONGER), row("event", SAID)
     fact = row("campaign", SAID, is_authoritative=True)

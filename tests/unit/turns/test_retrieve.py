@@ -22,6 +22,7 @@ from backend.memory.search.request import Memory
 from backend.prompts import load_prompts
 from backend.turns.prompt.lore import LoreExpander, Outlets, PlacedLore, place_lore
 from backend.turns.prompt.retrieve import (
+    find_in_history,
     find_semantic_hits,
     group_memory_texts,
     make_memory_items,
@@ -211,16 +212,16 @@ def test_memories_are_sorted_by_time() -> None:
 
 def test_messages_in_the_history_are_not_repeated_as_memories() -> None:
     found = [memory(5), memory(2)]
-    kept, left_out = split_by_history(make_memory_items(found, count=count), found, 5, chat_id=CHAT)
+    in_history = find_in_history(found, 5, chat_id=CHAT)
+    kept, left_out = split_by_history(make_memory_items(found, count=count), in_history)
     assert titles(kept) == ["message 3"]
     assert [each.reasons for each in left_out] == [[Reason("in_history")]]
 
 
 def test_first_messages_that_a_client_always_sends_are_not_repeated_as_memories() -> None:
     found = [memory(1), memory(2, position=0), memory(3, kind="event", title="", position=0)]
-    kept, left_out = split_by_history(
-        make_memory_items(found, count=count), found, 5, chat_id=CHAT, sent={0, 5, 6}
-    )
+    in_history = find_in_history(found, 5, chat_id=CHAT, sent={0, 5, 6})
+    kept, left_out = split_by_history(make_memory_items(found, count=count), in_history)
     assert titles(kept) == ["message 2", "Something of rank 3."]
     assert titles(left_out) == ["message 1"]
 
@@ -232,9 +233,8 @@ def test_events_of_the_history_are_not_repeated_as_memories() -> None:
         memory(3, kind="event", title="", text="From another chat.", position=6, chat_id=uuid4()),
         memory(4, kind="event", title="", text="Written by hand.", position=0, chat_id=None),
     ]
-    kept, left_out = split_by_history(
-        make_memory_items(events, count=count), events, 5, chat_id=CHAT
-    )
+    in_history = find_in_history(events, 5, chat_id=CHAT)
+    kept, left_out = split_by_history(make_memory_items(events, count=count), in_history)
     assert titles(kept) == ["From before.", "From another chat.", "Written by hand."]
     assert titles(left_out) == ["From the kept lines."]
 
