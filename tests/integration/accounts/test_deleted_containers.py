@@ -15,7 +15,7 @@ from backend.campaigns.models import Campaign, CampaignChange, CampaignItem
 from backend.chats.deletion import ABANDONED_AFTER
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.container import SOURCES
-from backend.database import batches
+from backend.database import batches, migrate
 from backend.database.base import Base, get_table, new_id, now
 from backend.database.batches import OutOfBatchesError
 from backend.enrichment.models import EnrichmentRun
@@ -289,3 +289,18 @@ async def test_a_forgotten_deletion_gets_another_job(either: Running) -> None:
         await either.parts.deletions.schedule()
         await either.parts.deletions.schedule()
         assert await count(either, Job, Job.kind == DELETE_KIND) == len(made)
+
+
+async def test_a_downgrade_shows_none_of_them_again(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        made = {root: await make(ada, root) for root in CONTAINERS}
+        await settled(either)
+        await either.parts.worker.aclose()
+        for container in made.values():
+            await ada.delete(container["path"])
+        await migrate.downgrade(either.parts.database, "2026_11_36")
+        await migrate.upgrade(either.parts.database)
+        for root, model in CONTAINERS.items():
+            assert await count(either, model, model.id == UUID(made[root]["id"])) == 0
+            for each in CHILDREN[root]:
+                assert await count(either, each) == 0
