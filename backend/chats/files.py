@@ -209,7 +209,7 @@ async def _lock_files(
     query = (
         select(StoredFile.digest, StoredFile.id)
         .where(StoredFile.user_id == owner_id, StoredFile.digest.in_(digests))
-        .order_by(StoredFile.digest)
+        .order_by(StoredFile.id)
         .with_for_update(read=True, key_share=True)
     )
     rows = await session.execute(query)

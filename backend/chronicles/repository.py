@@ -424,6 +424,7 @@ async def _read_events(
 ) -> list[StoryEvent]:
     """Return events of the sealer's owner, or with `latest` only the last ones, newest first.
 
+    Events of a chronicle that is being deleted are left out.
     Reloads rows that the session has already, because deleting one event changes others.
     """
     is_heard: ColumnElement[bool] = literal(value=True)
@@ -438,6 +439,7 @@ async def _read_events(
         *conditions,
         filter_known_events(viewpoint),
         skip_index(ChronicleEvent.user_id) == sealer.user_id,
+        exists().where(Chronicle.id == ChronicleEvent.chronicle_id, Chronicle.deleted_at.is_(None)),
     )
     if latest is not None:
         query = query.order_by(*(each.desc() for each in STORY_ORDER)).limit(latest)

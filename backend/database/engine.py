@@ -202,7 +202,7 @@ class Database:
 
     def measure_pools(self) -> Iterator[PoolUse]:
         """Yield the use of the connection pools of this process."""
-        # A pool of PostgreSQL may open as many connections again for a short time.
+        # The pool of PostgreSQL has twice the size, because it opens no connections above it.
         engines = {"all": (self._writer, 2 * self._pool_size)}
         if self.is_sqlite:
             engines = {"reading": (self._reader, self._pool_size), "writing": (self._writer, 1)}

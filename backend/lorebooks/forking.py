@@ -78,7 +78,9 @@ class ChatLore(ChatCopied, ChatDeleted, MessageRemoved):
         for entry_id, book_id in rows:
             left.setdefault(book_id, []).append(entry_id)
         for book_id, entry_ids in left.items():
-            book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
+            book = await _lock_book(session, identity, book_id)
+            if book is None:
+                continue
             await session.execute(delete(LoreEntryRow).where(LoreEntryRow.id.in_(entry_ids)))
             repository.touch(book)
             await self._outbox.changed(
@@ -107,7 +109,9 @@ class ChatLore(ChatCopied, ChatDeleted, MessageRemoved):
         for row in rows:
             found.setdefault(row.lorebook_id, []).append(row)
         for book_id, entries in found.items():
-            book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
+            book = await _lock_book(session, identity, book_id)
+            if book is None:
+                continue
             for row in entries:
                 if is_own(row):
                     await session.delete(row)
@@ -177,6 +181,13 @@ class ChatLore(ChatCopied, ChatDeleted, MessageRemoved):
         )
         await self._outbox.changed(session, identity, kind=KIND, container_id=copy_id)
         return entries
+
+
+async def _lock_book(session: AsyncSession, identity: Identity, book_id: UUID) -> Lorebook | None:
+    """Lock a book for changes of its entries. None if it is being deleted with them."""
+    return await repository.find_book(
+        session, Lorebook.id == book_id, owner_id=identity.user_id, lock=True
+    )
 
 
 async def _all_entries(session: AsyncSession, book_id: UUID) -> AsyncIterator[LoreEntryRow]:

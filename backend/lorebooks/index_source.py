@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.audience import GM, Viewpoint
@@ -112,13 +112,17 @@ def _may_be_found(entry: LoreEntry, fields: BookFields) -> bool:
 
 
 def _entries(entry_ids: Sequence[UUID], owner_id: UUID) -> Select[UUID, UUID, datetime, bytes]:
-    """Build the query for entries."""
+    """Build the query for entries of books that are not being deleted."""
     return select(
         LoreEntryRow.id,
         LoreEntryRow.lorebook_id,
         LoreEntryRow.updated_at,
         LoreEntryRow.sealed_entry,
-    ).where(LoreEntryRow.id.in_(entry_ids), skip_index(LoreEntryRow.user_id) == owner_id)
+    ).where(
+        LoreEntryRow.id.in_(entry_ids),
+        skip_index(LoreEntryRow.user_id) == owner_id,
+        exists().where(Lorebook.id == LoreEntryRow.lorebook_id, Lorebook.deleted_at.is_(None)),
+    )
 
 
 def _open(sealer: Sealer, row: Any) -> LoreEntry:

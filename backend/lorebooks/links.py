@@ -187,7 +187,12 @@ class LorebookLinkService(CharacterCopied):
             await _check_holder(session, holder, holder_id, owner_id)
             query = (
                 select(LorebookLink.lorebook_id)
-                .where(_COLUMNS[holder] == holder_id, LorebookLink.user_id == owner_id)
+                .join(Lorebook, Lorebook.id == LorebookLink.lorebook_id)
+                .where(
+                    _COLUMNS[holder] == holder_id,
+                    LorebookLink.user_id == owner_id,
+                    Lorebook.owned_by(owner_id),
+                )
                 .order_by(LorebookLink.id)
             )
             ids = list(await session.scalars(query))

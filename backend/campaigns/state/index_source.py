@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import build_item
@@ -74,8 +74,9 @@ def _is_indexed() -> ColumnElement[bool]:
 # The statements are built once and select from the table: the ORM takes longer than the query.
 _ITEMS = get_table(CampaignItem)
 _IS_OWN = skip_index(_ITEMS.c.user_id) == bindparam("owner")
+_IS_LISTED = exists().where(Campaign.id == _ITEMS.c.campaign_id, Campaign.deleted_at.is_(None))
 _READ = select(_ITEMS.c.id, _ITEMS.c.campaign_id, _ITEMS.c.kind, _ITEMS.c.sealed_state).where(
-    _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _is_indexed()
+    _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _IS_LISTED, _is_indexed()
 )
 _FACTS = (
     select(_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.sealed_state)
@@ -102,6 +103,7 @@ _ROWS = select(
     _ITEMS.c.id.in_(bindparam("ids", expanding=True)),
     skip_index(_ITEMS.c.campaign_id) == bindparam("campaign"),
     _IS_OWN,
+    _IS_LISTED,
     _is_indexed(),
 )
 _ORIGINS = (

@@ -56,7 +56,7 @@ _ENTRIES = select(
     LoreEntryRow.sealed_entry,
     (LoreEntryRow.agent_revision == LoreEntryRow.revision).label("is_own"),
     Lorebook.chronicle_id,
-).join(Lorebook, Lorebook.id == LoreEntryRow.lorebook_id)
+).join(Lorebook, (Lorebook.id == LoreEntryRow.lorebook_id) & Lorebook.deleted_at.is_(None))
 
 _KINDS: dict[Knowledge, Kind] = {"events": "event", "lore": "lore", "messages": "message"}
 

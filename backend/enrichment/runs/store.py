@@ -7,10 +7,11 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Subquery, case, literal, select, union_all
+from sqlalchemy import Subquery, case, exists, literal, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import Chat
+from backend.chronicles.models import Chronicle
 from backend.database.base import new_id, now
 from backend.enrichment.errors import RunNotFoundError
 from backend.enrichment.models import RUN_DETAIL, EnrichmentRun, RunKind
@@ -230,12 +231,18 @@ async def record_failure(
     return before
 
 
+_IS_LISTED = ~exists().where(
+    Chronicle.id == EnrichmentRun.chronicle_id, Chronicle.deleted_at.is_not(None)
+)
+"""Runs are deleted with their chronicle."""
+
+
 async def get_run(
     session: AsyncSession, run_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> EnrichmentRun:
-    """Raises `RunNotFoundError` if it does not exist or belongs to another user."""
+    """Raises `RunNotFoundError` if it does not exist, is being deleted, or is another user's."""
     query = select(EnrichmentRun).where(
-        EnrichmentRun.id == run_id, EnrichmentRun.user_id == owner_id
+        EnrichmentRun.id == run_id, EnrichmentRun.user_id == owner_id, _IS_LISTED
     )
     if lock:
         query = query.with_for_update().execution_options(populate_existing=True)
@@ -249,7 +256,7 @@ async def list_runs(
     session: AsyncSession, chat_id: UUID, *, limit: int, after: UUID | None
 ) -> list[EnrichmentRun]:
     """Return a chat's runs, newest first, starting after `after`."""
-    query = select(EnrichmentRun).where(EnrichmentRun.chat_id == chat_id)
+    query = select(EnrichmentRun).where(EnrichmentRun.chat_id == chat_id, _IS_LISTED)
     if after is not None:
         query = query.where(EnrichmentRun.id < after)
     return list(await session.scalars(query.order_by(EnrichmentRun.id.desc()).limit(limit)))

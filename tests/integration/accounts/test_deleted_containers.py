@@ -14,14 +14,17 @@ from sqlalchemy import func, insert, select, update
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem
 from backend.chats.deletion import ABANDONED_AFTER
 from backend.chronicles.models import Chronicle, ChronicleEvent
-from backend.database import batches
+from backend.container import SOURCES
+from backend.database import batches, migrate
 from backend.database.base import Base, get_table, new_id, now
 from backend.database.batches import OutOfBatchesError
+from backend.enrichment.models import EnrichmentRun
 from backend.jobs.deletions import DELETE_KIND, Root
 from backend.jobs.models import Job
-from backend.lorebooks.models import Lorebook, LoreEntryRow
+from backend.lorebooks.models import Lorebook, LorebookLink, LoreEntryRow
 from backend.operations.deletions import CONTAINERS, Container, delete_hidden_container
 from tests.integration.accounts.test_deletion import live, rows
+from tests.integration.turns.seeding import identity_of
 from tests.support.memory import forgotten, settled
 from tests.support.server import Account, Running, ok, problem, running
 from tests.support.waiting import until
@@ -183,6 +186,93 @@ async def test_a_chronicle_takes_its_lorebook_along_and_leaves_its_chats(either:
         assert await ada.get("/usage/month") == month
 
 
+@pytest.mark.parametrize("root", CONTAINERS)
+async def test_a_search_that_began_before_finds_nothing_of_it(either: Running, root: Root) -> None:
+    [source] = [each for each in SOURCES if each.table.containers is get_table(CONTAINERS[root])]
+    async with either.account("Ada") as ada:
+        sealer = (await identity_of(either, ada)).sealer
+        made = await make(ada, root)
+        container_id, row_id = UUID(made["id"]), UUID(made["child"].rpartition("/")[2])
+
+        async def read() -> tuple[int, int]:
+            async with either.parts.database.read() as session:
+                found = await source.recall(session, sealer, [row_id])
+                rows = await source.rows(session, sealer, container_id, [row_id], neighbours=True)
+            return len(found), len(rows)
+
+        assert await read() == (1, 1)
+        await either.parts.worker.aclose()
+        await ada.delete(made["path"])
+        assert await read() == (0, 0)
+
+
+async def test_messages_and_chats_can_be_deleted_while_their_book_is(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        character = await ada.new_character(alternate_greetings=["A knock."])
+        chat_id = (await ada.new_chat(character_ids=[character["id"]]))["id"]
+        [active] = await ada.messages(chat_id)
+        swipes = (await ada.get(f"/messages/{active['id']}/siblings"))["items"]
+        [inactive] = [each for each in swipes if each["id"] != active["id"]]
+        book = await make(ada, "lorebook")
+        for message in (active, inactive):
+            await ada.post(
+                f"{book['path']}/entries", {"keys": ["lamp"], "content": message["id"]}, 201
+            )
+        async with either.parts.database.write() as session:
+            own = select(LoreEntryRow).where(LoreEntryRow.lorebook_id == UUID(book["id"]))
+            written = (await session.scalars(own.order_by(LoreEntryRow.place))).all()
+            for row, message in zip(written[1:], (active, inactive), strict=True):
+                row.source_chat_id, row.source_message_id = UUID(chat_id), UUID(message["id"])
+        await settled(either)
+        await either.parts.worker.aclose()
+        await ada.delete(book["path"])
+
+        await ada.delete(f"/messages/{active['id']}", 200, alone=True)
+        [removed] = await ada.messages(chat_id)
+        assert removed["removed"]
+        await ada.delete(f"/chats/{chat_id}")
+        problem(await ada.ask("GET", f"/chats/{chat_id}"), 404, "chat-not-found")
+
+
+async def test_a_link_that_was_added_during_the_deletion_is_not_listed(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        character, book = await ada.new_character(), await make(ada, "lorebook")
+        await either.parts.worker.aclose()
+        await ada.delete(book["path"])
+        async with either.parts.database.write() as session:
+            owner_id = (await session.get_one(Lorebook, UUID(book["id"]))).user_id
+            session.add(
+                LorebookLink(
+                    user_id=owner_id,
+                    lorebook_id=UUID(book["id"]),
+                    character_id=UUID(character["id"]),
+                )
+            )
+        linked = await ada.get(f"/characters/{character['id']}/lorebooks")
+        assert linked["items"] == []
+
+
+async def test_runs_go_with_their_chronicle(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        chat_id = await live(ada)
+        view = await ada.get(f"/chats/{chat_id}/enrichment")
+        runs = {each["id"] for each in view["items"]}
+        async with either.parts.database.read() as session:
+            query = select(EnrichmentRun.id).where(EnrichmentRun.chronicle_id.is_not(None))
+            gone = {str(each) for each in await session.scalars(query)}
+        assert gone
+        assert gone <= runs
+        await settled(either)
+        await either.parts.worker.aclose()
+        await ada.delete(f"/chronicles/{view['chronicle_id']}")
+
+        view = await ada.get(f"/chats/{chat_id}/enrichment")
+        assert {each["id"] for each in view["items"]} == runs - gone
+        run = f"/enrichment/runs/{gone.pop()}"
+        problem(await ada.ask("GET", run), 404, "run-not-found")
+        problem(await ada.ask("POST", f"{run}/undo", json={}), 404, "run-not-found")
+
+
 async def test_a_forgotten_deletion_gets_another_job(either: Running) -> None:
     async with either.account("Ada") as ada:
         made = {root: await make(ada, root) for root in CONTAINERS}
@@ -199,3 +289,18 @@ async def test_a_forgotten_deletion_gets_another_job(either: Running) -> None:
         await either.parts.deletions.schedule()
         await either.parts.deletions.schedule()
         assert await count(either, Job, Job.kind == DELETE_KIND) == len(made)
+
+
+async def test_a_downgrade_shows_none_of_them_again(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        made = {root: await make(ada, root) for root in CONTAINERS}
+        await settled(either)
+        await either.parts.worker.aclose()
+        for container in made.values():
+            await ada.delete(container["path"])
+        await migrate.downgrade(either.parts.database, "2026_11_36")
+        await migrate.upgrade(either.parts.database)
+        for root, model in CONTAINERS.items():
+            assert await count(either, model, model.id == UUID(made[root]["id"])) == 0
+            for each in CHILDREN[root]:
+                assert await count(either, each) == 0

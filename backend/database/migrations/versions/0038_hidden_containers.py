@@ -25,5 +25,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     for table in TABLES:
+        # Rows that refer to them go along, or are detached.
+        hidden = sa.table(table, sa.column("deleted_at"))
+        op.execute(hidden.delete().where(hidden.c.deleted_at.is_not(None)))
         op.drop_index(f"ix_{table}_deleted_at", table)
         op.drop_column(table, "deleted_at")
