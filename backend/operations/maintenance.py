@@ -78,7 +78,8 @@ async def reindex_user(
     async with _open_memory(database, settings, JobQueue(database, root)) as memory:
         collection = await memory.indexer.rebuild(sealer, report)
         count = await (await memory.collections.open(collection)).count(unlocked.user.id)
-    return f"The index {collection} has {count:,} points of {name}."
+    points = "1 point" if count == 1 else f"{count:,} points"
+    return f"The index {collection} has {points} of {name}."
 
 
 async def reindex_all_users(database: Database, settings: Settings, report: ReportProgress) -> str:

@@ -325,7 +325,7 @@ async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
     database = Database(settings.resolved_database_url)
     try:
         said = await reindex_user(database, settings, name="Ada", password=PASSWORD, report=quietly)
-        assert said == f"The index {OWN} has 2 points of Ada."
+        assert said == f"The index {OWN} has 1 point of Ada."
         async with database.read() as session:
             (state,) = await session.scalars(select(IndexState))
             assert (state.collection, state.state, state.is_chosen) == (OWN, "ready", True)
@@ -566,7 +566,7 @@ async def test_reindexing_outside_of_the_server_fills_what_was_lost(
             said = await reindex_user(
                 database, settings, name=whose, password=PASSWORD, report=quietly
             )
-            assert said == f"The index {OWN} has 2 points of Ada."
+            assert said == f"The index {OWN} has 1 point of Ada."
     finally:
         await database.dispose()
     async with start(embedder="none") as server, server.signed_in("Ada") as ada:

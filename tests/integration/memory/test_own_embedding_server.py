@@ -86,7 +86,7 @@ async def test_texts_move_to_a_collection_made_on_demand_and_back_and_an_account
         stored = await stored_rows(server, UUID(ada.user["id"]))
         assert await rows_in(await own_index(server), ada) == stored
         assert (await notes(ada), await problems(ada)) == ([], [])
-        assert (await status(ada))["points"] == 3
+        assert (await status(ada))["points"] == 2
         assert await notes(ben) == []
         await reconcile(server)
         assert await rows_in(current, ada) == set()
