@@ -10,13 +10,13 @@ from uuid import UUID
 from sqlalchemy import and_, bindparam, delete, exists, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.models import CampaignItem
+from backend.campaigns.models import Campaign, CampaignItem
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
-from backend.chronicles.models import ChronicleEvent
+from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.database.base import skip_index, split_chunks
 from backend.llm.token_ratios import TokenRatio
-from backend.lorebooks.models import LoreEntryRow
+from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.turns.errors import TurnNotFoundError
 from backend.turns.models import (
     NOT_BUILT,
@@ -264,15 +264,21 @@ async def find_containers(
 ) -> dict[UUID, UUID]:
     """Return the lorebook, chronicle or campaign of each row, by its id."""
     found: dict[UUID, UUID] = {}
-    for row, container, ids in (
-        (LoreEntryRow, LoreEntryRow.lorebook_id, entry_ids),
-        (ChronicleEvent, ChronicleEvent.chronicle_id, event_ids),
-        (CampaignItem, CampaignItem.campaign_id, item_ids),
+    for row, row_container, container, ids in (
+        (LoreEntryRow, LoreEntryRow.lorebook_id, Lorebook, entry_ids),
+        (ChronicleEvent, ChronicleEvent.chronicle_id, Chronicle, event_ids),
+        (CampaignItem, CampaignItem.campaign_id, Campaign, item_ids),
     ):
         if not ids:
             continue
-        query = select(row.id, container).where(
-            row.id.in_(ids), skip_index(row.user_id) == owner_id
+        query = (
+            select(row.id, row_container)
+            .join(container, container.id == row_container)
+            .where(
+                row.id.in_(ids),
+                skip_index(row.user_id) == owner_id,
+                container.deleted_at.is_(None),
+            )
         )
         found.update((source, holder) for source, holder in await session.execute(query))
     return found
