@@ -226,5 +226,9 @@ async def test_runs_outlive_their_campaign(server: Running, ada: Account, table:
         )
         session.add(run)
     await table.delete()
-    async with server.parts.database.read() as session:
-        assert (await session.get_one(EnrichmentRun, run.id)).campaign_id is None
+
+    async def is_apart() -> bool:
+        async with server.parts.database.read() as session:
+            return (await session.get_one(EnrichmentRun, run.id)).campaign_id is None
+
+    await until(is_apart)
