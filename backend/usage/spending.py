@@ -461,7 +461,7 @@ def count_by_model(dialect: str, scope: UsageScope) -> Select[Any]:
         run = select_run_shares().c
         is_listed = run.chronicle_id.is_(None) | run.chronicle_id.not_in(_HIDDEN_CHRONICLES)
         of_runs = {
-            "chat": (run.chat_id == bindparam("chat"),),
+            "chat": (run.chat_id == bindparam("chat"), is_listed),
             "month": (
                 run.created_at >= bindparam("since"),
                 run.chat_id.not_in(_HIDDEN),
