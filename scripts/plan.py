@@ -26,7 +26,7 @@ PROCESS_CONNECTIONS = 16
 # Measured: the same document, "A database on another machine, and a pooler".
 COMMITS = 4
 
-# Measured: the same document, "What a turn leaves" and "Memory".
+# Measured: the same document, about the storage of a turn and about memory.
 TURN_BYTES = 8_100
 """Growth of all tables by a turn: line, reply, prompt record, ledgers and indexes."""
 POINT_BYTES = 4_765

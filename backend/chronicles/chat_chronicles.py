@@ -79,7 +79,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, MessageRemoved, W
         number.
         """
         if wanted is not None:
-            owned = Chronicle.id == wanted, Chronicle.owned_by(identity.user_id)
+            owned = Chronicle.id == wanted, Chronicle.match_owner(identity.user_id)
             # Locked, so that it cannot be deleted before the chat refers to it.
             query = select(Chronicle.id).where(*owned)
             held = query.with_for_update(read=True, key_share=True)
@@ -259,7 +259,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, MessageRemoved, W
             return
         chronicle = await session.scalar(
             select(Chronicle).where(
-                Chronicle.id == source.chronicle_id, Chronicle.owned_by(owner_id)
+                Chronicle.id == source.chronicle_id, Chronicle.match_owner(owner_id)
             )
         )
         if chronicle is None:

@@ -455,7 +455,7 @@ async def _read(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID, event_id: UUID
 ) -> StoryEvent:
     """Raises `EventNotFoundError`."""
-    is_it = Chronicle.id == chronicle_id, Chronicle.owned_by(sealer.user_id)
+    is_it = Chronicle.id == chronicle_id, Chronicle.match_owner(sealer.user_id)
     has_chronicle = await session.scalar(select(Chronicle.id).where(*is_it)) is not None
     event = (await get_events(session, sealer, [event_id])).get(event_id)
     if not has_chronicle or event is None or event.chronicle_id != chronicle_id:

@@ -62,7 +62,7 @@ async def get_chronicle(
 
     `lock` makes other writers of the chronicle and its events wait.
     """
-    query = select(Chronicle).where(Chronicle.id == chronicle_id, Chronicle.owned_by(owner_id))
+    query = select(Chronicle).where(Chronicle.id == chronicle_id, Chronicle.match_owner(owner_id))
     chronicle = await session.scalar(query.with_for_update() if lock else query)
     if chronicle is None:
         raise ChronicleNotFoundError
@@ -73,7 +73,7 @@ async def make_chronicle(
     session: AsyncSession, identity: Identity, fields: ChronicleFields
 ) -> Chronicle:
     """Create a chronicle without events. Raises `ChronicleFullError`."""
-    if await _count(session, Chronicle.owned_by(identity.user_id)) >= MAX_CHRONICLES:
+    if await _count(session, Chronicle.match_owner(identity.user_id)) >= MAX_CHRONICLES:
         raise ChronicleFullError(
             f"An account can have {MAX_CHRONICLES:,} chronicles. Delete some first.",
             extra={"limit": "chronicles", "allowed": MAX_CHRONICLES},

@@ -70,7 +70,7 @@ class ChronicleService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[ChronicleView]:
-        query = select(Chronicle).where(Chronicle.owned_by(identity.user_id))
+        query = select(Chronicle).where(Chronicle.match_owner(identity.user_id))
         if after is not None:
             query = query.where(Chronicle.id < after)
         query = query.order_by(Chronicle.id.desc()).limit(limit + 1)

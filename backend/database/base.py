@@ -87,7 +87,7 @@ class Deletable:
     deleted_at: Mapped[datetime | None] = mapped_column(index=True)
 
     @classmethod
-    def owned_by(cls, owner: Any) -> ColumnElement[bool]:
+    def match_owner(cls, owner: Any) -> ColumnElement[bool]:
         """Return the condition for rows of an owner that are not being deleted."""
         return and_(cls.user_id == owner, cls.deleted_at.is_(None))
 

@@ -54,7 +54,7 @@ MARGIN_SECONDS = 0.02
 LOST_AFTER = timedelta(seconds=2)
 """A process is lost if its row is older than this, by the database's clock."""
 DISCONNECTED_AFTER = timedelta(seconds=1)
-"""A process is lost if its row is older than this and its heartbeat connection is closed.
+"""A process with a closed heartbeat connection is lost if its row is older than this.
 
 A shorter time needs more heartbeats than one each `BEAT_SECONDS`, and leaves a process whose
 connection broke less time to connect again.

@@ -100,7 +100,7 @@ class LoreSource(TableSource):
 async def _fields(session: AsyncSession, sealer: Sealer, book_id: UUID) -> BookFields:
     sealed = await session.scalar(
         select(Lorebook.sealed_book).where(
-            Lorebook.id == book_id, Lorebook.owned_by(sealer.user_id)
+            Lorebook.id == book_id, Lorebook.match_owner(sealer.user_id)
         )
     )
     return BookFields() if sealed is None else open_book(sealer, book_id, sealed)

@@ -72,7 +72,7 @@ def _books_of_a_chat() -> Select[UUID, int, int, bool, bool]:
         ),
         select(book.id, literal(3)).where(book.character_id.in_(characters)),
         select(link.lorebook_id, literal(4)).where(link.character_id.in_(characters)),
-        select(book.id, literal(5)).where(book.owned_by(owner_id), book.is_global),
+        select(book.id, literal(5)).where(book.match_owner(owner_id), book.is_global),
     ).subquery()
     off = select(chat.lorebook_id).where(chat.chat_id == chat_id, chat.state == "off").subquery()
     return (
@@ -85,7 +85,7 @@ def _books_of_a_chat() -> Select[UUID, int, int, bool, bool]:
         )
         .join(book, book.id == found.c.book_id)
         .outerjoin(off, off.c.lorebook_id == book.id)
-        .where(book.owned_by(owner_id))
+        .where(book.match_owner(owner_id))
         .order_by(found.c.rank, found.c.book_id)
     )
 
@@ -191,7 +191,7 @@ class LorebookLinkService(CharacterCopied):
                 .where(
                     _COLUMNS[holder] == holder_id,
                     LorebookLink.user_id == owner_id,
-                    Lorebook.owned_by(owner_id),
+                    Lorebook.match_owner(owner_id),
                 )
                 .order_by(LorebookLink.id)
             )

@@ -57,7 +57,7 @@ async def find_book(
     source: bool = False,
 ) -> Lorebook | None:
     """Return the only book that matches a condition, or None. Options as for `get_book`."""
-    query = select(Lorebook).where(which, Lorebook.owned_by(owner_id))
+    query = select(Lorebook).where(which, Lorebook.match_owner(owner_id))
     if not source:
         query = query.options(_WITHOUT_SOURCE)
     return await session.scalar(query.with_for_update() if lock else query)
@@ -69,7 +69,7 @@ async def books_after(
     """Yield a user's books after `after`, newest first, in batches on demand."""
     query = (
         select(Lorebook)
-        .where(Lorebook.owned_by(owner_id))
+        .where(Lorebook.match_owner(owner_id))
         .order_by(Lorebook.id.desc())
         .limit(_BOOK_BATCH_SIZE)
         .options(_WITHOUT_SOURCE)
@@ -87,13 +87,13 @@ async def books_after(
 async def find_books(
     session: AsyncSession, book_ids: Sequence[UUID], *, owner_id: UUID
 ) -> dict[UUID, Lorebook]:
-    query = select(Lorebook).where(Lorebook.id.in_(book_ids), Lorebook.owned_by(owner_id))
+    query = select(Lorebook).where(Lorebook.id.in_(book_ids), Lorebook.match_owner(owner_id))
     return {book.id: book for book in await session.scalars(query.options(_WITHOUT_SOURCE))}
 
 
 async def count_books(session: AsyncSession, *, owner_id: UUID) -> int:
     """Count a user's books, including those of cards."""
-    query = select(func.count()).select_from(Lorebook).where(Lorebook.owned_by(owner_id))
+    query = select(func.count()).select_from(Lorebook).where(Lorebook.match_owner(owner_id))
     return await session.scalar(query) or 0
 
 
@@ -103,7 +103,7 @@ async def count_all_entries(session: AsyncSession, owner_id: UUID) -> int:
         select(func.count())
         .select_from(LoreEntryRow)
         .join(Lorebook, Lorebook.id == LoreEntryRow.lorebook_id)
-        .where(LoreEntryRow.user_id == owner_id, Lorebook.owned_by(owner_id))
+        .where(LoreEntryRow.user_id == owner_id, Lorebook.match_owner(owner_id))
     )
     return await session.scalar(query) or 0
 
@@ -148,7 +148,7 @@ async def get_entry(
             LoreEntryRow.id == entry_id,
             LoreEntryRow.lorebook_id == book_id,
             LoreEntryRow.user_id == owner_id,
-            exists().where(Lorebook.id == book_id, Lorebook.owned_by(owner_id)),
+            exists().where(Lorebook.id == book_id, Lorebook.match_owner(owner_id)),
         )
         .options(_ENTRY_WITHOUT_SOURCE)
     )

@@ -298,7 +298,7 @@ async def _read_version(session: AsyncSession, user_id: UUID) -> tuple[object, .
     values: list[object] = []
     for table, revision, owned in (
         (Character, Character.revision, Character.user_id == user_id),
-        (Campaign, Campaign.version, Campaign.owned_by(user_id)),
+        (Campaign, Campaign.version, Campaign.match_owner(user_id)),
     ):
         query = select(func.count(), func.sum(revision), func.max(table.updated_at))
         row = (await session.execute(query.where(owned))).one()
@@ -311,7 +311,7 @@ async def _load_sources(session: AsyncSession, user_id: UUID) -> _Sources:
         session, owner_id=user_id, limit=MAX_LISTED_CHARACTERS, after=None
     )
     campaigns = await session.scalars(
-        select(Campaign).where(Campaign.owned_by(user_id)).order_by(Campaign.id)
+        select(Campaign).where(Campaign.match_owner(user_id)).order_by(Campaign.id)
     )
     return _Sources(newest[::-1], campaigns.all())
 

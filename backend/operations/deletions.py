@@ -111,7 +111,7 @@ class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted, Chronicl
     async def schedule(self) -> None:
         """Queue jobs for everything that was hidden 15 minutes ago or earlier.
 
-        That includes chats whose import was killed.
+        That includes the chats of killed imports.
         """
         before = now() - ABANDONED_AFTER
         hidden: dict[Root, Select[UUID]] = {

@@ -132,6 +132,6 @@ def _item_exists() -> ColumnElement[bool]:
 
 def _is_owned(table: type[_Item]) -> ColumnElement[bool]:
     if issubclass(table, Deletable):
-        return table.owned_by(ImportedFile.user_id)
+        return table.match_owner(ImportedFile.user_id)
     is_own = table.user_id == ImportedFile.user_id
     return and_(is_own, Chat.is_ready) if table is Chat else is_own

@@ -15,7 +15,7 @@ BACKEND = Path(__file__).parents[2] / "backend"
 READS_HIDDEN_ROWS = {"operations/deletions.py", "usage/spending.py"}
 
 
-def test_owners_are_compared_by_owned_by() -> None:
+def test_owners_are_matched_in_one_way() -> None:
     models = Deletable.__subclasses__()
     assert {Campaign, Chronicle, Lorebook} <= set(models)
     names = "|".join(each.__name__ for each in models)

@@ -47,7 +47,7 @@ class CampaignService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[CampaignView]:
-        query = select(Campaign).where(Campaign.owned_by(identity.user_id))
+        query = select(Campaign).where(Campaign.match_owner(identity.user_id))
         if after is not None:
             query = query.where(Campaign.id < after)
         async with self._database.read() as session:
@@ -169,7 +169,7 @@ async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampa
 
 async def check_room(session: AsyncSession, identity: Identity) -> None:
     """Raise `CampaignFullError` if an account has the maximum number of campaigns."""
-    count = select(func.count()).where(Campaign.owned_by(identity.user_id))
+    count = select(func.count()).where(Campaign.match_owner(identity.user_id))
     if (await session.scalar(count) or 0) >= MAX_CAMPAIGNS:
         raise CampaignFullError(
             f"An account can have {MAX_CAMPAIGNS} campaigns. Delete some first.",

@@ -67,7 +67,7 @@ PEOPLE = ("audience", "character_id")
 
 # Each turn reads it, and building a statement takes longer than running it.
 _CAMPAIGN = select(Campaign).where(
-    Campaign.id == bindparam("campaign"), Campaign.owned_by(bindparam("owner"))
+    Campaign.id == bindparam("campaign"), Campaign.match_owner(bindparam("owner"))
 )
 LOCKED = _CAMPAIGN.with_for_update()
 

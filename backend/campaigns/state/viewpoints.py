@@ -537,7 +537,7 @@ async def check_event_audience(
         return
     uses_it = Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id
     theirs = select(Campaign.id).where(
-        Campaign.chronicle_id == chronicle_id, Campaign.owned_by(owner_id)
+        Campaign.chronicle_id == chronicle_id, Campaign.match_owner(owner_id)
     )
     of_chats = select(Chat.campaign_id).where(*uses_it, Chat.campaign_id.is_not(None))
     members = set(

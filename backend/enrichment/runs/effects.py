@@ -299,7 +299,7 @@ class ProposalWriter:
         owner_id = self.sealer.user_id
         book = await self.session.scalar(
             select(Lorebook)
-            .where(Lorebook.id == change.book_id, Lorebook.owned_by(owner_id))
+            .where(Lorebook.id == change.book_id, Lorebook.match_owner(owner_id))
             .with_for_update()
         )
         row = await self.session.scalar(

@@ -103,7 +103,7 @@ async def find_replaced_entries(session: AsyncSession, place: PathRange) -> list
     query = select(LoreEntryRow.id).where(
         LoreEntryRow.lorebook_id.in_(
             select(Lorebook.id).where(
-                Lorebook.chronicle_id == place.chronicle_id, Lorebook.owned_by(place.owner_id)
+                Lorebook.chronicle_id == place.chronicle_id, Lorebook.match_owner(place.owner_id)
             )
         ),
         LoreEntryRow.agent_revision == LoreEntryRow.revision,

@@ -43,7 +43,7 @@ MAX_PAIRS = 500
 """Pairs of rows that are compared in one search."""
 
 MAX_QUERY_CHARACTERS = 1_000
-"""Characters of the query whose words a row must contain, the first ones."""
+"""Only this many characters of the query, the first ones, are compared with rows."""
 
 MAX_SENTENCE_CHARACTERS = 400
 """A longer sentence of a summary covers nothing. Not all languages have marks between sentences."""
@@ -146,7 +146,7 @@ def join_places(
 ) -> list[Candidate]:
     """Return the candidates that keep a place, best first.
 
-    A preferred one gets the best score of those whose place it takes.
+    A preferred one gets the best score of those that it replaces.
     """
     scores: dict[int, float] = {}
     for each in candidates:

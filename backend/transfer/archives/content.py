@@ -304,7 +304,7 @@ class AccountReader:
         self, identity: Identity, salvage: Salvage, paths: PathChooser
     ) -> AsyncIterator[ArchiveFile]:
         """Yield the lorebooks, except for those of cards, which are in the cards."""
-        mine = Lorebook.owned_by(identity.user_id), Lorebook.character_id.is_(None)
+        mine = Lorebook.match_owner(identity.user_id), Lorebook.character_id.is_(None)
         for book_id in await self._list_ids(Lorebook.id, *mine):
             with salvage.leave_out("lorebook", book_id):
                 file = await self._lorebooks.export(identity, book_id, "world_info")
@@ -368,7 +368,7 @@ class AccountReader:
         paths: PathChooser,
         stems: dict[UUID, str],
     ) -> AsyncIterator[ArchiveFile]:
-        owned = Campaign.owned_by(identity.user_id)
+        owned = Campaign.match_owner(identity.user_id)
         for campaign_id in await self._list_ids(Campaign.id, owned):
             with salvage.leave_out("campaign", campaign_id):
                 file = await self._campaigns.export(identity, campaign_id, "json")
@@ -409,9 +409,9 @@ class AccountReader:
     ) -> AsyncIterator[ArchiveFile]:
         """Yield the chronicles, except for those of campaigns, which are in the campaigns."""
         of_campaign = exists().where(
-            Campaign.chronicle_id == Chronicle.id, Campaign.owned_by(identity.user_id)
+            Campaign.chronicle_id == Chronicle.id, Campaign.match_owner(identity.user_id)
         )
-        mine = Chronicle.owned_by(identity.user_id), ~of_campaign
+        mine = Chronicle.match_owner(identity.user_id), ~of_campaign
         for chronicle_id in await self._list_ids(Chronicle.id, *mine):
             sources = (
                 select(EventSource.chat_id)
@@ -445,7 +445,7 @@ class AccountReader:
             if state is not None and not state.is_default:
                 data = write_record(state)
                 yield ArchiveFile(f"{stems[chat_id]}{STATE_SUFFIX}", "chat_state", data, chat_id)
-        for campaign_id in await self._list_ids(Campaign.id, Campaign.owned_by(owner_id)):
+        for campaign_id in await self._list_ids(Campaign.id, Campaign.match_owner(owner_id)):
             if campaign_id not in stems:
                 continue
             state_data = await self._read_campaign_state(salvage, campaign_id, stored)
@@ -497,7 +497,7 @@ class AccountReader:
                         Lorebook.chronicle_id,
                         Lorebook.is_global,
                     )
-                    .where(Lorebook.owned_by(owner_id))
+                    .where(Lorebook.match_owner(owner_id))
                     .order_by(Lorebook.id)
                 )
             ).all()

@@ -122,7 +122,7 @@ class ArchiveIds:
         if character_id is None:
             return None
         query = select(Lorebook.id).where(
-            Lorebook.character_id == character_id, Lorebook.owned_by(self._owner_id)
+            Lorebook.character_id == character_id, Lorebook.match_owner(self._owner_id)
         )
         async with self._database.read() as session:
             found = await session.scalar(query)

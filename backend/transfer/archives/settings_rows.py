@@ -150,7 +150,7 @@ async def _link_book(
             values["chronicle_id"] = chronicle_id
     await session.execute(
         update(Lorebook)
-        .where(Lorebook.id == book_id, Lorebook.owned_by(owner_id))
+        .where(Lorebook.id == book_id, Lorebook.match_owner(owner_id))
         .values(**values, revision=Lorebook.revision + 1),
         execution_options=UNSYNCHRONIZED,
     )

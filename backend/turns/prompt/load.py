@@ -107,7 +107,7 @@ _CHAT = (
     )
     .join(User, User.id == Chat.user_id)
     .outerjoin(Message, Message.id == Chat.leaf_id)
-    .outerjoin(Campaign, and_(Campaign.id == Chat.campaign_id, Campaign.owned_by(Chat.user_id)))
+    .outerjoin(Campaign, and_(Campaign.id == Chat.campaign_id, Campaign.match_owner(Chat.user_id)))
     .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"), Chat.is_ready)
 )
 
