@@ -80,7 +80,7 @@ UpdatedAt = Annotated[datetime, mapped_column(default=now)]
 class Deletable:
     """A table of rows that are hidden first, and deleted later with all that belongs to them.
 
-    Every query that filters by owner uses `owned_by`.
+    Every query that filters by owner uses `match_owner`.
     """
 
     user_id: Mapped[ListedOwnerId]
