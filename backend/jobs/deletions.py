@@ -11,6 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.jobs.queue import NewJob, insert_job
 
 DELETE_KIND = "rows.delete"
+CONTAINER_DELETE_KIND = "containers.delete"
+"""The kind for campaigns, chronicles and lorebooks, which workers of earlier versions cannot delete
+and leave to others."""
 
 Root = Literal["account", "campaign", "chat", "chronicle", "lorebook"]
 """The kinds of data that are deleted in many transactions."""
@@ -26,7 +29,7 @@ async def queue_deletion(
 ) -> None:
     """Queue the deletion of a hidden row and of all rows that belong to it."""
     job = NewJob(
-        kind=DELETE_KIND,
+        kind=DELETE_KIND if root in {"account", "chat"} else CONTAINER_DELETE_KIND,
         payload={"root": root, "id": str(row_id)},
         lane=uuid5(row_id, DELETE_KIND),  # a long deletion gets another job every few minutes
         dedupe_key=name_deletion(root, row_id),

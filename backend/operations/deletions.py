@@ -38,7 +38,13 @@ from backend.database.batches import (
     find_references,
 )
 from backend.database.engine import Database
-from backend.jobs.deletions import DELETE_KIND, Root, name_deletion, queue_deletion
+from backend.jobs.deletions import (
+    CONTAINER_DELETE_KIND,
+    DELETE_KIND,
+    Root,
+    name_deletion,
+    queue_deletion,
+)
 from backend.jobs.models import JOBS
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
@@ -73,7 +79,8 @@ class Deletions(AccountClosed, AccountDeleted, ChatClosed, ChatDeleted, Chronicl
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        return {DELETE_KIND: JobKind(self.run, needs_key=False)}
+        deletion = JobKind(self.run, needs_key=False)
+        return {DELETE_KIND: deletion, CONTAINER_DELETE_KIND: deletion}
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
         """End the account's turns, and queue the deletion of its rows."""

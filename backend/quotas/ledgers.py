@@ -278,14 +278,16 @@ class NightlyRecount:
 
     async def run(self, job: RunningJob) -> None:
         """Recount users, and queue the job of the next night."""
-        changed = (
-            select(User.id)
-            .where(User.deleted_at.is_(None), User.id == StorageLedger.user_id)
-            .where(StorageLedger.id > job.payload.get(_NEWEST, 0))
-            .distinct()
-        )
+        last = job.payload.get(_NEWEST, 0)
         async with self._database.read() as session:
             newest = await _find_newest(session)
+            changed = (
+                select(User.id)
+                .where(User.deleted_at.is_(None), User.id == StorageLedger.user_id)
+                # SQLite gives the ids of deleted rows again if they were the newest.
+                .where(StorageLedger.id > (last if last <= newest else 0))
+                .distinct()
+            )
             users = list(await session.scalars(changed))
         for number, user_id in enumerate(users):
             await job.progress(number, len(users))

@@ -19,7 +19,7 @@ from backend.database import batches, migrate
 from backend.database.base import Base, get_table, new_id, now
 from backend.database.batches import OutOfBatchesError
 from backend.enrichment.models import EnrichmentRun
-from backend.jobs.deletions import DELETE_KIND, Root
+from backend.jobs.deletions import CONTAINER_DELETE_KIND, Root
 from backend.jobs.models import Job
 from backend.lorebooks.models import Lorebook, LorebookLink, LoreEntryRow
 from backend.operations.deletions import CONTAINERS, Container, delete_hidden_container
@@ -282,13 +282,13 @@ async def test_a_forgotten_deletion_gets_another_job(either: Running) -> None:
             await ada.delete(each["path"])
         past = now() - 2 * ABANDONED_AFTER
         async with either.parts.database.write() as session:
-            await session.execute(get_table(Job).delete().where(Job.kind == DELETE_KIND))
+            await session.execute(get_table(Job).delete().where(Job.kind == CONTAINER_DELETE_KIND))
             for model in (Campaign, Chronicle, Lorebook):
                 hidden = update(model).where(model.deleted_at.is_not(None))
                 await session.execute(hidden.values(deleted_at=past))
         await either.parts.deletions.schedule()
         await either.parts.deletions.schedule()
-        assert await count(either, Job, Job.kind == DELETE_KIND) == len(made)
+        assert await count(either, Job, Job.kind == CONTAINER_DELETE_KIND) == len(made)
 
 
 async def test_a_downgrade_shows_none_of_them_again(either: Running) -> None:
