@@ -15,6 +15,7 @@ from tests.support.machine import SYSTEMS, share_ssl_contexts, simulate_here
 from tests.support.thorough import THOROUGH
 
 GROUPS = (
+    "release",
     "embeddings",
     "pooler",
     "postgres",

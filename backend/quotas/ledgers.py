@@ -282,8 +282,7 @@ class NightlyRecount:
         async with self._database.read() as session:
             newest = await _find_newest(session)
             changed = (
-                select(User.id)
-                .where(User.deleted_at.is_(None), User.id == StorageLedger.user_id)
+                select(StorageLedger.user_id)
                 # SQLite gives the ids of deleted rows again if they were the newest.
                 .where(StorageLedger.id > (last if last <= newest else 0))
                 .distinct()

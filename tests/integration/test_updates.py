@@ -261,6 +261,7 @@ async def test_a_migration_names_the_query_that_finds_the_holder_of_a_lock(
     await database.dispose()
 
 
+@pytest.mark.release
 @pytest.mark.every_database
 def test_code_of_the_last_release_plays_on_the_tables_of_this_version(
     tmp_path: Path, database_url: str
