@@ -10,12 +10,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import func, insert, literal, select, text, update
+from sqlalchemy import exists, func, insert, literal, select, text, update
 
 from backend.chats.models import Message
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
+from backend.jobs.deletions import CONTAINER_DELETE_KIND, DELETE_KIND
 from backend.jobs.models import Job
 from backend.quotas.ledgers import (
     MIN_ROWS_TO_FOLD,
@@ -88,6 +89,11 @@ async def test_every_table_of_texts_is_counted_by_all_of_its_sealed_columns(
 async def test_playing_and_importing_and_deleting_are_counted(
     server: Running, ada: Account, chat: str
 ) -> None:
+    async def are_deleted() -> bool:
+        async with server.parts.database.read() as session:
+            waiting = exists().where(Job.kind.in_((DELETE_KIND, CONTAINER_DELETE_KIND)))
+            return not await session.scalar(select(waiting))
+
     client, sizes = ada.client, [await check_count(server, ada)]
     events = await ada.turn(chat, text="Is anyone there?")
     sizes.append(await check_count(server, ada))
@@ -124,6 +130,7 @@ async def test_playing_and_importing_and_deleting_are_counted(
     ):
         before = await count_bytes(server, ada)
         assert (await client.delete(f"{API}/{gone}")).is_success
+        await until(are_deleted)
         assert await check_count(server, ada) < before
 
 
@@ -193,6 +200,11 @@ async def test_at_night_the_accounts_are_mended_that_changed_since_the_last_nigh
     async def is_mended() -> bool:
         return await count_bytes(server, ada) == before
 
+    async def is_planned() -> bool:
+        planned = Job.kind == RECOUNT_KIND, Job.state == "queued", Job.run_after > now()
+        async with database.read() as session:
+            return bool(await session.scalar(select(exists().where(*planned))))
+
     tonight = update(Job).where(Job.kind == RECOUNT_KIND).values(run_after=now())
     drift = insert(StorageLedger).values(user_id=user_id, bytes=-777)
     for _ in range(2):
@@ -201,6 +213,7 @@ async def test_at_night_the_accounts_are_mended_that_changed_since_the_last_nigh
             await session.execute(tonight)
         server.parts.queue.note_news()
         await until(is_mended)
+        await until(is_planned)
 
     async def newest_is_known() -> bool:
         async with database.read() as session:
