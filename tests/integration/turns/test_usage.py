@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -40,19 +39,19 @@ pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 @pytest.fixture(scope="module")
-def registry(model: OpenAIServer) -> ModelRegistry:
+async def server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
+) -> AsyncGenerator[Running]:
     told = {MODEL_ID: ListedModel(name=MODEL_ID, price=Price(input=2, output=8, cached_input=0.5))}
-    return ModelRegistry(
+    registry = ModelRegistry(
         demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, figures=told
     )
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, registry: ModelRegistry
-) -> AsyncGenerator[Running]:
-    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
-        yield server
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        # When progress is stored, a turn whose chat is gone stops before its usage is known.
+        patch.setattr(runs, "STORE_SECONDS", 3600)
+        async with running(shared_url, folder, registry=registry) as server:
+            yield server
 
 
 async def read_usage(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
@@ -270,30 +269,20 @@ async def test_the_month_counts_what_no_chat_lists(ada: Account, model: OpenAISe
 
 
 async def test_a_turn_that_fails_after_its_chat_was_deleted_counts_as_one_with_a_chat(
-    database_url: str,
-    tmp_path: Path,
-    registry: ModelRegistry,
-    model: OpenAIServer,
-    monkeypatch: pytest.MonkeyPatch,
+    ada: Account, model: OpenAIServer
 ) -> None:
-    # Progress is not stored before the failure, because a turn whose chat is gone then stops.
-    monkeypatch.setattr(runs, "STORE_SECONDS", 3600)
-    async with (
-        running(database_url, tmp_path, registry=registry) as server,
-        server.account("ada") as ada,
-    ):
-        for deletes in (False, True):
-            chat, gate = str((await ada.new_chat())["id"]), Gate()
-            model.script(stream(chunk(content="Yes."), gate, {"error": {"message": "Too hot."}}))
-            before = len(model.requests)
-            asking = asyncio.create_task(ada.turn(chat, text="Is it so?"))
+    for deletes in (False, True):
+        chat, gate = str((await ada.new_chat())["id"]), Gate()
+        model.script(stream(chunk(content="Yes."), gate, {"error": {"message": "Too hot."}}))
+        before = len(model.requests)
+        asking = asyncio.create_task(ada.turn(chat, text="Is it so?"))
 
-            async def is_asked(before: int = before) -> bool:
-                return len(model.requests) > before
+        async def is_asked(before: int = before) -> bool:
+            return len(model.requests) > before
 
-            await until(is_asked)
-            if deletes:
-                await ada.delete(f"/chats/{chat}")
-            gate.opened.set()
-            await asking
-            assert (await ada.get("/usage/month"))["by_model"] == []
+        await until(is_asked)
+        if deletes:
+            await ada.delete(f"/chats/{chat}")
+        gate.opened.set()
+        await asking
+        assert (await ada.get("/usage/month"))["by_model"] == []
