@@ -153,10 +153,10 @@ async def _answer_requests(
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
             writer.write(b"transfer-encoding: chunked\r\n\r\n")
             for number in range(REPLY_WORDS):
-                if writer.is_closing():  # the server has ended
-                    return
                 writer.write(_format_chunk({"content": f"word{number} "}))
                 await asyncio.sleep(word_seconds)
+                if writer.is_closing():  # the server has ended
+                    return
             writer.write(_format_chunk({}, "stop") + _format_event("[DONE]") + b"0\r\n\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()

@@ -27,7 +27,8 @@ class HubServer(ScriptedServer):
 
     `revision` is the commit of the branch `main`, and the only one that it has. Without
     `names_commit` and `names_digests` it leaves these headers out, as plain mirrors do.
-    `breaks` are the bytes after which each of the next downloads of a large file is cut;
+    `breaks` are the bytes after which each of the next downloads of a large file is cut. Without
+    `names_length` such a download looks complete, because its end is that of the connection.
     `altered` are files that are served with another content than the hub says.
     """
 
@@ -37,7 +38,7 @@ class HubServer(ScriptedServer):
         super().__init__()
         self.files = dict(files)
         self.revision = REVISION
-        self.names_commit = self.names_digests = True
+        self.names_commit = self.names_digests = self.names_length = True
         self.breaks: list[int] = []
         self.altered: set[str] = set()
         self.ranges: list[str] = []
@@ -71,7 +72,7 @@ class HubServer(ScriptedServer):
         if request.path.startswith("/large/"):
             await self.pace.wait()
             if self.breaks:
-                length = {"content-length": str(len(body))}
+                length = {"content-length": str(len(body))} if self.names_length else {}
                 cut = body[: self.breaks.pop(0)]
                 writer.write(encode_head(answer.status, {**length, **answer.headers}) + cut)
                 await writer.drain()

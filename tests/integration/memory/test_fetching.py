@@ -106,7 +106,11 @@ async def test_a_model_comes_whole_and_is_used(tiny_hub: HubServer, tmp_path: Pa
     assert len(tiny_hub.requests) == asked
 
 
-async def test_only_the_rest_is_fetched_after_a_break(tiny_hub: HubServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names_length", [True, False])
+async def test_only_the_rest_is_fetched_after_a_break(
+    tiny_hub: HubServer, tmp_path: Path, *, names_length: bool
+) -> None:
+    tiny_hub.names_length = names_length
     tiny_hub.breaks = [800_000, 600_000]
     await fetch(tiny_hub, tmp_path)
     starts = [

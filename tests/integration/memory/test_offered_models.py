@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import update
 
+from backend.chats.models import Message
 from backend.memory.embedding import protocol
 from backend.memory.embedding.catalogue import OfferedModel, list_models
 from backend.memory.embedding.local import LocalEmbedder
@@ -143,3 +145,14 @@ async def test_a_model_is_recommended_by_the_languages_of_the_account(
             ok(await ada.client.patch(f"{API}/me/settings", json={"page": {"language": "de"}}))
             offers = await list_offers(ada, **{"Accept-Language": "cy"})
             assert offers["paraphrase-multilingual-MiniLM-L12-v2"]["is_recommended"]
+
+
+async def test_a_damaged_message_does_not_prevent_a_recommendation(start: Start) -> None:
+    async with start(registration="open") as server, server.account("Ada") as ada:
+        chat = str((await ada.new_chat())["id"])
+        lines = await tell(server, ada, chat, ["Wo ist er denn nun?", "Ich habe ihn nicht."])
+        async with server.parts.database.write() as session:
+            damaged = update(Message).where(Message.id == lines[-1].id)
+            await session.execute(damaged.values(sealed_content=b"damaged"))
+        offers = await list_offers(ada, **{"Accept-Language": "en"})
+        assert offers["paraphrase-multilingual-MiniLM-L12-v2"]["is_recommended"]
