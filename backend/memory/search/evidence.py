@@ -26,8 +26,9 @@ from backend.memory.search.terms import NEGATION, list_terms, query_terms
 COVERED_SHARE = 0.75
 """Share of a row's terms that another row must contain to say the same.
 
-A message gives its place to an event only if the event contains all of its terms, because the
-message is the original. With 0.75, a question loses 2 points of recall on LoCoMo.
+A message gives its place only if all of its terms are in the other text, because it is the
+original, and a missing word may be the answer. With 0.75, a question loses 2 points of recall on
+LoCoMo.
 """
 
 MIN_TERMS = 3
@@ -37,7 +38,7 @@ MAX_COMPARED_ORIGINS = 12
 """A row made from more messages is not compared, because it says little about each of them."""
 
 MAX_COMPARED_CHARACTERS = 20_000
-"""Characters that are compared in one search. They take 4 ms."""
+"""Characters that are compared in one search. They take 4 ms, or up to 60 in Cyrillic script."""
 
 MAX_PAIRS = 500
 """Pairs of rows that are compared in one search."""
@@ -56,6 +57,9 @@ _SENTENCE_END = re.compile(
     "|(?<=[\u3002\uff01\uff1f\u0964\u06d4\u061f\u0589\u104b])|\n"
 )
 """The end of a sentence in Latin, Chinese, Indic, Arabic, Armenian and Burmese scripts."""
+
+
+Pair = tuple[MemoryItem, MemoryItem]
 
 
 class Preference(NamedTuple):
@@ -88,16 +92,22 @@ class _Words(NamedTuple):
         return other.said.intersection(asked) <= self.known
 
 
-def find_preferences(
-    rows: Sequence[MemoryItem], query: str, *, shown: Collection[UUID] = ()
-) -> dict[UUID, Preference]:
-    """Return the rows that give their place to another one, by their ids. CPU-bound.
+def list_relatives(rows: Sequence[MemoryItem]) -> list[Pair]:
+    """Return the pairs of rows of which one was made from the other, or both from one message.
 
-    `rows` are in the order of their ranks. The prompt contains those in `shown` anyway.
+    `rows` are in the order of their ranks. Rows with different audiences are no pair, because the
+    mark of one of them would be lost.
     """
-    pairs = list(islice(_list_relatives(rows), MAX_PAIRS))
-    if not pairs:
-        return {}
+    return list(islice(_generate_relatives(rows), MAX_PAIRS))
+
+
+def find_preferences(
+    pairs: Sequence[Pair], query: str, *, shown: Collection[UUID] = ()
+) -> dict[UUID, Preference]:
+    """Return the rows that give their place to their relative, by their ids. CPU-bound.
+
+    The prompt contains those in `shown` anyway.
+    """
     asked = query_terms(query[:MAX_QUERY_CHARACTERS]).keys()
     words = _read_words([row for pair in pairs for row in pair])
     given: dict[UUID, Preference] = {}
@@ -109,26 +119,31 @@ def find_preferences(
                 if because is not None:
                     given[left.source_id] = Preference(left, kept, because)
                     break
-    # A preferred row may give its place to a third one later, which must then say the same.
-    last = {each: _follow(given, found)._replace(left=found.left) for each, found in given.items()}
-    return {
-        each: found
-        for each, found in last.items()
-        if _prefer(found.kept, found.left, words, asked, shown) is not None
-    }
+    last: dict[UUID, Preference] = {}
+    for each, found in given.items():
+        # A preferred row may give its place to a third one later, which must then say the same.
+        kept = _follow(given, found).kept
+        because = _prefer(kept, found.left, words, asked, shown)
+        if because is not None:
+            last[each] = Preference(found.left, kept, because)
+    return last
 
 
 def find_summarised(rows: Sequence[MemoryItem], summary: str, query: str) -> frozenset[UUID]:
     """Return the rows that one sentence of a summary covers. CPU-bound.
 
-    The summary must be about the messages of the rows. O(n * m) time for n rows and m sentences.
+    The summary must be about the messages of the rows. A sentence covers a message only if it also
+    names the speaker. O(n * m) time for n rows and m sentences.
     """
     lines = [
         line
         for line in _SENTENCE_END.split(summary)
         if line.strip() and len(line) <= MAX_SENTENCE_CHARACTERS
     ]
-    texts = [*lines, *(row.text for row in rows)]
+    texts = [
+        *lines,
+        *(f"{row.title} {row.text}" if row.kind == "message" else row.text for row in rows),
+    ]
     if not rows or sum(map(len, texts)) > MAX_SUMMARY_CHARACTERS:
         return frozenset()
     terms = [_Words(each, each) for each in list_terms(texts)]
@@ -137,7 +152,10 @@ def find_summarised(rows: Sequence[MemoryItem], summary: str, query: str) -> fro
         row.source_id
         for row, said in zip(rows, terms[len(lines) :], strict=True)
         if not row.is_authoritative
-        and any(line.cover(said) and line.has_words(said, asked) for line in terms[: len(lines)])
+        and any(
+            line.cover(said, _find_least_share(row)) and line.has_words(said, asked)
+            for line in terms[: len(lines)]
+        )
     )
 
 
@@ -168,11 +186,7 @@ def _follow(given: Mapping[UUID, Preference], found: Preference) -> Preference:
     return found
 
 
-def _list_relatives(rows: Sequence[MemoryItem]) -> Iterator[tuple[MemoryItem, MemoryItem]]:
-    """Yield the pairs of rows of which one was made from the other, or both from one message.
-
-    Rows with different audiences are no pair, because the mark of one of them would be lost.
-    """
+def _generate_relatives(rows: Sequence[MemoryItem]) -> Iterator[Pair]:
     families: dict[UUID, list[MemoryItem]] = {}
     for row in {row.source_id: row for row in rows}.values():
         if row.kind == "message":
@@ -232,9 +246,12 @@ def _prefer(
 
 def _covers(one: MemoryItem, other: MemoryItem, words: Mapping[UUID, _Words]) -> bool:
     """True if one row contains enough of another one to replace it."""
-    is_original = other.kind == "message" and not one.is_authoritative
-    share = 1.0 if is_original else COVERED_SHARE
-    return words[one.source_id].cover(words[other.source_id], share)
+    return words[one.source_id].cover(words[other.source_id], _find_least_share(other))
+
+
+def _find_least_share(row: MemoryItem) -> float:
+    """Return the share of a row's terms that must be elsewhere before it gives its place."""
+    return 1.0 if row.kind == "message" else COVERED_SHARE
 
 
 def _has_digit(term: str) -> bool:

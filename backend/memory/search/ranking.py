@@ -298,8 +298,8 @@ STEEPNESS, PER_SHARE, PER_TERM = 4.9, 3.7, 2.7
 """Logistic regression between LoCoMo's multi-hop questions and those for one fact (AUC 0.83)."""
 
 NEIGHBOUR_DISCOUNT = 0.5
-"""Amount that the best window loses next to a better message, at a breadth of 1. Fused scores are
-at most about 1.3."""
+"""Amount that the message with the best window loses next to a better one, at a breadth of 1. Fused
+scores are at most about 1.3."""
 
 
 def breadth(text: str, ranked: Sequence[Candidate]) -> float:

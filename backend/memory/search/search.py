@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import numpy as np
@@ -51,7 +52,7 @@ from backend.memory.index.protocol import (
 from backend.memory.indexing.collections import Collections, Placement, UserEmbedders
 from backend.memory.indexing.documents import Blinders, speaker_id
 from backend.memory.indexing.sources import MemoryItem, Source
-from backend.memory.search.evidence import Preference, find_preferences, join_places
+from backend.memory.search.evidence import Preference, find_preferences, join_places, list_relatives
 from backend.memory.search.features import (
     LARGE_CORPUS_POINTS,
     Candidate,
@@ -446,12 +447,21 @@ class MemorySearch:
             recalled = partial(_recall_candidates, session, sealer, sources=sources, known=known)
             found, looked_at = await recalled(request, result.candidates)
             if request.depth > 1 or 2 * len(found) >= min(looked_at, request.limit):
-                memories = await _select_memories(request, result, found, recalled)
+                compare = partial(self._pool.run, sealer.user_id)
+                memories = await _select_memories(request, result, found, recalled, compare)
                 if then is not None:
                     await then(session, memories)
                 return memories
         result = await self.find(sealer, replace(request, depth=DEEP_SEARCH_FACTOR))
         return await self.recall(database, sealer, result, known=known, instead=instead, then=then)
+
+
+class _Compare(Protocol):
+    """Runs work on texts of so many characters in a thread, if they are many."""
+
+    def __call__(
+        self, work: Callable[[], dict[UUID, Preference]], *, size: int
+    ) -> Awaitable[dict[UUID, Preference]]: ...
 
 
 _Recall = Callable[
@@ -486,9 +496,16 @@ async def _recall_candidates(
 
 
 async def _select_memories(
-    request: SearchRequest, result: SearchResult, found: dict[UUID, MemoryItem], recalled: _Recall
+    request: SearchRequest,
+    result: SearchResult,
+    found: dict[UUID, MemoryItem],
+    recalled: _Recall,
+    compare: _Compare,
 ) -> list[Memory]:
-    """Return the memories of a search. `found` are the first rows; `recalled` reads others."""
+    """Return the memories of a search.
+
+    `found` are the first rows; `recalled` reads others. `compare` runs work on their texts.
+    """
     candidates = add_origin_lines(
         result.candidates, found, parts=request.parts, kinds=request.kinds
     )
@@ -497,12 +514,20 @@ async def _select_memories(
         found |= (await recalled(request, lines))[0]
     there = {row_id.int for row_id in found}  # integers hash ten times as fast as UUIDs
     active = [each for each in candidates if each.payload.source_id.int in there]
-    given: dict[UUID, Preference] = {}
+    given: Mapping[UUID, Preference] = {}
     if request.joins_evidence:
-        rows = [found[each.payload.source_id] for each in active]
-        given = find_preferences(rows, request.text, shown=request.shown)
-    active = lower_neighbours(join_places(active, given), result.breadth)
-    chosen = drop_duplicates(active, await result.vectors.wait(), count=request.limit)
+        pairs = list_relatives([found[each.payload.source_id] for each in active])
+        if pairs:
+            size = sum(len(row.text) for pair in pairs for row in pair)
+            prefer = partial(find_preferences, pairs, request.text, shown=request.shown)
+            given = await compare(prefer, size=size)
+    chosen, given = choose_best(
+        active,
+        given,
+        breadth=result.breadth,
+        vectors=await result.vectors.wait(),
+        count=request.limit,
+    )
     taken = {each.payload.source_id for each in chosen}
     near = [each for each in result.near if not _is_told(each, given, taken)]
     wider = replace(request, limit=request.most)
@@ -529,6 +554,43 @@ async def _select_memories(
         )
         for rank, each in enumerate(chosen, start=1)
     ]
+
+
+MAX_CHOICES = 4
+"""Attempts of a choice, each with fewer preferences. The last one has none."""
+
+
+def choose_best(
+    active: Sequence[Candidate],
+    given: Mapping[UUID, Preference],
+    *,
+    breadth: float,
+    vectors: Mapping[UUID, Floats],
+    count: int,
+) -> tuple[list[Candidate], Mapping[UUID, Preference]]:
+    """Return the best `count` candidates, and the preferences that still hold.
+
+    A preferred row may be dropped as a repetition of a third one, or lowered next to a better
+    message. Then the row that it replaces keeps its place.
+    """
+    scores = {each.payload.source_id: each.score for each in active}
+    attempts = MAX_CHOICES
+    while True:
+        attempts -= 1
+        ranked = lower_neighbours(join_places(active, given), breadth)
+        chosen = drop_duplicates(ranked, vectors, count=count)
+        taken = {each.payload.source_id for each in chosen}
+        least = chosen[-1].score if len(chosen) == count else -math.inf
+        alone = {
+            left
+            for left, preference in given.items()
+            if preference.kept.source_id not in taken and scores[left] > least
+        }
+        if not alone:
+            return chosen, given
+        if attempts == 1:
+            alone |= given.keys()
+        given = {left: each for left, each in given.items() if left not in alone}
 
 
 def _is_told(

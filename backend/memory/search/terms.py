@@ -154,11 +154,13 @@ NEGATION = "\0not"
 
 _NEGATIONS = frozenset(
     "no not never nor neither none nobody nothing nowhere without cannot nicht kein "  # noqa: SIM905  # as above
-    "keine keinen "
+    "keine keinen keines "
     "keiner keinem nie niemals niemand nichts ohne ne pas jamais rien sans nunca nada nadie sin "
     "não nem sem non mai niente senza niet geen nooit inte ingen aldrig ikke aldri nie bez "
     "не нет ни никогда никто ничего без".split()
 )
+_RUN_NEGATION = re.compile(r"[没沒不未無无않]|ない|なかっ|ません|\A[안못]\Z")
+"""Negations in Chinese, Japanese and Korean."""
 
 
 def list_terms(texts: Sequence[str]) -> list[frozenset[str]]:
@@ -171,10 +173,17 @@ def list_terms(texts: Sequence[str]) -> list[frozenset[str]]:
     words = dict.fromkeys(chain.from_iterable(found))
     language = _rank_languages(words)[0]
     terms = {
-        (token, is_word): _list_compared_terms(token, language) if is_word else _split_run(token)
+        (token, is_word): _list_compared_terms(token, language)
+        if is_word
+        else _list_run_terms(token)
         for token, is_word in words
     }
     return [frozenset(chain.from_iterable(map(terms.__getitem__, each))) for each in found]
+
+
+def _list_run_terms(run: str) -> list[str]:
+    """Return the terms of a text in a script without spaces."""
+    return [*_split_run(run), *([NEGATION] if _RUN_NEGATION.search(run) else [])]
 
 
 def _list_compared_terms(word: str, language: str) -> list[str]:

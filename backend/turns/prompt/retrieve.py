@@ -138,7 +138,9 @@ def make_request(
         parts += list_heard_parts(loaded.viewpoint, loaded.chat.id, before=before)
         kinds.append("message")
     recent = [each.text for each in loaded.recent[-EXCHANGE_LINES:]]
-    text = loaded.said or (recent.pop() if recent else "")
+    text = _find_question(loaded)
+    if not loaded.said and recent:
+        recent.pop()
     if not parts or not text.strip():
         return None
     return SearchRequest(
@@ -370,6 +372,11 @@ def split_by_history(
     return kept, left_out
 
 
+def _find_question(loaded: LoadedChat) -> str:
+    """Return the text that memories are searched for: the user's line, or else the last message."""
+    return loaded.said or next((each.text for each in loaded.recent[-1:]), "")
+
+
 def split_by_summary(
     items: Sequence[PromptItem], prompt: RetrievedPrompt, sections: Sequence[PromptItem]
 ) -> tuple[list[PromptItem], list[LeftOut]]:
@@ -379,9 +386,12 @@ def split_by_summary(
     if shown is None or summary is None:
         return list(items), []
     ranked = {item.source_id for item in items if item.rank}
-    told: set[UUID] = set()
+    texts: dict[str, list[str]] = {}
     for part in summary.parts:
         audience = part.audience if summary.audience == PUBLIC else summary.audience
+        texts.setdefault(audience, []).append(part.text)
+    told: set[UUID] = set()
+    for audience, parts in texts.items():
         rows = [
             row
             for row in (memory.recalled for memory in prompt.memories)
@@ -390,7 +400,7 @@ def split_by_summary(
             and row.last_position <= summary.position
             and row.audience == audience
         ]
-        told |= find_summarised(rows, part.text, loaded.said or "")
+        told |= find_summarised(rows, "\n".join(parts), _find_question(loaded))
     reason = Reason("same_evidence", winner=shown.title, because="in_prompt")
     kept = [item for item in items if item.source_id not in told]
     return kept, [item.left_out(reason) for item in items if item.source_id in told]

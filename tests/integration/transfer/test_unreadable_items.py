@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
@@ -166,36 +166,25 @@ def test_every_sealed_column_has_a_case() -> None:
 
 @dataclass(frozen=True)
 class Whole:
-    """An undamaged account: its database, and its archive."""
+    """An undamaged account on a server, and its archive."""
 
-    file: Path
+    server: Running
+    ada: Account
     archive: bytes
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, Whole]:
-    """The undamaged account, once it was made."""
-    return {}
-
-
-@pytest.fixture
 async def whole(
-    made: dict[str, Whole],
-    sqlite_template: Path,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Whole:
-    if "whole" not in made:
-        file = tmp_path_factory.mktemp("whole") / "whole.sqlite3"
-        await asyncio.to_thread(shutil.copy, sqlite_template, file)
-        async with (
-            running(f"sqlite+aiosqlite:///{file}", tmp_path / "whole") as server,
-            server.account("Ada") as ada,
-        ):
-            await _fill(server, ada)
-            archive = await make_archive(ada)
-        made["whole"] = Whole(file, archive)
-    return made["whole"]
+    sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Whole]:
+    folder = tmp_path_factory.mktemp("whole")
+    file = await asyncio.to_thread(shutil.copy, sqlite_template, folder / "whole.sqlite3")
+    async with (
+        running(f"sqlite+aiosqlite:///{file}", folder) as server,
+        server.account("Ada") as ada,
+    ):
+        await _fill(server, ada)
+        yield Whole(server, ada, await make_archive(ada))
 
 
 async def _fill(server: Running, account: Account) -> None:
@@ -216,26 +205,21 @@ async def _fill(server: Running, account: Account) -> None:
         await session.execute(query, {"thought": thought, "id": UUID(line["id"]).bytes})
 
 
-async def _damage(server: Running, case: Case) -> None:
-    """Change the last byte of one value."""
+@asynccontextmanager
+async def damage(server: Running, case: Case) -> AsyncGenerator[None]:
+    """Change the last byte of one value until the block ends."""
     table, column = case.place.split(".")
     found = f"SELECT id, {column} FROM {table} WHERE {column} IS NOT NULL AND {case.where}"
+    change = text(f"UPDATE {table} SET {column} = :blob WHERE id = :id")
     async with server.parts.database.write() as session:
-        rows = await session.execute(text(f"{found} ORDER BY id LIMIT 1"))
-        row_id, blob = rows.one()
-        await session.execute(
-            text(f"UPDATE {table} SET {column} = :blob WHERE id = :id"),
-            {"blob": blob[:-1] + bytes([blob[-1] ^ 1]), "id": row_id},
-        )
-
-
-@asynccontextmanager
-async def serve_damaged(whole: Whole, case: Case, folder: Path) -> AsyncGenerator[Running]:
-    """Serve a copy of the account with one damaged value."""
-    file = await asyncio.to_thread(shutil.copy, whole.file, folder / "damaged.sqlite3")
-    async with running(f"sqlite+aiosqlite:///{file}", folder) as server:
-        await _damage(server, case)
-        yield server
+        row_id, blob = (await session.execute(text(f"{found} ORDER BY id LIMIT 1"))).one()
+        damaged = blob[:-1] + bytes([blob[-1] ^ 1])
+        await session.execute(change, {"blob": damaged, "id": row_id})
+    try:
+        yield
+    finally:
+        async with server.parts.database.write() as session:
+            await session.execute(change, {"blob": blob, "id": row_id})
 
 
 def _read_entries(data: bytes) -> Mapping[EntryKey, bytes]:
@@ -245,35 +229,42 @@ def _read_entries(data: bytes) -> Mapping[EntryKey, bytes]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-async def test_a_damaged_value_costs_only_its_item(
-    case: Case, whole: Whole, tmp_path: Path
-) -> None:
-    async with serve_damaged(whole, case, tmp_path) as server:
-        async with server.signed_in("Ada") as ada:
-            archive = await make_archive(ada)
-            assert (await ada.get("/me/archive/status"))["unreadable"] == 1
-        manifest = json.loads(read_files(archive)["manifest.json"])
-        assert [each["kind"] for each in manifest["unreadable"]] == [case.kind]
-        before, after = _read_entries(whole.archive), _read_entries(archive)
-        assert after.keys() <= before.keys()
-        lost = before.keys() - after.keys()
-        assert sorted(kind for kind, _ in lost) == sorted(case.lost)
-        changed = {key for key, data in after.items() if data != before[key]}
-        assert sorted(kind for kind, _ in changed) == sorted(case.changed)
-        async with server.account("Bea") as bea:
-            _, results = await bring(bea, archive)
-            report = results.pop("manifest.json")
-            assert report["detail"].endswith(f": {case.kind.replace('_', ' ')} (1).")
-            assert {each["outcome"] for each in results.values()} == {"imported"}
-            again = await make_archive(bea)
-        counts = json.loads(read_files(again)["manifest.json"])["counts"]
-        assert counts == manifest["counts"]
+async def test_a_damaged_value_costs_only_its_item(case: Case, whole: Whole) -> None:
+    async with damage(whole.server, case):
+        archive = await make_archive(whole.ada)
+        assert (await whole.ada.get("/me/archive/status"))["unreadable"] == 1
+    manifest = json.loads(read_files(archive)["manifest.json"])
+    assert [each["kind"] for each in manifest["unreadable"]] == [case.kind]
+    before, after = _read_entries(whole.archive), _read_entries(archive)
+    assert after.keys() <= before.keys()
+    lost = before.keys() - after.keys()
+    assert sorted(kind for kind, _ in lost) == sorted(case.lost)
+    changed = {key for key, data in after.items() if data != before[key]}
+    assert sorted(kind for kind, _ in changed) == sorted(case.changed)
 
 
-async def test_a_damaged_message_keeps_its_place(whole: Whole, tmp_path: Path) -> None:
+FIRST_CASES = {case.kind: case for case in reversed(CASES)}
+"""The first case of each kind of item."""
+
+
+@pytest.mark.parametrize("case", FIRST_CASES.values(), ids=str)
+async def test_an_archive_without_a_damaged_item_is_imported(case: Case, whole: Whole) -> None:
+    async with damage(whole.server, case):
+        archive = await make_archive(whole.ada)
+    async with whole.server.account(uuid4().hex) as bea:
+        _, results = await bring(bea, archive)
+        report = results.pop("manifest.json")
+        assert report["detail"].endswith(f": {case.kind.replace('_', ' ')} (1).")
+        assert {each["outcome"] for each in results.values()} == {"imported"}
+        again = await make_archive(bea)
+    counts = [json.loads(read_files(each)["manifest.json"])["counts"] for each in (archive, again)]
+    assert counts[0] == counts[1]
+
+
+async def test_a_damaged_message_keeps_its_place(whole: Whole) -> None:
     case = changes("messages.sealed_content", "message", "chat", f"position = 2 AND {OUTSIDE}")
-    async with serve_damaged(whole, case, tmp_path) as server, server.signed_in("Ada") as ada:
-        archive = await make_archive(ada)
+    async with damage(whole.server, case):
+        archive = await make_archive(whole.ada)
     [item] = json.loads(read_files(archive)["manifest.json"])["unreadable"]
     lines = [
         json.loads(line)
@@ -287,10 +278,9 @@ async def test_a_damaged_message_keeps_its_place(whole: Whole, tmp_path: Path) -
     assert [each for each in lines if each.get("parent_id") == item["id"]]
 
 
-async def test_a_comparison_reports_unreadable_items(whole: Whole, tmp_path: Path) -> None:
-    case = loses("users.sealed_scripts", "scripts")
-    async with serve_damaged(whole, case, tmp_path) as server, server.signed_in("Ada") as ada:
-        archive = await make_archive(ada)
+async def test_a_comparison_reports_unreadable_items(whole: Whole) -> None:
+    async with damage(whole.server, loses("users.sealed_scripts", "scripts")):
+        archive = await make_archive(whole.ada)
     found = compare_archives(io.BytesIO(whole.archive), io.BytesIO(archive))
     first, second = [each.render() for each in found]
     assert first.startswith('manifest.json: unreadable[0]: missing / "scripts ')

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID, uuid4
 
+import numpy as np
 import pytest
 
 from backend.memory.index.protocol import Payload, point_id
 from backend.memory.indexing.sources import MemoryItem, OriginMessage
-from backend.memory.search.evidence import find_preferences, find_summarised, join_places
+from backend.memory.search.evidence import (
+    find_preferences,
+    find_summarised,
+    join_places,
+    list_relatives,
+)
 from backend.memory.search.features import Candidate
+from backend.memory.search.search import choose_best
 
 CHAT = uuid4()
 SAID = "The captain buried the brass astrolabe under the chapel bell."
@@ -33,8 +40,19 @@ def chosen(
     *rows: MemoryItem, query: str = "", shown: list[UUID] | None = None
 ) -> dict[str, tuple[str, str]]:
     """Return the texts that give their place, each with the preferred text and the rule."""
-    given = find_preferences(rows, query, shown=shown or ())
+    given = find_preferences(list_relatives(rows), query, shown=shown or ())
     return {each.left.text: (each.kept.text, each.because) for each in given.values()}
+
+
+def found(item: MemoryItem, score: float) -> Candidate:
+    payload = Payload(
+        owner_id=uuid4(),
+        kind=item.kind,
+        container_id=CHAT,
+        source_id=item.source_id,
+        position=0,
+    )
+    return Candidate(id=point_id(item.kind, item.source_id), payload=payload, score=score)
 
 
 def test_an_event_gives_its_place_to_a_line_that_says_more() -> None:
@@ -61,7 +79,7 @@ def test_an_event_with_more_words_of_the_question_is_preferred_to_a_shorter_line
 
 
 def test_a_current_fact_is_preferred_to_its_line_and_to_an_event_of_it() -> None:
-    line = row("message", f"{SAID} A secret.")
+    line = row("message", f"{SAID} It was there.")
     fact = row("campaign", SAID, line, is_authoritative=True)
     event = row("event", f"{SAID} Mara saw.", line)
     assert chosen(line, event, fact) == {
@@ -74,6 +92,13 @@ def test_a_corrected_fact_keeps_its_place_next_to_the_outdated_line() -> None:
     line = row("message", LONGER)
     corrected = SAID.replace("bell", "altar")
     assert chosen(line, row("campaign", corrected, line, is_authoritative=True)) == {}
+
+
+def test_a_line_with_a_word_of_its_own_keeps_its_place_next_to_a_fact() -> None:
+    line = row("message", "I gave the sword to Bram, then Bram lost it at dice to Orla.")
+    fact = "Mara gave the sword to Bram, who lost it at dice."
+    authoritative = row("campaign", fact, line, is_authoritative=True)
+    assert chosen(line, authoritative, query="Where is the sword?") == {}
 
 
 def test_a_long_line_keeps_its_place_next_to_a_fact() -> None:
@@ -120,7 +145,7 @@ def test_a_pinned_event_is_preferred_and_keeps_its_place() -> None:
 
 
 def test_the_reason_names_the_row_that_is_left() -> None:
-    line = row("message", f"{SAID} A secret.")
+    line = row("message", f"{SAID} It was there.")
     event = row("event", f"{SAID} Mara.", line)
     fact = row("campaign", SAID, line, is_authoritative=True)
     given = chosen(event, line, fact)
@@ -131,23 +156,26 @@ def test_the_preferred_row_gets_the_best_place_of_those_that_it_replaces() -> No
     line = row("message", LONGER)
     event, other = row("event", SAID, line), row("message", "It rains on the harbour.")
 
-    def found(item: MemoryItem, score: float) -> Candidate:
-        payload = Payload(
-            owner_id=uuid4(),
-            kind=item.kind,
-            container_id=CHAT,
-            source_id=item.source_id,
-            position=0,
-        )
-        return Candidate(id=point_id(item.kind, item.source_id), payload=payload, score=score)
-
     hits = [found(event, 0.9), found(other, 0.5), found(line, 0.1)]
-    joined = join_places(hits, find_preferences([event, other, line], ""))
+    joined = join_places(hits, find_preferences(list_relatives([event, other, line]), ""))
     assert [(each.payload.source_id, each.score) for each in joined] == [
         (line.source_id, 0.9),
         (other.source_id, 0.5),
     ]
     assert join_places(hits, {}) == hits
+
+
+def test_a_row_keeps_its_place_if_the_preferred_one_is_dropped_as_a_repetition() -> None:
+    line = row("message", LONGER)
+    event, other = row("event", SAID, line), row("message", LONGER.replace("seven", "nine"))
+    hits = [found(other, 0.9), found(event, 0.8), found(line, 0.1)]
+    given = find_preferences(list_relatives([event, other, line]), "")
+    same = np.array([1, 0], dtype=np.float32)
+    vectors = {hits[0].id: same, hits[2].id: same}
+    assert choose_best(hits, given, breadth=0, vectors={}, count=3)[0][1].id == hits[2].id
+    chosen, left = choose_best(hits, given, breadth=0, vectors=vectors, count=3)
+    assert [each.id for each in chosen] == [hits[0].id, hits[1].id]
+    assert left == {}
 
 
 @pytest.mark.parametrize(
@@ -157,6 +185,9 @@ def test_the_preferred_row_gets_the_best_place_of_those_that_it_replaces() -> No
         ("Mira didn't open the north gate.", "Mira opened the north gate."),
         ("Mira öffnete das Nordtor nicht.", "Mira öffnete das Nordtor."),
         ("Мира не открыла северные ворота.", "Мира открыла северные ворота."),
+        ("昨天晚上我没有把剑交给国王", "昨天晚上我把剑交给国王"),
+        ("昨夜私は王に剣を渡さなかった", "昨夜私は王に剣を渡した"),
+        ("어젯밤 왕에게 검을 주지 않았다", "어젯밤 왕에게 검을 주었다"),
     ],
 )
 def test_opposites_keep_their_places(line: str, event: str) -> None:
@@ -178,6 +209,21 @@ def test_a_sentence_ends_in_other_scripts_too() -> None:
     parts = ["मीरा ने गाना गाया", "पुराने मंदिर में चाँदी थी", "उसने की चाबी छिपाई"]
     assert find_summarised([event], "\u0964 ".join(parts), "") == frozenset()
     assert find_summarised([event], f"{parts[0]}\u0964 {event.text}\u0964", "") == {event.source_id}
+
+
+@pytest.mark.parametrize(
+    ("said", "summary", "is_told"),
+    [
+        ("I will betray the queen.", "Mara will betray the queen.", True),
+        ("I will betray the queen.", "Kael will betray the queen.", False),
+        ("I will betray the queen at Saint Brann.", "Mara will betray the queen.", False),
+    ],
+)
+def test_a_summary_replaces_a_line_if_it_has_all_of_its_words_and_its_speaker(
+    said: str, summary: str, *, is_told: bool
+) -> None:
+    line = row("message", said)
+    assert (find_summarised([line], summary, "") == {line.source_id}) is is_told
 
 
 def test_one_sentence_of_a_summary_has_to_say_it() -> None:
