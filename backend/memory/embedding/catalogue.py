@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from backend.core.files import replace_private
 from backend.memory.embedding.local import Pooling, is_installed
 
 _IN_USE_FILE = "in-use"
@@ -131,7 +132,10 @@ def is_fetched(models: Path, model: OfferedModel) -> bool:
 
 
 def write_description(model: OfferedModel, folder: Path) -> None:
-    """Write the prefixes and the pooling as sentence-transformers does, for `read_folder`."""
+    """Write the prefixes and the pooling as sentence-transformers does, for `read_folder`.
+
+    The files are on disk when it returns, because nothing checks them after the download.
+    """
     pooling = {
         "word_embedding_dimension": model.dimension,
         f"pooling_mode_{'cls_token' if model.pooling == 'cls' else 'mean_tokens'}": True,
@@ -142,7 +146,7 @@ def write_description(model: OfferedModel, folder: Path) -> None:
         ("config_sentence_transformers.json", prompts),
     ):
         (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(json.dumps(content), encoding="utf-8")
+        replace_private(folder / path, json.dumps(content))
 
 
 def find_model_in_use(models: Path) -> tuple[str, Path] | None:

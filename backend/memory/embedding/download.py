@@ -121,7 +121,7 @@ async def fetch_model(
             try:
                 files = await asyncio.to_thread(_look_up, model, models, hub)
                 await _fetch_files(files, part, report, wait)
-                write_description(model, part)
+                await asyncio.to_thread(write_description, model, part)
             except OSError as error:
                 if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                     raise
@@ -212,6 +212,12 @@ def _look_up(model: OfferedModel, models: Path, hub: str) -> list[_HubFile]:
     pins = _read_pins(pins_file)
     is_shipped = hub == PUBLIC_HUB and model.pin is not None
     pin = model.pin if is_shipped else pins.get(hub)
+    if pin and {*pin.files} != {*model.files}:
+        # Another version of Talekeeper, which downloads other files, made the pins.
+        raise ModelChangedError(
+            f"{pins_file} does not have the files of this model. Nothing was downloaded. Delete it "
+            "to pin the model again, and download the model again."
+        )
     revision = pin.revision if pin else "main"
     urls: dict[str, str] = {}
     offered: dict[str, PinnedFile] = {}

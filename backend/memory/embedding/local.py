@@ -56,9 +56,9 @@ _MARK_LENGTH = 8
 class ModelFolder:
     """A model on disk.
 
-    `mark` identifies the model's files and prefixes: a few hexadecimal digits. `prompts` are
-    prefixes of documents and queries. Most models need none. A model in the format of model2vec is
-    a table of vectors: its `model_file` is not in ONNX format, and it does not pool by `pooling`.
+    `mark` identifies the model's files, prefixes and pooling: a few hexadecimal digits. `prompts`
+    are prefixes of documents and queries. Most models need none. A model in the format of model2vec
+    is a table of vectors: its `model_file` is not in ONNX format, and `pooling` does not apply.
     """
 
     path: Path
@@ -86,15 +86,19 @@ def read_folder(path: Path) -> ModelFolder:
         )
     model_file = _STATIC_FILE if static_dimension else _find_model_file(path)
     prompts = _read_prompts(path)
+    pooling = _read_pooling(path)
     weights = [path / model_file, path / f"{model_file}_data"]
     return ModelFolder(
         path=path,
         model_file=model_file,
         dimension=static_dimension or _read_dimension(path),
-        pooling=_read_pooling(path),
+        pooling=pooling,
         prompts=prompts,
         mark=_compute_mark(
-            *filter(Path.is_file, weights), path / "tokenizer.json", prompts=prompts
+            *filter(Path.is_file, weights),
+            path / "tokenizer.json",
+            prompts=prompts,
+            pooling="mean" if static_dimension else pooling,
         ),
     )
 
@@ -154,10 +158,11 @@ def _read_prompts(path: Path) -> Mapping[Task, str]:
     return {"document": str(document), "query": str(prompts.get("query") or "")}
 
 
-def _compute_mark(*files: Path, prompts: Mapping[Task, str]) -> str:
+def _compute_mark(*files: Path, prompts: Mapping[Task, str], pooling: Pooling) -> str:
     """Hash the files' sizes and their first and last mebibyte, where weights differ.
 
-    Prefixes are hashed as well, because vectors with other prefixes can't be compared.
+    Prefixes and pooling are hashed as well, because vectors with others can't be compared. The
+    defaults are not, so that folders without either keep the marks of earlier versions.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -169,6 +174,8 @@ def _compute_mark(*files: Path, prompts: Mapping[Task, str]) -> str:
             digest.update(content.read())
     if any(prompts.values()):
         digest.update(json.dumps(dict(prompts), sort_keys=True).encode())
+    if pooling != "mean":
+        digest.update(f"pooling: {pooling}".encode())
     return digest.hexdigest()[:_MARK_LENGTH]
 
 

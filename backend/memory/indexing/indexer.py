@@ -177,7 +177,7 @@ class Reconciler:
                     await index.delete_sources(user_id, found.gone)
                 if found.missing:
                     async with self._database.write() as session:
-                        await self._outbox.record_unkeyed(
+                        await self._outbox.record_missing(
                             session,
                             user_id,
                             kind=source.kind,

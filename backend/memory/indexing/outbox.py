@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import get_table, now, split_chunks
 from backend.jobs.models import JOBS
 from backend.jobs.queue import JobKey, JobQueue, NewJob, insert_job
@@ -41,6 +42,14 @@ MAX_NOTED_ROWS = 500
 _FOLLOW_PAYLOAD = {"collection": None}
 
 _INSERT_NOTE = get_table(IndexChange).insert()
+_NOTED = (
+    select(IndexChange.source_id)
+    .where(
+        IndexChange.container_id == bindparam("container_id"),
+        IndexChange.user_id == bindparam("owner_id"),
+    )
+    .distinct()
+)
 _DEAD_JOBS = select(JOBS.c.id, JOBS.c.payload).where(
     JOBS.c.user_id == bindparam("owner_id"),
     JOBS.c.kind == bindparam("kind"),
@@ -120,6 +129,28 @@ class IndexOutbox(AccountDeleted):
         """Record changes without the user's key. The job waits until the user signs in."""
         if source_ids:
             await self._note(session, user_id, kind, container_id, source_ids)
+
+    async def record_missing(
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        *,
+        kind: Kind,
+        container_id: UUID,
+        source_ids: Sequence[UUID],
+    ) -> None:
+        """Do the same as `record_unkeyed` for rows of which some may be noted already.
+
+        Their notes are not repeated: otherwise each night would add one for every row of a user who
+        does not sign in. The job is always queued, because that of the older notes may be dead.
+        """
+        values = {"container_id": container_id, "owner_id": user_id}
+        rows = await session.scalars(_NOTED, values)
+        noted = {each async for each in iterate_in_slices(rows)}
+        # A note of the whole container makes the indexer find these rows as well.
+        new = [] if None in noted else [each for each in source_ids if each not in noted]
+        if source_ids:
+            await self._note(session, user_id, kind, container_id, new)
 
     async def reindex(self, session: AsyncSession, user_id: UUID, collection: str) -> None:
         """Queue the indexing of all texts of a user in a collection, after the next sign-in."""
@@ -239,7 +270,8 @@ async def _insert_notes(
     sources: Sequence[UUID | None],
 ) -> NewJob:
     row = {"user_id": user_id, "kind": kind, "container_id": container_id}
-    await session.execute(_INSERT_NOTE, [{**row, "source_id": each} for each in sources])
+    if sources:
+        await session.execute(_INSERT_NOTE, [{**row, "source_id": each} for each in sources])
     return _build_index_job(user_id, kind, container_id)
 
 

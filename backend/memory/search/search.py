@@ -27,7 +27,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -447,21 +447,70 @@ class MemorySearch:
             recalled = partial(_recall_candidates, session, sealer, sources=sources, known=known)
             found, looked_at = await recalled(request, result.candidates)
             if request.depth > 1 or 2 * len(found) >= min(looked_at, request.limit):
-                compare = partial(self._pool.run, sealer.user_id)
-                memories = await _select_memories(request, result, found, recalled, compare)
+                memories = await self._select(sealer, request, result, found, recalled)
                 if then is not None:
                     await then(session, memories)
                 return memories
         result = await self.find(sealer, replace(request, depth=DEEP_SEARCH_FACTOR))
         return await self.recall(database, sealer, result, known=known, instead=instead, then=then)
 
-
-class _Compare(Protocol):
-    """Runs work on texts of so many characters in a thread, if they are many."""
-
-    def __call__(
-        self, work: Callable[[], dict[UUID, Preference]], *, size: int
-    ) -> Awaitable[dict[UUID, Preference]]: ...
+    async def _select(
+        self,
+        sealer: Sealer,
+        request: SearchRequest,
+        result: SearchResult,
+        found: dict[UUID, MemoryItem],
+        recalled: _Recall,
+    ) -> list[Memory]:
+        """Return the memories of a search. `found` are the first rows; `recalled` reads others."""
+        candidates = add_origin_lines(
+            result.candidates, found, parts=request.parts, kinds=request.kinds
+        )
+        lines = [each for each in candidates if each.joined and each.payload.source_id not in found]
+        if lines:
+            found |= (await recalled(request, lines))[0]
+        there = {row_id.int for row_id in found}  # integers hash ten times as fast as UUIDs
+        active = [each for each in candidates if each.payload.source_id.int in there]
+        given: Mapping[UUID, Preference] = {}
+        if request.joins_evidence:
+            pairs = list_relatives([found[each.payload.source_id] for each in active])
+            if pairs:
+                size = sum(len(row.text) for pair in pairs for row in pair)
+                prefer = partial(find_preferences, pairs, request.text, shown=request.shown)
+                given = await self._pool.run(sealer.user_id, prefer, size=size)
+        chosen, given = choose_best(
+            active,
+            given,
+            breadth=result.breadth,
+            vectors=await result.vectors.wait(),
+            count=request.limit,
+        )
+        taken = {each.payload.source_id for each in chosen}
+        near = [each for each in result.near if not _is_told(each, given, taken)]
+        wider = replace(request, limit=request.most)
+        while near:
+            merged = merge_nearest(chosen, near, room=request.room, most=request.most)
+            unread = [each for each in merged if each.payload.source_id not in found]
+            if not unread:
+                chosen = merged
+                break
+            found |= (await recalled(wider, unread))[0]
+            gone = {each.id.int for each in unread if each.payload.source_id not in found}
+            near = [each for each in near if each.id.int not in gone]
+        repeated: dict[UUID, list[Preference]] = {}
+        for each in given.values():
+            repeated.setdefault(each.kept.source_id, []).append(each)
+        return [
+            Memory(
+                recalled=found[each.payload.source_id],
+                rank=rank,
+                score=each.score,
+                signals=each.signals,
+                reason=result.scale.explain(each, rank),
+                repeated=repeated.get(each.payload.source_id, ()),
+            )
+            for rank, each in enumerate(chosen, start=1)
+        ]
 
 
 _Recall = Callable[
@@ -493,67 +542,6 @@ async def _recall_candidates(
                 for viewpoint, ids in request.split_by_viewpoint(payloads):
                     found |= await source.recall(session, sealer, ids, viewpoint=viewpoint)
     return found, looked_at
-
-
-async def _select_memories(
-    request: SearchRequest,
-    result: SearchResult,
-    found: dict[UUID, MemoryItem],
-    recalled: _Recall,
-    compare: _Compare,
-) -> list[Memory]:
-    """Return the memories of a search.
-
-    `found` are the first rows; `recalled` reads others. `compare` runs work on their texts.
-    """
-    candidates = add_origin_lines(
-        result.candidates, found, parts=request.parts, kinds=request.kinds
-    )
-    lines = [each for each in candidates if each.joined and each.payload.source_id not in found]
-    if lines:
-        found |= (await recalled(request, lines))[0]
-    there = {row_id.int for row_id in found}  # integers hash ten times as fast as UUIDs
-    active = [each for each in candidates if each.payload.source_id.int in there]
-    given: Mapping[UUID, Preference] = {}
-    if request.joins_evidence:
-        pairs = list_relatives([found[each.payload.source_id] for each in active])
-        if pairs:
-            size = sum(len(row.text) for pair in pairs for row in pair)
-            prefer = partial(find_preferences, pairs, request.text, shown=request.shown)
-            given = await compare(prefer, size=size)
-    chosen, given = choose_best(
-        active,
-        given,
-        breadth=result.breadth,
-        vectors=await result.vectors.wait(),
-        count=request.limit,
-    )
-    taken = {each.payload.source_id for each in chosen}
-    near = [each for each in result.near if not _is_told(each, given, taken)]
-    wider = replace(request, limit=request.most)
-    while near:
-        merged = merge_nearest(chosen, near, room=request.room, most=request.most)
-        unread = [each for each in merged if each.payload.source_id not in found]
-        if not unread:
-            chosen = merged
-            break
-        found |= (await recalled(wider, unread))[0]
-        gone = {each.id.int for each in unread if each.payload.source_id not in found}
-        near = [each for each in near if each.id.int not in gone]
-    repeated: dict[UUID, list[Preference]] = {}
-    for each in given.values():
-        repeated.setdefault(each.kept.source_id, []).append(each)
-    return [
-        Memory(
-            recalled=found[each.payload.source_id],
-            rank=rank,
-            score=each.score,
-            signals=each.signals,
-            reason=result.scale.explain(each, rank),
-            repeated=repeated.get(each.payload.source_id, ()),
-        )
-        for rank, each in enumerate(chosen, start=1)
-    ]
 
 
 MAX_CHOICES = 4

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from backend import cli
@@ -231,6 +232,30 @@ async def test_damaged_pins_are_not_ignored(tiny_hub: HubServer, tmp_path: Path)
     (tmp_path / "all-MiniLM-L6-v2.pins.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelChangedError, match=r"is damaged\. Delete it"):
         await fetch(tiny_hub, tmp_path, UNPINNED)
+
+
+@pytest.mark.parametrize("names_digests", [True, False])
+@pytest.mark.parametrize("pinned", [["config.json"], [*FILES, "vocab.txt"]], ids=["few", "many"])
+async def test_pins_of_other_files_are_not_used(
+    tiny_hub: HubServer, tmp_path: Path, pinned: list[str], *, names_digests: bool
+) -> None:
+    await fetch(tiny_hub, tmp_path, UNPINNED)
+    folder = tmp_path / "all-MiniLM-L6-v2"
+    shutil.rmtree(folder)
+    tiny_hub.names_digests = names_digests
+    tiny_hub.ranges.clear()
+    pins = tmp_path / "all-MiniLM-L6-v2.pins.json"
+    pin = msgspec.structs.replace(PIN, files=dict.fromkeys(pinned, PIN.files["config.json"]))
+    pins.write_bytes(msgspec.json.encode({tiny_hub.url: pin}))
+    with pytest.raises(ModelChangedError, match=r"pins\.json .*Delete it"):
+        await fetch(tiny_hub, tmp_path, UNPINNED)
+    assert tiny_hub.ranges == []
+    assert not folder.exists()
+
+    pins.unlink()
+    tiny_hub.names_digests = True
+    await fetch(tiny_hub, tmp_path, UNPINNED)
+    assert is_fetched(tmp_path, UNPINNED)
 
 
 async def test_a_missing_file_of_the_hub_is_named(tiny_hub: HubServer, tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import pytest
 from sqlalchemy import select
 
 from backend.jobs.models import Job
-from backend.memory.index.protocol import Point, Sparse, SparseName
-from backend.memory.indexing.outbox import REINDEX
+from backend.memory.index.protocol import Kind, Point, Sparse, SparseName
+from backend.memory.indexing import sources
+from backend.memory.indexing.outbox import REINDEX, note_change
+from backend.memory.models import IndexChange
 from backend.memory.runtime import index_folder
 from tests.support.memory import (
     API,
@@ -191,3 +193,53 @@ async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without
             assert rows_of(after).keys() == stored
             assert all(before[each.source_id] == each for each in after)
             assert FACT in await texts_found(ada, QUESTION)
+
+
+@pytest.mark.every_database
+async def test_the_nightly_look_notes_a_row_once_until_the_user_signs_in(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start(embedder="none") as server:
+        index = server.parts.memory.collections.current
+        async with server.account("Ada") as ada:
+            user_id = UUID(ada.user["id"])
+            chat, book = await write(server, ada)
+            stored = await stored_rows(server, user_id)
+            ok(await ada.client.delete(f"{API}/sessions/current"), 204)
+        before = {point.version for point in await points_of(index, user_id)}
+
+        async def note(kind: Kind, container: str, source_ids: list[UUID] | None) -> None:
+            async with server.parts.database.write() as session:
+                await note_change(
+                    session,
+                    user_id,
+                    kind=kind,
+                    container_id=UUID(container),
+                    source_ids=source_ids,
+                )
+
+        async def list_noted(container: str) -> list[UUID | None]:
+            query = select(IndexChange.source_id).where(IndexChange.container_id == UUID(container))
+            async with server.parts.database.read() as session:
+                return sorted(await session.scalars(query), key=str)
+
+        monkeypatch.setattr(sources, "POINT_FORMAT", sources.POINT_FORMAT + 1)
+        points = await points_of(index, user_id)
+        lines = sorted({each.source_id for each in points if each.container_id == UUID(chat)})
+        await note("message", chat, lines[:3])
+        await note("lore", book, None)
+        for _ in range(2):
+            await reconcile(server)
+            assert await list_noted(chat) == lines
+            assert await list_noted(book) == [None]
+        # A change is always noted, because the indexer may be reading the older state of the row.
+        await note("message", chat, lines[:1])
+        assert await list_noted(chat) == [lines[0], *lines]
+
+        async with server.signed_in("Ada") as ada:
+            ok(await ada.client.get(f"{API}/me"))
+            await settled(server)
+            after = await points_of(index, user_id)
+            assert rows_of(after).keys() == stored
+            assert before.isdisjoint(point.version for point in after)
+            assert await list_noted(chat) == await list_noted(book) == []

@@ -214,6 +214,37 @@ def test_other_weights_are_another_model(new_folder: Path) -> None:
     assert read_folder(new_folder).mark != before
 
 
+def test_another_pooling_is_another_model(new_folder: Path) -> None:
+    marks = [read_folder(new_folder).mark]
+    for mode in ("cls_token", "lasttoken"):
+        write(new_folder, "1_Pooling/config.json", {f"pooling_mode_{mode}": True})
+        marks.append(read_folder(new_folder).mark)
+    assert len(set(marks)) == 3
+
+
+def test_the_mark_of_a_folder_does_not_depend_on_the_version(new_folder: Path) -> None:
+    """Otherwise an update would compute all vectors again."""
+    assert read_folder(new_folder).mark == "f1ef41bd"
+    write(new_folder, "1_Pooling/config.json", {"pooling_mode_mean_tokens": True})
+    write(new_folder, "config_sentence_transformers.json", {"prompts": {"query": ""}})
+    assert read_folder(new_folder).mark == "f1ef41bd"
+    write(new_folder, "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
+    assert read_folder(new_folder).mark == "70309291"
+
+
+def test_a_table_of_vectors_has_no_pooling(tmp_path: Path) -> None:
+    write_static(tmp_path, 64, VOCABULARY)
+    before = read_folder(tmp_path).mark
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode_cls_token": True})
+    assert read_folder(tmp_path).mark == before
+
+
+def test_the_usual_model_keeps_its_mark() -> None:
+    if not (USUAL / "model.onnx").is_file():
+        pytest.skip("there is no embedding model")
+    assert read_folder(USUAL).mark == "def06d63"
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     text = complaint(tmp_path / "nowhere")
     assert "TALEKEEPER_EMBEDDING_MODEL_PATH" in text
