@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, exists, select
+from sqlalchemy import ColumnElement, Select, delete, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -60,6 +60,12 @@ from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import UNSYNCHRONIZED
 from backend.memory.indexing.outbox import IndexOutbox
 
+_IS_KEPT = exists().where(
+    Chronicle.id == ChronicleEvent.chronicle_id, Chronicle.deleted_at.is_(None)
+)
+"""The chronicle of an event is not being deleted. Otherwise a job may delete the event before it is
+updated here."""
+
 MAX_NOTED = 1_000
 """Maximum number of deleted events that the index is told individually."""
 
@@ -95,12 +101,15 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, MessageRemoved, W
 
         Active events stay permanently, because the database removes their source messages. They
         keep the audience of those who heard them. If an event was also told elsewhere, only its
-        inactive tellings end.
+        inactive tellings end. Events of chronicles that are being deleted stay as they are.
         """
         event, source = ChronicleEvent, EventSource
         on_path = exists().where(Message.id == source.message_id, Message.is_active)
         left = exists().where(source.event_id == event.id, source.chat_id == chat.id, ~on_path)
-        rows = await session.scalars(select(event).where(event.user_id == identity.user_id, left))
+        own = event.user_id == identity.user_id
+        told_here = exists().where(source.event_id == event.id, source.chat_id == chat.id)
+        await _lock_chronicles(session, select(event).where(own, told_here))
+        rows = await session.scalars(select(event).where(own, left, _IS_KEPT))
         ended = {row.id: row for row in rows}
         sources = await load_sources(session, list(ended))
         active = await find_witnesses(session, [each for told in sources.values() for each in told])
@@ -137,6 +146,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, MessageRemoved, W
                 select(ChronicleEvent).where(
                     ChronicleEvent.user_id == identity.user_id,
                     ChronicleEvent.audience == PUBLIC,
+                    _IS_KEPT,
                     exists().where(
                         EventSource.event_id == ChronicleEvent.id, EventSource.chat_id == chat.id
                     ),
@@ -311,13 +321,23 @@ async def _lock_events(
         .where(
             EventSource.message_id == message.id,
             ChronicleEvent.user_id == identity.user_id,
+            _IS_KEPT,
             *where,
         )
     )
-    theirs = events.with_only_columns(ChronicleEvent.chronicle_id)
-    chronicles = select(Chronicle.id).where(Chronicle.id.in_(theirs)).order_by(Chronicle.id)
-    await session.execute(chronicles.with_for_update())
+    await _lock_chronicles(session, events)
     return (await session.scalars(events)).all()
+
+
+async def _lock_chronicles(session: AsyncSession, events: Select[ChronicleEvent]) -> None:
+    """Lock the chronicles of events in one order, so that two requests cannot deadlock.
+
+    Those that are being deleted are not locked, because the job that deletes them locks them.
+    """
+    theirs = events.with_only_columns(ChronicleEvent.chronicle_id)
+    kept = Chronicle.id.in_(theirs), Chronicle.deleted_at.is_(None)
+    chronicles = select(Chronicle.id).where(*kept).order_by(Chronicle.id)
+    await session.execute(chronicles.with_for_update())
 
 
 async def _copy_events(

@@ -238,7 +238,7 @@ async def recount(database: Database, user_id: UUID) -> int:
     """Compare a user's ledger with the tables, and return the difference in bytes.
 
     Both are read in one snapshot, and the difference is added as a row. So concurrent changes are
-    counted once, and no request has to wait.
+    counted once, and no request has to wait. Accounts that are being deleted are skipped.
     """
     sizes = [
         select(func.coalesce(func.sum(each.size + literal(ROW_BYTES)), 0))
@@ -246,7 +246,10 @@ async def recount(database: Database, user_id: UUID) -> int:
         .scalar_subquery()
         for each in find_counted_tables()
     ]
+    is_open = exists().where(User.id == user_id, User.deleted_at.is_(None))
     async with database.read() as session:
+        if not await session.scalar(select(is_open)):
+            return 0
         counted = int(await session.scalar(select(sum(sizes, start=literal(0)))) or 0)
         drift = counted - await count_stored_bytes(session, user_id)
     if drift:

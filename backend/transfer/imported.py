@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from functools import partial
 from hashlib import sha256
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, and_, exists, or_, select
@@ -26,11 +26,9 @@ from backend.vault.sealing import Sealer
 
 READ_BYTES = 1 << 20
 
-_Item = (
-    Campaign | Character | Chat | Chronicle | Lorebook | Persona | Preset | Provider | StoredFile
-)
+Item = Campaign | Character | Chat | Chronicle | Lorebook | Persona | Preset | Provider | StoredFile
 
-_TABLES: Mapping[ItemKind, type[_Item]] = {
+_TABLES: Mapping[ItemKind, type[Item]] = {
     "campaign": Campaign,
     "character": Character,
     "chat": Chat,
@@ -123,15 +121,16 @@ def _item_exists() -> ColumnElement[bool]:
     stored = [
         and_(
             ImportedFile.kind == kind,
-            exists().where(table.id == ImportedFile.item_id, _is_owned(table)),
+            exists().where(table.id == ImportedFile.item_id, is_owned(table, ImportedFile.user_id)),
         )
         for kind, table in _TABLES.items()
     ]
     return or_(of_account, *stored)
 
 
-def _is_owned(table: type[_Item]) -> ColumnElement[bool]:
+def is_owned(table: type[Item], owner: Any) -> ColumnElement[bool]:
+    """Build the condition for items of an owner, an id or a column. Hidden ones do not count."""
     if issubclass(table, Deletable):
-        return table.match_owner(ImportedFile.user_id)
-    is_own = table.user_id == ImportedFile.user_id
+        return table.match_owner(owner)
+    is_own: ColumnElement[bool] = table.user_id == owner
     return and_(is_own, Chat.is_ready) if table is Chat else is_own

@@ -329,7 +329,10 @@ async def clear_marks(session: AsyncSession, sealer: Sealer | None, message_id: 
     first = await session.get(CampaignMark, message_id)
     if first is None:
         return
-    campaign = await session.get_one(Campaign, first.campaign_id, with_for_update=True)
+    is_it = Campaign.id == first.campaign_id, Campaign.deleted_at.is_(None)
+    campaign = await session.scalar(select(Campaign).where(*is_it).with_for_update())
+    if campaign is None:  # it was deleted, and its marks go with it
+        return
     together = select(CampaignMark).where(
         CampaignMark.campaign_id == first.campaign_id,
         CampaignMark.version == first.version,

@@ -63,7 +63,7 @@ from backend.transfer.archives.state_rows import (
 )
 from backend.transfer.contracts import FileTree, ImportContext, ImportStep, StepResult
 from backend.transfer.errors import TransferFileError
-from backend.transfer.imported import digest_parts, find_imported, make_recorder
+from backend.transfer.imported import digest_parts, find_imported, is_owned, make_recorder
 from backend.transfer.models import ItemKind, Outcome
 from backend.transfer.services import ImportServices
 
@@ -247,7 +247,8 @@ class ArchiveImport:
         table = _TABLES.get(ITEM_KINDS[entry.kind])
         async with self._services.database.read() as session:
             if table is not None and entry.id is not None:
-                own = select(table.id).where(table.id == entry.id, table.user_id == owner_id)
+                # One that is being deleted comes back with a new id, as every imported item.
+                own = select(table.id).where(table.id == entry.id, is_owned(table, owner_id))
                 if (found := await session.scalar(own)) is not None:
                     return found
             row = await find_imported(session, owner_id, digest)

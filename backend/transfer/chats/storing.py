@@ -61,7 +61,7 @@ from backend.transfer.formats.chat_file import (
     FileSwipe,
     find_characters,
 )
-from backend.transfer.imported import record_imported
+from backend.transfer.imported import is_owned, record_imported
 from backend.transfer.models import ImportedFile
 from backend.turns.prompt.macros import MAX_VARIABLE_BYTES
 
@@ -417,7 +417,7 @@ async def _find_own(
 ) -> set[UUID]:
     found: set[UUID] = set()
     for part in split_chunks(list(set(ids))):
-        query = select(table.id).where(table.id.in_(part), table.user_id == owner_id)
+        query = select(table.id).where(table.id.in_(part), is_owned(table, owner_id))
         found |= set(await session.scalars(query))
     return found
 

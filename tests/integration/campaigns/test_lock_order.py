@@ -10,11 +10,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import delete, exists, insert, select, text, update
 
-from backend.campaigns.models import Campaign
+from backend.campaigns.models import Campaign, CampaignMark
+from backend.chats.models import Chat, Message
 from backend.chats.repository import get_chat
 from backend.chronicles.models import Chronicle, ChronicleEvent
+from backend.database.base import now
 from tests.integration.campaigns.seagate import Table, new_table
 from tests.integration.campaigns.test_proposals import Compacted
 from tests.integration.turns.seeding import identity_of
@@ -110,3 +112,32 @@ async def test_events_of_a_message_are_locked_after_the_campaign(
             assert await holder.scalar(free.with_for_update(nowait=True)) is not None
     answer = await asking
     assert answer.is_success, answer.text
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_a_message_is_removed_while_the_campaign_that_read_it_is_deleted(
+    busy: Busy, *, is_gone: bool
+) -> None:
+    ada, database = busy.table.account, busy.server.parts.database
+    campaign, line = UUID(busy.table.campaign["id"]), UUID(busy.line)
+    own = Campaign.id == campaign
+    async with database.write() as session:
+        message = await session.get_one(Message, line)
+        place = {"chat_id": message.chat_id, "position": message.position, "version": 1}
+        mark = {"id": line, "user_id": message.user_id, "campaign_id": campaign, **place}
+        await session.execute(delete(CampaignMark).where(CampaignMark.id == line))
+        await session.execute(insert(CampaignMark), mark)
+        # As if the chat had left the campaign, as it does when that is hidden.
+        left = update(Chat).where(Chat.id == message.chat_id)
+        await session.execute(left.values(campaign_id=None))
+    async with database.write() as holder:
+        hidden = update(Campaign).where(own).values(deleted_at=now())
+        await holder.execute(delete(Campaign).where(own) if is_gone else hidden)
+        asked = ada.ask("DELETE", f"/messages/{busy.line}?alone=true")
+        asking = asyncio.create_task(asked)
+        await until(lambda: holder.scalar(WAITING))
+    answer = await asking
+    assert answer.is_success, answer.text
+    async with database.read() as session:
+        marked = select(exists().where(CampaignMark.id == line))
+        assert await session.scalar(marked) is not is_gone  # a hidden one is not folded

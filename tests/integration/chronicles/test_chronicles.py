@@ -11,19 +11,20 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from sqlalchemy import insert, select, text
+from sqlalchemy import delete, insert, select, text, update
 
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.chronicles import repository
 from backend.chronicles.events import MAX_CHRONICLES
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
-from backend.database.base import new_id
+from backend.database.base import new_id, now
 from backend.lorebooks.authoring import EntryOrigin, add_entry, chronicle_book, is_own
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.memory.models import IndexChange
 from tests.integration.chronicles.chroniclers import Chronicler
+from tests.integration.chronicles.test_witnesses import Stage
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Running, ok, problem, running
 from tests.support.waiting import until
@@ -521,4 +522,23 @@ async def test_a_change_waits_for_the_lock_of_its_chat(busy: Running, send: Chan
             free = select(Chronicle.id).where(Chronicle.id == UUID(chronicle))
             assert await holder.scalar(free.with_for_update(nowait=True)) is not None
         answer: httpx.Response = await asking
+        assert answer.is_success, answer.text
+
+
+@pytest.mark.postgres
+async def test_a_chat_is_deleted_while_a_job_deletes_events_of_it(busy: Running) -> None:
+    async with busy.account("Ada") as ada:
+        stage = Stage(ada)
+        await stage.set_up(busy)
+        await stage.send("Bor", "absent")
+        event = UUID((await stage.record(await stage.tell()))["id"])
+        chronicle = UUID(stage.chronicle)
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        async with busy.parts.database.write() as holder:
+            hidden = update(Chronicle).where(Chronicle.id == chronicle)
+            await holder.execute(hidden.values(deleted_at=now()))
+            await holder.execute(delete(ChronicleEvent).where(ChronicleEvent.id == event))
+            asking = asyncio.create_task(ada.ask("DELETE", f"/chats/{stage.chat}"))
+            await until(lambda: holder.scalar(waiting))
+        answer = await asking
         assert answer.is_success, answer.text

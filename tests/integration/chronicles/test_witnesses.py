@@ -8,11 +8,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import select, update
 
 from backend.chats.models import Message
 from backend.chronicles.event_writer import add_telling
-from backend.chronicles.models import ChronicleEvent
+from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.repository import SourceMessage
+from backend.database.base import now
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.integration.turns.seeding import seed
 from tests.support.server import Running, ok, problem
@@ -256,6 +258,24 @@ async def test_of_a_deleted_chat_only_its_telling_ends(stage: Stage) -> None:
     shown = await stage.event(stage.chronicle, made["id"])
     assert (shown["is_current"], len(shown["source_message_ids"])) == (True, 2)
     assert stage.names(shown["audience"]) == ["Alda"]
+
+
+async def test_events_of_a_chronicle_that_is_being_deleted_stay_as_they_are(stage: Stage) -> None:
+    await stage.send("Bor", "absent")
+    heard, ended = await stage.tell(), await stage.tell()
+    made = {(await stage.record(each))["id"] for each in (heard, ended)}
+    query = select(ChronicleEvent.id, ChronicleEvent.audience, ChronicleEvent.revision)
+    query = query.where(ChronicleEvent.chronicle_id == UUID(stage.chronicle)).order_by("id")
+    hidden = update(Chronicle).where(Chronicle.id == UUID(stage.chronicle))
+    async with stage.server.parts.database.write() as session:
+        before = (await session.execute(query)).all()
+        await session.execute(hidden.values(deleted_at=now()))
+        inactive = update(Message).where(Message.id == ended.id)
+        await session.execute(inactive.values(is_active=False))
+    assert {str(row.id) for row in before} == made
+    await stage.account.delete(f"/chats/{stage.chat}")
+    async with stage.server.parts.database.read() as session:
+        assert (await session.execute(query)).all() == before
 
 
 async def test_a_file_contains_all_tellings(stage: Stage) -> None:

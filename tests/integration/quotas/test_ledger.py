@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import exists, func, insert, literal, select, text, update
 
+from backend.accounts.models import User
 from backend.chats.models import Message
 from backend.database.base import now
 from backend.database.engine import Database
@@ -187,6 +188,20 @@ async def test_a_ledger_that_has_drifted_is_mended_and_a_right_one_left_alone(
         await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=-777))
     assert await recount(server.parts.database, user_id) == 777
     assert await check_count(server, ada) == before
+
+
+@pytest.mark.every_database
+async def test_the_ledger_of_an_account_that_is_being_deleted_is_left_alone(
+    server: Running, ada: Account
+) -> None:
+    before, user_id = await check_count(server, ada), UUID(ada.user["id"])
+    drift = insert(StorageLedger).values(user_id=user_id, bytes=-777)
+    closed = update(User).where(User.id == user_id).values(deleted_at=now())
+    async with server.parts.database.write() as session:
+        await session.execute(drift)
+        await session.execute(closed)
+    assert await recount(server.parts.database, user_id) == 0
+    assert await count_bytes(server, ada) == before - 777
 
 
 @pytest.mark.every_database

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import select, update
 
 from backend.accounts.auth.identity import Identity
+from backend.chats.models import Chat
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
@@ -186,6 +188,34 @@ async def test_an_archive_brings_back_what_was_deleted_in_its_own_account(
     assert not any(path.startswith(("characters/", "campaigns/")) for path in brought)
     titles = [each["title"] for each in (await ada.get("/chats"))["items"]]
     assert titles.count("At the inn") == 2
+
+
+@pytest.mark.every_database
+async def test_an_archive_brings_back_what_is_still_being_deleted(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with running(database_url, tmp_path) as server, server.account("Ada") as ada:
+        full = await fill_account(ada)
+        archive = await make_archive(ada)
+        await server.parts.worker.aclose()  # so that no job deletes the rows
+        names: dict[str, str] = {}
+        deleted = {"lorebooks": "The war", "chronicles": "chronicle", "campaigns": "campaign"}
+        for path, each in deleted.items():
+            item = f"/{path}/{full.ids[each]}"
+            names[path] = (await ada.get(item))["name"]
+            await ada.delete(item)
+        group = UUID(full.ids["group"])
+        async with server.parts.database.write() as session:
+            await session.execute(update(Chat).where(Chat.id == group).values(is_ready=False))
+        results = await import_archive(server, ada, archive)
+        assert {each.outcome for each in results.values()} == {"imported", "already_there"}
+        brought = {each.kind for each in results.values() if each.outcome == "imported"}
+        assert {"lorebook", "chronicle", "campaign", "chat"} <= brought
+        for path, name in names.items():
+            found = [each["name"] for each in (await ada.get(f"/{path}"))["items"]]
+            assert name in found
+        titles = [each["title"] for each in (await ada.get("/chats"))["items"]]
+        assert titles.count("At the inn") == 2
 
 
 async def test_an_import_can_go_on_after_every_file(

@@ -20,6 +20,7 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import AppError, ConflictError, TooLargeError
 from backend.jobs.models import Job
+from backend.lorebooks.models import ChatLorebook, Lorebook
 from backend.memory.indexing.outbox import INDEX, INDEX_IMPORTED
 from backend.transfer.chats.origin import ChatOrigin
 from backend.transfer.chats.storing import ImportedChats
@@ -232,6 +233,23 @@ async def test_members_speakers_and_personas_that_are_not_mine_are_left_out(
     assert (chat.character_ids, chat.persona_id) == ([], None)
     rows = await load_rows(database)
     assert [(row.character_id, row.persona_id) for row in rows] == [(None, None)] * 2
+
+
+@pytest.mark.parametrize("deleted_at", [None, now()])
+async def test_a_lorebook_that_is_being_deleted_is_not_linked(
+    database: Database, deleted_at: datetime | None
+) -> None:
+    shelf, _ = await plant(database)
+    book = Lorebook(
+        id=new_id(),
+        user_id=shelf.identity.user_id,
+        sealed_book=b"",
+        deleted_at=deleted_at,
+    )
+    async with database.write() as session:
+        session.add(book)
+    await shelf.add(write_lines([make_header(), make_line("Hi.")]), lorebook_id=book.id)
+    assert await shelf.count(ChatLorebook) == (1 if deleted_at is None else 0)
 
 
 async def test_variables_that_are_too_large_are_left_out(database: Database) -> None:
