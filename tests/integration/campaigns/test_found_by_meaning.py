@@ -267,7 +267,7 @@ async def test_a_line_its_event_and_its_fact_share_one_place(table: Table, serve
     ada = table.account
     chat = await new_session(table)
     await table.change("", settings={"summaries": False})
-    await take_turn(ada, chat, text="The old drawbridge of Marrow is down, hooray!")
+    await take_turn(ada, chat, text="Down is the old drawbridge of Marrow!")
     line = (await ada.messages(chat))[-2]
     text = "The old drawbridge of Marrow is down."
     made = await table.ask("POST", f"/facts?message_id={line['id']}", json={"text": text})
