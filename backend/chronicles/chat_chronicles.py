@@ -97,11 +97,11 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, MessageRemoved, W
         return (await make_chronicle(session, identity, fields)).id
 
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
-        """Delete the events of a chat's inactive messages before the chat is deleted.
+        """Delete the events with only inactive source messages in the chat.
 
         Active events stay permanently, because the database removes their source messages. They
-        keep the audience of those who heard them. If an event was also told elsewhere, only its
-        inactive tellings end. Events of chronicles that are being deleted stay as they are.
+        keep the audience of those who heard them. If an event also has sources elsewhere, only its
+        inactive sources are removed. Events of chronicles that are being deleted stay as they are.
         """
         event, source = ChronicleEvent, EventSource
         on_path = exists().where(Message.id == source.message_id, Message.is_active)

@@ -9,8 +9,9 @@ The sequence of a search:
     ranked = rank(apply_matches(found, ...), ...)              # best first
     kept = add_few(select_relevant(ranked, thresholds), ...)   # drop noise
     recalled = await source.recall(...)                        # drop inactive rows
-    active = lower_neighbours(add_origin_lines(...), ...)      # messages of events; lists
-    chosen = drop_duplicates(...)
+    active = add_origin_lines(...)                             # messages of events
+    given = find_preferences(list_relatives(rows), ...)        # rows that say the same
+    chosen, given = choose_best(active, given, ...)            # lists, repetitions
     chosen = merge_nearest(chosen, find_nearest(deep, ...))    # messages by meaning alone
 
 The index contains no text and may be out of date. So the rows of hits are read from SQL, and
