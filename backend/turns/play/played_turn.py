@@ -113,7 +113,6 @@ class PlayedTurn:
         self._play.rounds.append(ToolRound(result.calls, result.results, said))
         if result.decided == "wait":
             transcript.append_event(AWAITING_CHOICE, msgspec.to_builtins(self._play.table.waiting))
-            self._run.notify()
         else:
             self._run.built = self._play.guide(self._run.built)
         return result.decided is None

@@ -292,7 +292,10 @@ class Progress:
         return self.is_over or self.is_waiting
 
     def events_after(self, last_id: int) -> Iterator[TurnEvent]:
-        """Yield all current events after `last_id`. Use 0 for all events."""
+        """Yield all current events after `last_id`. Use 0 for all events.
+
+        A question comes when the turn is stored as waiting, because no earlier choice is accepted.
+        """
         if self.is_reserved:
             return
         if last_id < STARTED_ID:
@@ -304,6 +307,9 @@ class Progress:
         if self.totals is not None and last_id < READY_ID:
             yield TurnEvent(READY_ID, CONTEXT_READY, {"totals": self.totals})
         for name, data, place in self.transcript.since(max(0, last_id - READY_ID)):
+            is_last = place == self.transcript.length
+            if name == AWAITING_CHOICE and is_last and not self.is_at_rest:
+                return
             yield TurnEvent(READY_ID + place, name, data)
         if self.is_over:
             yield from self._closing_events_after(last_id)

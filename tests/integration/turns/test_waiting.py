@@ -15,10 +15,20 @@ from sqlalchemy import select
 from backend.generation.registry import ModelRegistry
 from backend.turns.models import TURN_PLAY, Turn
 from backend.turns.run.resume import read_suspended
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error
-from tests.integration.turns.following import check_tree, follow, is_over, same_browser
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error, stream
+from tests.fakes.scripted_server import Gate
+from tests.integration.turns.following import (
+    Outage,
+    check_tree,
+    follow,
+    is_over,
+    same_browser,
+    take_words,
+    turn_under_way,
+)
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
 from tests.integration.turns.seeding import identity_of
+from tests.support.logs import Logged
 from tests.support.server import Account, Running, ok, problem, running, text_of
 from tests.support.shared import asking_server as server
 from tests.support.waiting import until
@@ -137,6 +147,37 @@ class TestMeanwhile:
         assert row.sealed_play is not None
         assert row.lease_until is None
         assert len(row.sealed_play) + len(row.sealed_events) < 8_000
+
+
+class TestAsking:
+    async def test_the_question_comes_when_it_can_be_answered(
+        self,
+        game: Game,
+        vendor: OpenAIServer,
+        server: Running,
+        monkeypatch: pytest.MonkeyPatch,
+        logged: Logged,
+    ) -> None:
+        async def is_refused() -> bool:
+            return bool(logged.lines("turn.not_stored_yet"))
+
+        outage, gate = Outage(server.parts.database, monkeypatch), Gate()
+        begin, *rest = called(QUESTION, text="A fork.").events or ()
+        vendor.script(stream(begin, gate, *rest))
+        async with turn_under_way(game.account, game.chat, text="I go on.") as (turn_id, events):
+            heard = await take_words(events, 2)
+            await outage.start()
+            gate.opened.set()
+            await until(is_refused)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    while heard[-1].name != "turn.awaiting_choice":
+                        heard.append(await anext(events))
+            outage.is_on = False
+        (question,) = await follow(game.client, turn_id, last_id=heard[-1].id)
+        assert question.name == "turn.awaiting_choice"
+        vendor.script(called(FINISH, text="Home."))
+        assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.completed"
 
 
 class TestStopping:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -180,6 +181,23 @@ def test_events_are_sent_once_and_in_order_after_any_reconnect(
     assert everything[cut:] == list(Progress({}, {}, stored(whole)).events_after(last_id))
     ids = [event.id for event in everything]
     assert all(one < other for one, other in pairwise(ids))
+
+
+def test_a_question_comes_when_the_turn_is_stored_as_waiting_or_ends() -> None:
+    progress = Progress({}, {}, transcript_of([("text", "A fork.")]))
+    progress.transcript.append_event("turn.awaiting_choice", {})
+    last_id = list(progress.events_after(0))[-1].id
+    assert not list(progress.events_after(last_id))
+    stopped = closed(replace(progress), usage=False, saved=True, failed=False)
+    names = [each.name for each in stopped.events_after(last_id)]
+    assert names == ["turn.awaiting_choice", "message.saved", "turn.completed"]
+    progress.is_waiting = True
+    (question,) = progress.events_after(last_id)
+    assert question.name == "turn.awaiting_choice"
+    progress.is_waiting = False
+    progress.transcript.append_event("turn.choice_made", {})
+    names = [each.name for each in progress.events_after(last_id)]
+    assert names == ["turn.awaiting_choice", "turn.choice_made"]
 
 
 @given(PIECES, st.booleans(), st.booleans(), st.booleans())
