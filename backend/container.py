@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from functools import partial
 
 from backend.accounts.auth.middleware import SessionOpener
@@ -593,7 +594,7 @@ async def build_services(
     registry = registry or build_registry(settings)
     queue, pool = JobQueue(database, root), CpuPool()
     user_models = UserModels(registry, settings, root, database=database)
-    outbox = IndexOutbox(queue)
+    outbox = IndexOutbox(queue, delay=timedelta(seconds=settings.index_delay_seconds))
     memory = await open_memory(settings, database, queue, outbox, SOURCES, pool, user_models)
     return Services(
         settings, root, database, memory, queue, pool, instance, registry, user_models, kdf

@@ -204,10 +204,13 @@ class JobQueue:
     ) -> UUID | None:
         """Add a job in the caller's transaction, and wake the workers after the commit.
 
+        Workers find a job with `run_after` when they look for work the next time after it.
+
         Returns its id, or None if a job with its dedupe key already waits. That one gets the key if
         it has none. A job without a key that needs one waits until its user signs in.
         """
-        after_commit(session, self._wake_soon)
+        if job.run_after is None:
+            after_commit(session, self._wake_soon)
         return await insert_job(session, job, key=key)
 
     async def stop_running(

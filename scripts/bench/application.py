@@ -60,13 +60,17 @@ class Account:
 
 
 def make_settings(url: str, folder: Path, **others: Any) -> Settings:
-    """Return settings for a database and a data folder, without an .env file."""
+    """Return settings for a database and a data folder, without an .env file.
+
+    Lines are indexed at once, because most measurements wait for that after each step.
+    """
+    values = {"index_delay_seconds": 0, **others}
     return Settings(
         _env_file=None,  # type: ignore[call-arg]
         data_dir=folder,
         database_url=url,
         registration="open",
-        **others,
+        **values,
     )
 
 

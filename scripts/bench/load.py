@@ -57,7 +57,7 @@ WORD_SECONDS = 0.005
 WARM_UP_TURNS = 3
 """Turns of each player that are not counted."""
 
-SETTLE_SECONDS = 3.0
+SETTLE_SECONDS = 10.0
 """Time after the last turn in which the work after it is still counted."""
 
 Player = tuple[str, str]

@@ -128,7 +128,11 @@ async def bench(*, is_pooled: bool, delay_ms: float, turns: int) -> Times:
         proxy = SlowProxy(target, delay_ms / 1000)
         proxied = await stack.enter_async_context(proxy.serve())
         environment = make_environment(
-            database_url=proxied, data_dir=folder, embedder="none", demo_tokens_per_second=0
+            database_url=proxied,
+            data_dir=folder,
+            embedder="none",
+            demo_tokens_per_second=0,
+            index_delay_seconds=0,
         )
         command = (str(TALEKEEPER), "serve", "--port", "0")
         _, port = await stack.enter_async_context(start_process(*command, **environment))

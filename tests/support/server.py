@@ -259,6 +259,7 @@ async def running(
     values = {
         "registration": "open",
         "demo_tokens_per_second": 0,
+        "index_delay_seconds": 0,
         "max_turns_per_user": 1000,
         # Tests send more requests than users do. Tests of quotas set limits of their own.
         "max_streams_per_user": 1000,

@@ -74,8 +74,16 @@ class KeyHolder(Protocol):
 
 
 class IndexOutbox(AccountDeleted):
-    def __init__(self, queue: JobQueue) -> None:
+    """Records changes of rows for the index.
+
+    Args:
+        queue: Gets the jobs.
+        delay: Time after which new lines of a chat are indexed, so that one job indexes several.
+    """
+
+    def __init__(self, queue: JobQueue, *, delay: timedelta = timedelta(0)) -> None:
         self._queue = queue
+        self._delay = delay
 
     async def changed(
         self,
@@ -95,6 +103,25 @@ class IndexOutbox(AccountDeleted):
             return None
         key = self._queue.grant(holder.sealer, holder.key_mode)
         return await self._note(session, holder.sealer.user_id, kind, container_id, sources, key)
+
+    async def record_lines(
+        self,
+        session: AsyncSession,
+        holder: KeyHolder,
+        *,
+        chat_id: UUID,
+        message_ids: Sequence[UUID],
+    ) -> None:
+        """Record new messages of a turn. They are indexed after the delay.
+
+        They are in the history of their chat meanwhile. Other changes of the chat in this time are
+        indexed with them.
+        """
+        job = await _insert_notes(session, holder.sealer.user_id, "message", chat_id, message_ids)
+        if self._delay:
+            job = replace(job, run_after=now() + self._delay)
+        key = self._queue.grant(holder.sealer, holder.key_mode)
+        await self._queue.enqueue(session, job, key=key)
 
     async def record_import(
         self, session: AsyncSession, holder: KeyHolder, *, kind: Kind, container_id: UUID

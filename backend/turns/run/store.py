@@ -409,9 +409,7 @@ class TurnStore:
         """Queue the messages of a turn for the index."""
         said = [each for each in (turn.user_message_id, reply_id) if each is not None]
         with session.no_autoflush:  # the rows of the turn are written together, at the end
-            await self._index.changed(
-                session, run, kind="message", container_id=turn.chat_id, source_ids=said
-            )
+            await self._index.record_lines(session, run, chat_id=turn.chat_id, message_ids=said)
 
 
 def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:

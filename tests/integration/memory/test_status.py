@@ -414,3 +414,22 @@ async def test_a_start_goes_on_with_it_and_does_not_wait_for_one_that_is_down(st
             assert server.parts.memory.embedder is None  # as the settings require
     async with start() as server:
         assert server.parts.memory.embedder is None
+
+
+@pytest.mark.every_database
+async def test_one_job_indexes_the_lines_of_several_turns(start: Start) -> None:
+    async with (
+        Moody() as vectors,
+        start(**embedding(vectors), index_delay_seconds=2) as server,
+        server.account("Ada") as ada,
+    ):
+        chat = str((await ada.new_chat())["id"])
+        lines = [f"The {thing} is in the attic." for thing in ("cradle", "violin", "lantern")]
+        for line in lines:
+            await take_turn(ada, chat, text=line)
+        found = await status(ada)
+        assert (rows(found)["message"], found["problems"]) == ((6, 6), [])
+        assert len(await jobs_left(server)) == 1
+        assert await texts_found(ada, "cradle") == []
+        await settled(server)
+        assert set(lines) <= set(await texts_found(ada, "attic"))
