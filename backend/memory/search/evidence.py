@@ -4,7 +4,8 @@ Rows are compared if one was made from the other, or both from the same message.
 mean that they say the same: a long message says more than its event. So their words decide: a row
 gives its place to another one that contains nearly all of its words.
 
-A vector does not show whether a name or a number is missing, so vectors are not used.
+A vector does not show whether a name or a number is missing, so vectors are not used. Who says a
+message is one of its words: a text that does not name the speaker does not say the same.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Preference(NamedTuple):
 
 
 class _Words(NamedTuple):
-    """The terms of a row: those of its text, and with those of its title."""
+    """The terms that a row says, which include the speaker of a message, and those of its title."""
 
     said: frozenset[str]
     known: frozenset[str]
@@ -129,12 +130,16 @@ def find_preferences(
     return last
 
 
-def find_summarised(rows: Sequence[MemoryItem], summary: str, query: str) -> frozenset[UUID]:
-    """Return the rows that one sentence of a summary covers. CPU-bound.
+def find_summarised(
+    places: Sequence[Sequence[MemoryItem]], summary: str, query: str
+) -> frozenset[UUID]:
+    """Return the first rows of the places that a summary covers. CPU-bound.
 
-    The summary must be about the messages of the rows. A sentence covers a message only if it also
-    names the speaker. O(n * m) time for n rows and m sentences.
+    Each place has a row and those that gave their place to it. For each of them the summary needs a
+    sentence that covers it; that for a message also names the speaker. The summary must be about
+    the messages of the rows. O(n * m) time for n rows and m sentences.
     """
+    rows = [row for place in places for row in place]
     lines = [
         line
         for line in _SENTENCE_END.split(summary)
@@ -148,7 +153,7 @@ def find_summarised(rows: Sequence[MemoryItem], summary: str, query: str) -> fro
         return frozenset()
     terms = [_Words(each, each) for each in list_terms(texts)]
     asked = query_terms(query[:MAX_QUERY_CHARACTERS]).keys()
-    return frozenset(
+    told = {
         row.source_id
         for row, said in zip(rows, terms[len(lines) :], strict=True)
         if not row.is_authoritative
@@ -156,6 +161,9 @@ def find_summarised(rows: Sequence[MemoryItem], summary: str, query: str) -> fro
             line.cover(said, _find_least_share(row)) and line.has_words(said, asked)
             for line in terms[: len(lines)]
         )
+    }
+    return frozenset(
+        place[0].source_id for place in places if told.issuperset(each.source_id for each in place)
     )
 
 
@@ -215,10 +223,11 @@ def _read_words(rows: Sequence[MemoryItem]) -> dict[UUID, _Words]:
     titles = list({row.title for row in read.values()})
     terms = list_terms([*titles, *(row.text for row in read.values())])
     named = dict(zip(titles, terms, strict=False))
-    return {
-        row_id: _Words(said, said | named[row.title])
-        for (row_id, row), said in zip(read.items(), terms[len(titles) :], strict=True)
-    }
+    words: dict[UUID, _Words] = {}
+    for (row_id, row), text in zip(read.items(), terms[len(titles) :], strict=True):
+        known = text | named[row.title]
+        words[row_id] = _Words(known if row.kind == "message" else text, known)
+    return words
 
 
 def _prefer(

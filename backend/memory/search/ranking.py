@@ -73,6 +73,11 @@ class RankingThresholds:
     lore: float | None = None
     unrelated: float = MINILM.unrelated
 
+    @property
+    def duplicate(self) -> float:
+        """The cosine from which two texts are duplicates."""
+        return self.unrelated + DUPLICATE_SIMILARITY * (1 - self.unrelated)
+
     def shares(self, candidate: Candidate) -> tuple[float, float]:
         """Return the shares of the thresholds that a memory has, by meaning and by words."""
         near = float(self.meaning_shares(np.array(candidate.cosine)))
@@ -250,14 +255,18 @@ def _vectorize(weights: Weights) -> NDArray[np.float64]:
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 
-DUPLICATE_COSINE = 0.95
-"""Cosine from which two texts are duplicates. The one with the lower rank is dropped."""
+DUPLICATE_SIMILARITY = 0.95
+"""Similarity from which two texts are duplicates: 0 for unrelated texts, and 1 for the same."""
 
 
 def drop_duplicates(
-    candidates: Sequence[Candidate], vectors: Mapping[UUID, Floats], *, count: int
+    candidates: Sequence[Candidate],
+    vectors: Mapping[UUID, Floats],
+    *,
+    count: int,
+    cosine: float = DUPLICATE_SIMILARITY,
 ) -> list[Candidate]:
-    """Return the first `count` candidates that do not repeat a better one.
+    """Return the first `count` candidates that do not repeat a better one, by their `cosine`.
 
     `vectors` have unit length, shape (d,). A candidate without one repeats nothing. The n
     candidates are sorted, best first. O(count * n * d) time, O(n * d) memory.
@@ -270,7 +279,7 @@ def drop_duplicates(
             break
         if is_left[row]:
             picked.append(each)
-            is_left &= table @ table[row] < DUPLICATE_COSINE
+            is_left &= table @ table[row] < cosine
     return picked
 
 

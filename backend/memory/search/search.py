@@ -73,7 +73,6 @@ from backend.memory.search.query import (
     plan_queries,
 )
 from backend.memory.search.ranking import (
-    DUPLICATE_COSINE,
     add_few,
     add_origin_lines,
     breadth,
@@ -161,7 +160,7 @@ def _list_left_out(result: SearchResult, taken: Mapping[int, int]) -> list[NearM
         if sum(result.scale.enough.shares(each)) < MIN_CLOSE_SHARE:
             continue
         cosines = table @ vector if vector is not None and chosen else _NONE
-        if cosines.max(initial=0.0) >= DUPLICATE_COSINE:
+        if cosines.max(initial=0.0) >= result.scale.enough.duplicate:
             other = chosen[int(cosines.argmax())]
             reason = Reason("repeats", rank=taken[other.payload.source_id.int])
         else:
@@ -485,6 +484,7 @@ class MemorySearch:
             breadth=result.breadth,
             vectors=await result.vectors.wait(),
             count=request.limit,
+            duplicate=result.scale.enough.duplicate,
         )
         taken = {each.payload.source_id for each in chosen}
         near = [each for each in result.near if not _is_told(each, given, taken)]
@@ -556,9 +556,11 @@ def choose_best(
     breadth: float,
     vectors: Mapping[UUID, Floats],
     count: int,
+    duplicate: float,
 ) -> tuple[list[Candidate], Mapping[UUID, Preference]]:
     """Return the best `count` candidates, and the preferences that still hold.
 
+    Candidates with a cosine of at least `duplicate` are repetitions.
     A preferred row may be dropped as a repetition of a third one, or lowered next to a better
     message. Then the row that it replaces keeps its place.
     """
@@ -567,7 +569,7 @@ def choose_best(
     while True:
         attempts -= 1
         ranked = lower_neighbours(join_places(active, given), breadth)
-        chosen = drop_duplicates(ranked, vectors, count=count)
+        chosen = drop_duplicates(ranked, vectors, count=count, cosine=duplicate)
         taken = {each.payload.source_id for each in chosen}
         least = chosen[-1].score if len(chosen) == count else -math.inf
         alone = {

@@ -392,15 +392,18 @@ def split_by_summary(
         texts.setdefault(audience, []).append(part.text)
     told: set[UUID] = set()
     for audience, parts in texts.items():
-        rows = [
-            row
-            for row in (memory.recalled for memory in prompt.memories)
-            if row.source_id in ranked
-            and row.chat_id == loaded.chat.id
-            and row.last_position <= summary.position
-            and row.audience == audience
+        places = [
+            memory.rows
+            for memory in prompt.memories
+            if memory.recalled.source_id in ranked
+            and all(
+                row.chat_id == loaded.chat.id
+                and row.last_position <= summary.position
+                and row.audience == audience
+                for row in memory.rows
+            )
         ]
-        told |= find_summarised(rows, "\n".join(parts), _find_question(loaded))
+        told |= find_summarised(places, "\n".join(parts), _find_question(loaded))
     reason = Reason("same_evidence", winner=shown.title, because="in_prompt")
     kept = [item for item in items if item.source_id not in told]
     return kept, [item.left_out(reason) for item in items if item.source_id in told]

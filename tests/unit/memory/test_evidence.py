@@ -62,8 +62,14 @@ def test_an_event_gives_its_place_to_a_line_that_says_more() -> None:
 
 def test_a_line_gives_its_place_to_a_shorter_event_with_its_words() -> None:
     line = row("message", f"{SAID} It was there.")
-    event = row("event", SAID, line)
-    assert chosen(line, event) == {line.text: (SAID, "shorter")}
+    event = row("event", f"{SAID} Mara.", line)
+    assert chosen(line, event) == {line.text: (event.text, "shorter")}
+
+
+def test_a_line_keeps_its_place_next_to_an_event_that_does_not_name_the_speaker() -> None:
+    line = row("message", "I killed the old king of Varn.")
+    event = row("event", "Somebody confesses: the old king of Varn was killed at the ford.", line)
+    assert chosen(line, event, query="Who killed the king?") == {}
 
 
 def test_a_line_with_a_word_of_its_own_keeps_its_place() -> None:
@@ -73,18 +79,18 @@ def test_a_line_with_a_word_of_its_own_keeps_its_place() -> None:
 
 def test_an_event_with_more_words_of_the_question_is_preferred_to_a_shorter_line() -> None:
     line = row("message", SAID)
-    event = row("event", f"{SAID} Treason.", line)
+    event = row("event", f"{SAID} Mara: treason.", line)
     assert chosen(event, line) == {event.text: (SAID, "shorter")}
     assert chosen(event, line, query="Was it treason?") == {SAID: (event.text, "asked_words")}
 
 
 def test_a_current_fact_is_preferred_to_its_line_and_to_an_event_of_it() -> None:
     line = row("message", f"{SAID} It was there.")
-    fact = row("campaign", SAID, line, is_authoritative=True)
+    fact = row("campaign", f"{SAID} Mara.", line, is_authoritative=True)
     event = row("event", f"{SAID} Mara saw.", line)
     assert chosen(line, event, fact) == {
-        line.text: (SAID, "current"),
-        event.text: (SAID, "current"),
+        line.text: (fact.text, "current"),
+        event.text: (fact.text, "current"),
     }
 
 
@@ -172,8 +178,11 @@ def test_a_row_keeps_its_place_if_the_preferred_one_is_dropped_as_a_repetition()
     given = find_preferences(list_relatives([event, other, line]), "")
     same = np.array([1, 0], dtype=np.float32)
     vectors = {hits[0].id: same, hits[2].id: same}
-    assert choose_best(hits, given, breadth=0, vectors={}, count=3)[0][1].id == hits[2].id
-    chosen, left = choose_best(hits, given, breadth=0, vectors=vectors, count=3)
+    assert (
+        choose_best(hits, given, breadth=0, vectors={}, count=3, duplicate=0.95)[0][1].id
+        == hits[2].id
+    )
+    chosen, left = choose_best(hits, given, breadth=0, vectors=vectors, count=3, duplicate=0.95)
     assert [each.id for each in chosen] == [hits[0].id, hits[1].id]
     assert left == {}
 
@@ -193,12 +202,12 @@ def test_a_row_keeps_its_place_if_the_preferred_one_is_dropped_as_a_repetition()
 def test_opposites_keep_their_places(line: str, event: str) -> None:
     said = row("message", line)
     assert chosen(said, row("event", event, said)) == {}
-    assert find_summarised([row("event", event)], line, "") == frozenset()
+    assert find_summarised([[row("event", event)]], line, "") == frozenset()
 
 
 def test_a_line_keeps_its_place_if_the_last_of_a_chain_lacks_a_word_of_it() -> None:
     line = row("message", SAID)
-    event = row("event", f"{SAID} Treason, murder, arson, revenge.", line)
+    event = row("event", f"{SAID} Mara: treason, murder, arson, revenge.", line)
     less = row("event", event.text.replace("brass ", ""), line)
     assert chosen(line, event) == {SAID: (event.text, "says_more")}
     assert chosen(line, event, less) == {event.text: (less.text, "shorter")}
@@ -207,8 +216,10 @@ def test_a_line_keeps_its_place_if_the_last_of_a_chain_lacks_a_word_of_it() -> N
 def test_a_sentence_ends_in_other_scripts_too() -> None:
     event = row("event", "मीरा ने पुराने मंदिर में चाँदी की चाबी छिपाई")
     parts = ["मीरा ने गाना गाया", "पुराने मंदिर में चाँदी थी", "उसने की चाबी छिपाई"]
-    assert find_summarised([event], "\u0964 ".join(parts), "") == frozenset()
-    assert find_summarised([event], f"{parts[0]}\u0964 {event.text}\u0964", "") == {event.source_id}
+    assert find_summarised([[event]], "\u0964 ".join(parts), "") == frozenset()
+    assert find_summarised([[event]], f"{parts[0]}\u0964 {event.text}\u0964", "") == {
+        event.source_id
+    }
 
 
 @pytest.mark.parametrize(
@@ -223,15 +234,26 @@ def test_a_summary_replaces_a_line_if_it_has_all_of_its_words_and_its_speaker(
     said: str, summary: str, *, is_told: bool
 ) -> None:
     line = row("message", said)
-    assert (find_summarised([line], summary, "") == {line.source_id}) is is_told
+    assert (find_summarised([[line]], summary, "") == {line.source_id}) is is_told
 
 
 def test_one_sentence_of_a_summary_has_to_say_it() -> None:
     line, event = row("message", LONGER), row("event", SAID)
     fact = row("campaign", SAID, is_authoritative=True)
     whole = f"It rained for days. {SAID} No one knew."
-    assert find_summarised([line, event, fact], whole, "") == {event.source_id}
+    assert find_summarised([[line], [event], [fact]], whole, "") == {event.source_id}
     scattered = "The captain sang.\nA brass bell rang.\nSomeone buried an astrolabe.\nThe chapel!"
-    assert find_summarised([event], scattered, "") == frozenset()
+    assert find_summarised([[event]], scattered, "") == frozenset()
     secret = row("event", f"{SAID} Treason.")
-    assert find_summarised([secret], whole, "Was it treason?") == frozenset()
+    assert find_summarised([[secret]], whole, "Was it treason?") == frozenset()
+
+
+def test_a_summary_has_to_say_what_another_row_has_given_its_place_for() -> None:
+    line = row("message", "The cellar vault opens with the word Zerbrax.")
+    event = row("event", f"Mara told Tom beneath the burning old mill: {line.text}", line)
+    (given,) = find_preferences(list_relatives([event, line]), "").values()
+    assert (given.left, given.kept) == (line, event)
+    summary = "Mara told Tom beneath the burning old mill how the cellar vault opens with a word."
+    assert find_summarised([[event]], summary, "") == {event.source_id}
+    assert find_summarised([[event, line]], summary, "") == frozenset()
+    assert find_summarised([[event, line]], event.text, "") == {event.source_id}

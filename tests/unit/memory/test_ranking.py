@@ -37,7 +37,7 @@ from backend.memory.search.features import (
 )
 from backend.memory.search.query import Signal
 from backend.memory.search.ranking import (
-    DUPLICATE_COSINE,
+    DUPLICATE_SIMILARITY,
     RankingThresholds,
     Weights,
     breadth,
@@ -586,7 +586,7 @@ def test_picks_are_candidates_once_each_and_none_near_another(
     assert len(picked) <= count
     assert len({each.id for each in picked}) == len(picked)
     assert all(
-        float(vectors[one.id] @ vectors[other.id]) < DUPLICATE_COSINE
+        float(vectors[one.id] @ vectors[other.id]) < DUPLICATE_SIMILARITY
         for place, one in enumerate(picked)
         for other in picked[:place]
     )
