@@ -9,7 +9,14 @@ from uuid import UUID
 from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, ListedOwnerId, OwnerId, PrimaryId
+from backend.database.base import (
+    Base,
+    CreatedAt,
+    ListedOwnerId,
+    OwnerId,
+    PrimaryId,
+    index_hidden,
+)
 from backend.vault.sealing import Column
 
 
@@ -46,12 +53,7 @@ class User(Base):
             sqlite_where=text("deleted_at IS NULL"),
             postgresql_where=text("deleted_at IS NULL"),
         ),
-        Index(
-            "ix_users_deleted_at",
-            "deleted_at",
-            sqlite_where=text("deleted_at IS NOT NULL"),
-            postgresql_where=text("deleted_at IS NOT NULL"),
-        ),
+        index_hidden(),
     )
 
     id: Mapped[PrimaryId]

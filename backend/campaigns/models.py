@@ -9,7 +9,15 @@ from sqlalchemy import ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.campaigns.ledger.items import Kind
-from backend.database.base import Base, CreatedAt, Deletable, OwnerId, PrimaryId, UpdatedAt
+from backend.database.base import (
+    Base,
+    CreatedAt,
+    Deletable,
+    OwnerId,
+    PrimaryId,
+    UpdatedAt,
+    index_hidden,
+)
 from backend.vault.sealing import Column
 
 Actor = Literal["user", "tool", "compactor", "import"]
@@ -23,7 +31,7 @@ class Campaign(Deletable, Base):
     """
 
     __tablename__ = "campaigns"
-    __table_args__ = (Index(None, "user_id", "id"),)
+    __table_args__ = (Index(None, "user_id", "id"), index_hidden())
 
     id: Mapped[PrimaryId]
     rules: Mapped[str]

@@ -12,6 +12,7 @@ from uuid import UUID
 from sqlalchemy import (
     ColumnElement,
     ForeignKey,
+    Index,
     LargeBinary,
     MetaData,
     Select,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     func,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -84,12 +86,18 @@ class Deletable:
     """
 
     user_id: Mapped[ListedOwnerId]
-    deleted_at: Mapped[datetime | None] = mapped_column(index=True)
+    deleted_at: Mapped[datetime | None]
 
     @classmethod
     def match_owner(cls, owner: Any) -> ColumnElement[bool]:
         """Return the condition for rows of an owner that are not being deleted."""
         return and_(cls.user_id == owner, cls.deleted_at.is_(None))
+
+
+def index_hidden() -> Index:
+    """Return the index by which jobs find hidden rows. Usually there are none."""
+    is_hidden = text("deleted_at IS NOT NULL")
+    return Index(None, "deleted_at", sqlite_where=is_hidden, postgresql_where=is_hidden)
 
 
 RecordCreated = Callable[[AsyncSession, UUID], Awaitable[None]]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-HEAD = "2026_11_39"
+HEAD = "2026_11_40"
 """The newest revision. A constant, so that a start without migrations need not import Alembic."""
 
 

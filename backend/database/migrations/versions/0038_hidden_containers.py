@@ -20,7 +20,6 @@ TABLES = ("campaigns", "chronicles", "lorebooks")
 def upgrade() -> None:
     for table in TABLES:
         op.add_column(table, sa.Column("deleted_at", UtcTime()))
-        op.create_index(f"ix_{table}_deleted_at", table, ["deleted_at"])
 
 
 def downgrade() -> None:
@@ -28,5 +27,4 @@ def downgrade() -> None:
         # Rows that refer to them go along, or are detached.
         hidden = sa.table(table, sa.column("deleted_at"))
         op.execute(hidden.delete().where(hidden.c.deleted_at.is_not(None)))
-        op.drop_index(f"ix_{table}_deleted_at", table)
         op.drop_column(table, "deleted_at")
