@@ -43,7 +43,10 @@ from backend.vault.sealing import Sealer
 _LOREBOOKS = table(
     "lorebooks", column("id", Id()), column("user_id", Id()), column("chronicle_id", Id())
 )
-"""The columns needed here. Lorebooks and chronicles do not import each other."""
+_CAMPAIGNS = table(
+    "campaigns", column("id", Id()), column("user_id", Id()), column("chronicle_id", Id())
+)
+"""The columns needed here. Lorebooks, campaigns and chronicles do not import each other."""
 
 
 @runtime_checkable
@@ -120,9 +123,12 @@ class ChronicleService:
         owner_id = identity.user_id
         uses_it = Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id
         async with self._database.write() as session:
-            # Chats before the chronicle, because all code locks them in this order.
+            # All code locks chats, campaigns and chronicles in this order.
             chats = select(Chat.id).where(*uses_it).order_by(Chat.id)
             await session.execute(chats.with_for_update())
+            told = _CAMPAIGNS.c.chronicle_id == chronicle_id, _CAMPAIGNS.c.user_id == owner_id
+            campaigns = select(_CAMPAIGNS.c.id).where(*told).order_by(_CAMPAIGNS.c.id)
+            await session.execute(campaigns.with_for_update())
             row = await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=True)
             check_revision(if_match, row.revision)
             books = await _find_lorebooks(session, [chronicle_id], owner_id=owner_id)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
@@ -35,6 +35,7 @@ from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
+from backend.chronicles.models import Chronicle
 from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
@@ -330,9 +331,8 @@ class Task(ABC, Generic[W, P]):
             chat = await self.lock_chat(session)
             if chat is not None:
                 detail = RunDetail(message_ids=list(work.message_ids))
-                await record_failure(
-                    session, self.sealer, self._build_run(chat, work, detail, error)
-                )
+                run = await self._build_run(session, chat, work, detail, error)
+                await record_failure(session, self.sealer, run)
             else:
                 await self._note_tokens(session, work)
 
@@ -366,7 +366,7 @@ class Task(ABC, Generic[W, P]):
             if chat is None:
                 raise PathChangedError
             detail = await self.apply(session, chat, work, proposal)
-            run = self._build_run(chat, work, detail)
+            run = await self._build_run(session, chat, work, detail)
             if run.calls or detail.effects:
                 await record_success(session, run)
         self._log(work, run, count=len(detail.effects))
@@ -394,7 +394,7 @@ class Task(ABC, Generic[W, P]):
                     note=note,
                     problem=await self._show_problem(session, error),
                 )
-                run = self._build_run(chat, work, detail, error)
+                run = await self._build_run(session, chat, work, detail, error)
                 self._log(work, await record_failure(session, self.sealer, run), count=0)
             else:
                 await self._note_tokens(session, work)
@@ -420,9 +420,22 @@ class Task(ABC, Generic[W, P]):
         except ChatNotFoundError:
             return None
 
-    def _build_run(
-        self, chat: Chat, work: W, detail: RunDetail, error: Exception | None = None
+    async def _build_run(
+        self,
+        session: AsyncSession,
+        chat: Chat,
+        work: W,
+        detail: RunDetail,
+        error: Exception | None = None,
     ) -> EnrichmentRun:
+        """Return the row of a run. If its chronicle is being deleted, it belongs to its chat only.
+
+        Otherwise its tokens would be lost, because those of the chronicle are counted already.
+        """
+        kept = select(Chronicle.id).where(
+            Chronicle.id == work.chronicle_id, Chronicle.match_owner(self.sealer.user_id)
+        )
+        chronicle_id = await session.scalar(kept.with_for_update(read=True, key_share=True))
         delay_ms = round((now() - self.job.created_at).total_seconds() * 1000)
         slug = error.slug if isinstance(error, AppError) else UNEXPECTED_SLUG
         return build_run(
@@ -434,7 +447,7 @@ class Task(ABC, Generic[W, P]):
             seconds=time.monotonic() - work.begun,
             error=slug if error else None,
             id=work.run_id,
-            chronicle_id=work.chronicle_id,
+            chronicle_id=chronicle_id,
             job_id=self.job.id,
             delay_ms=min(delay_ms, MAX_INTEGER),  # a job can wait months for its key
             sealed_detail=seal_detail(self.sealer, work.run_id, detail),

@@ -186,7 +186,7 @@ class LedgerFolder:
         """Fold the rows of each user with many rows and a new one into one row."""
         async with self._database.read() as session:
             newest = await _find_newest(session)
-            last = newest - _FIRST_ROWS if self._newest is None else self._newest
+            last = newest - _FIRST_ROWS if self._newest is None else min(self._newest, newest)
             recent = select(StorageLedger.user_id).where(StorageLedger.id > last)
             many = (
                 select(StorageLedger.user_id)
@@ -199,7 +199,9 @@ class LedgerFolder:
             while await _fold(self._database, user_id) == _FOLD_AT_ONCE:
                 pass
         # A row with a lower id may be committed later. Its user's next row has a higher one.
-        self._newest = newest
+        async with self._database.read() as session:
+            # SQLite gives the ids of deleted rows again if they were the newest.
+            self._newest = min(newest, await _find_newest(session))
 
 
 async def _find_newest(session: AsyncSession) -> int:
@@ -281,15 +283,11 @@ class NightlyRecount:
 
     async def run(self, job: RunningJob) -> None:
         """Recount users, and queue the job of the next night."""
-        last = job.payload.get(_NEWEST, 0)
+        # SQLite gives the ids of deleted rows again if they were the newest.
+        last = 0 if self._database.is_sqlite else job.payload.get(_NEWEST, 0)
         async with self._database.read() as session:
             newest = await _find_newest(session)
-            changed = (
-                select(StorageLedger.user_id)
-                # SQLite gives the ids of deleted rows again if they were the newest.
-                .where(StorageLedger.id > (last if last <= newest else 0))
-                .distinct()
-            )
+            changed = select(StorageLedger.user_id).where(StorageLedger.id > last).distinct()
             users = list(await session.scalars(changed))
         for number, user_id in enumerate(users):
             await job.progress(number, len(users))

@@ -114,6 +114,23 @@ async def test_events_of_a_message_are_locked_after_the_campaign(
     assert answer.is_success, answer.text
 
 
+async def test_a_chronicle_is_locked_after_the_campaign_that_it_tells(busy: Busy) -> None:
+    ada, database = busy.table.account, busy.server.parts.database
+    chronicle = (await ada.post("/chronicles", {"name": "Winter"}, 201))["id"]
+    campaign = UUID(busy.table.campaign["id"])
+    async with database.write() as session:
+        told = update(Campaign).where(Campaign.id == campaign)
+        await session.execute(told.values(chronicle_id=UUID(chronicle)))
+    async with database.write() as holder:
+        await holder.execute(select(Campaign.id).where(Campaign.id == campaign).with_for_update())
+        deleting = asyncio.create_task(ada.ask("DELETE", f"/chronicles/{chronicle}"))
+        await until(lambda: holder.scalar(WAITING))
+        free = select(Chronicle.id).where(Chronicle.id == UUID(chronicle))
+        assert await holder.scalar(free.with_for_update(nowait=True)) is not None
+    answer = await deleting
+    assert answer.is_success, answer.text
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 async def test_a_message_is_removed_while_the_campaign_that_read_it_is_deleted(
     busy: Busy, *, is_gone: bool

@@ -421,6 +421,22 @@ async def test_undoing_while_the_agent_works_loses_nothing(study: Study) -> None
 
 
 @pytest.mark.every_database
+async def test_a_run_counts_if_its_chronicle_is_deleted_while_the_model_works(study: Study) -> None:
+    await study.tell("I wait.", "The tide comes in.")
+    model, account = study.model, study.account
+    model.script(model.decides(), model.calls(event("The tide came in."), FINISH))
+    await study.enqueue()
+    async with model.thinking() as hold:
+        await hold.is_reached.wait()
+        await account.delete(f"/chronicles/{study.chronicle_id}")
+    await study.idle()
+    (spent,) = (await account.get("/usage/month"))["by_model"]
+    assert spent["runs"] == 1
+    assert spent["prompt_tokens"] > 0
+    assert (await account.get(f"/chats/{study.chat_id}/usage"))["prompt_tokens"] > 0
+
+
+@pytest.mark.every_database
 async def test_concurrent_undos_happen_once(study: Study) -> None:
     run_id = await run_agent(study, event("The lamp was lit."), entry("Morrow", "A harbour town."))
     path = f"/enrichment/runs/{run_id}/undo"

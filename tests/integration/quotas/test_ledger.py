@@ -177,6 +177,23 @@ async def test_many_lines_are_folded_into_one_and_the_sum_stays(
     assert await check_count(server, ada) == before
 
 
+async def test_rows_with_the_ids_of_folded_ones_are_folded_too(
+    server: Running, ada: Account, chat: str
+) -> None:
+    user_id, database = UUID(ada.user["id"]), server.parts.database
+    folder, row = LedgerFolder(database), insert(StorageLedger).values(user_id=user_id, bytes=1)
+    before = await check_count(server, ada)
+    for _ in range(3):
+        async with database.write() as session:
+            for _ in range(MIN_ROWS_TO_FOLD):
+                await session.execute(row)
+        await folder.fold()
+        async with database.read() as session:
+            query = select(func.count()).where(StorageLedger.user_id == user_id)
+            assert await session.scalar(query) == 1
+    assert await count_bytes(server, ada) == before + 3 * MIN_ROWS_TO_FOLD
+
+
 @pytest.mark.every_database
 async def test_a_ledger_that_has_drifted_is_mended_and_a_right_one_left_alone(
     server: Running, ada: Account, chat: str
