@@ -50,8 +50,22 @@ _SCRIPT_TAGS = {
     "THAI": "th",
     "ARMENIAN": "hy",
     "GEORGIAN": "ka",
+    "BENGALI": "bn",
+    "TELUGU": "te",
+    "KANNADA": "kn",
+    "MALAYALAM": "ml",
+    "GUJARATI": "gu",
+    "GURMUKHI": "pa",
+    "ORIYA": "or",
+    "SINHALA": "si",
+    "MYANMAR": "my",
+    "KHMER": "km",
+    "LAO": "lo",
+    "ETHIOPIC": "am",
 }
 """The language with most speakers of each script, by the first word of its characters' names."""
+UNDETERMINED = "und"
+"""The tag of a language that is not English, and is not known."""
 
 
 async def find_written_languages(database: Database, pool: CpuPool, sealer: Sealer) -> list[str]:
@@ -93,4 +107,6 @@ def _detect(text: str) -> str | None:
     if tag and 2 * count > sum(map(str.isalpha, text)):
         return tag
     found = detect_languages(text)
-    return _TAGS.get(found[0]) if len(found) == 1 else None
+    if len(found) == 1:
+        return _TAGS.get(found[0], UNDETERMINED)
+    return UNDETERMINED if (found or scripts) and "english" not in found else None

@@ -19,6 +19,9 @@ import msgspec
 from backend.core.files import replace_private
 from backend.memory.embedding.local import Pooling, is_installed
 
+_NORWEGIAN = {"no": "nb", "nn": "nb"}
+"""Both written forms are near enough, and browsers send all three tags."""
+
 _IN_USE_FILE = "in-use"
 """File in the folder of models that contains the name of the one in use."""
 
@@ -108,10 +111,17 @@ def find_model(name: str) -> OfferedModel | None:
 def recommend_model(languages: Collection[str]) -> OfferedModel | None:
     """Return the first model that knows most of these languages (BCP 47); None without fastembed.
 
-    The catalogue lists models for English first, and the default one before them.
+    Models for several languages count as knowing an undetermined one (`und`). The catalogue lists
+    models for English first, and the default one before them.
     """
     wanted = {each.partition("-")[0].lower() for each in languages}
-    return max(list_models(), key=lambda each: len(wanted & {*each.languages}), default=None)
+    wanted = {_NORWEGIAN.get(each, each) for each in wanted}
+
+    def count(model: OfferedModel) -> int:
+        known = {*model.languages, "und"} if len(model.languages) > 1 else {*model.languages}
+        return len(wanted & known)
+
+    return max(list_models(), key=count, default=None)
 
 
 def describe_models(models: Path, *, in_use: str | None) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Downloads of embedding models, and the pins of their files.
 
 The first download from a hub pins the model: the commit and the digest of every file, as the hub
-names them over TLS. Later downloads must have the same. Pins of the public hub that are known ship
-in `catalogue.toml`; others are in `NAME.pins.json` in the same folder as the models.
+names them, over TLS unless `HF_ENDPOINT` is a mirror with plain HTTP. Later downloads must have the
+same. Pins of the public hub that are known ship in `catalogue.toml`; others are in `NAME.pins.json`
+in the same folder as the models.
 
 Files are downloaded one after the other into `NAME.part`. After an interruption the next download
 resumes there. The downloader of huggingface_hub would start again and does not check digests. When
