@@ -162,7 +162,7 @@ class TestAsking:
             return bool(logged.lines("turn.not_stored_yet"))
 
         outage, gate = Outage(server.parts.database, monkeypatch), Gate()
-        begin, *rest = called(QUESTION, text="A fork.").events or ()
+        begin, *rest = called(QUESTION, text="A fork.").events or [{}]
         vendor.script(stream(begin, gate, *rest))
         async with turn_under_way(game.account, game.chat, text="I go on.") as (turn_id, events):
             heard = await take_words(events, 2)
