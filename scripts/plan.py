@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 # Measured: docs/explanation/performance.md, "Growing tables, more players and a lost process", with
 # 200 players on four processes, among 1,000,000 messages.
-SERVER_CPU_MS = 28.2
+SERVER_CPU_MS = 34.3
 """CPU of a turn in `talekeeper serve`."""
-WORKER_CPU_MS = 8.2
+WORKER_CPU_MS = 4.4
 """CPU in `talekeeper work` that follows from a turn, with indexing by words."""
-POSTGRES_CPU_MS = 8.3
+POSTGRES_CPU_MS = 6.4
 PROCESS_CONNECTIONS = 16
-"""Database connections of a process: the most of four processes, 64 with 500 players."""
+"""Database connections of a process: the most of four processes, 65 with 500 players."""
 
 # Measured: the same document, "A database on another machine, and a pooler".
 COMMITS = 4
