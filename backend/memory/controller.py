@@ -1,7 +1,7 @@
 """`/memory`: the status of memory, and rebuilding it."""
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.database.base import split_chunks
+from backend.database.base import now, split_chunks
 from backend.database.engine import Database
 from backend.http.schemas import STORES
 from backend.jobs.models import Job
@@ -39,6 +39,9 @@ ProblemKind = Literal[
     "delayed",
     "waiting_key",
 ]
+
+_KEY_PATIENCE = timedelta(seconds=10)
+"""Time in which a process where the user is signed in takes a job that waits for the key."""
 
 _JOB_PROBLEMS: tuple[ProblemKind, ...] = ("gave_up", "delayed", "waiting_key")
 
@@ -243,7 +246,8 @@ def find_problem(job: Job) -> ProblemKind | None:
         return "delayed"  # also while a retry is running, because the last attempt failed
     if job.state == "dead":
         return "gave_up"
-    return "waiting_key" if job.state == "waiting_key" else None
+    is_late = job.state == "waiting_key" and job.run_after < now() - _KEY_PATIENCE
+    return "waiting_key" if is_late else None
 
 
 def _find_move(states: Sequence[IndexState], place: Placement) -> MemoryMove | None:

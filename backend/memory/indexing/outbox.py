@@ -117,11 +117,11 @@ class IndexOutbox(AccountDeleted):
         They are in the history of their chat meanwhile. Other changes of the chat in this time are
         indexed with them.
         """
-        job = await _insert_notes(session, holder.sealer.user_id, "message", chat_id, message_ids)
-        if self._delay:
-            job = replace(job, run_after=now() + self._delay)
-        key = self._queue.grant(holder.sealer, holder.key_mode)
-        await self._queue.enqueue(session, job, key=key)
+        if message_ids:
+            owner_id, key = holder.sealer.user_id, self._queue.grant(holder.sealer, holder.key_mode)
+            await self._note(
+                session, owner_id, "message", chat_id, message_ids, key, delay=self._delay
+            )
 
     async def record_import(
         self, session: AsyncSession, holder: KeyHolder, *, kind: Kind, container_id: UUID
@@ -243,8 +243,12 @@ class IndexOutbox(AccountDeleted):
         container_id: UUID,
         sources: Sequence[UUID | None],
         key: JobKey | None = None,
+        *,
+        delay: timedelta = timedelta(0),
     ) -> UUID | None:
         job = await _insert_notes(session, user_id, kind, container_id, sources)
+        if delay:
+            job = replace(job, run_after=now() + delay)
         return await self._queue.enqueue(session, job, key=key)
 
 

@@ -560,9 +560,9 @@ def choose_best(
 ) -> tuple[list[Candidate], Mapping[UUID, Preference]]:
     """Return the best `count` candidates, and the preferences that still hold.
 
-    Candidates with a cosine of at least `duplicate` are repetitions.
-    A preferred row may be dropped as a repetition of a third one, or lowered next to a better
-    message. Then the row that it replaces keeps its place.
+    Candidates with a cosine of at least `duplicate` are repetitions. A preferred row may be dropped
+    as a repetition of a third one, or lowered next to a better message. Then the row that it
+    replaces keeps its place.
     """
     scores = {each.payload.source_id: each.score for each in active}
     attempts = MAX_CHOICES

@@ -417,12 +417,14 @@ async def test_a_start_goes_on_with_it_and_does_not_wait_for_one_that_is_down(st
 
 
 @pytest.mark.every_database
-async def test_one_job_indexes_the_lines_of_several_turns(start: Start) -> None:
+@pytest.mark.parametrize("mode", ["per_job", "managed", "sealed"])
+async def test_one_job_indexes_the_lines_of_several_turns(start: Start, mode: str) -> None:
     async with (
         Moody() as vectors,
         start(**embedding(vectors), index_delay_seconds=2) as server,
         server.account("Ada") as ada,
     ):
+        ok(await ada.client.patch(f"{API}/me", json={"key_mode": mode}))
         chat = str((await ada.new_chat())["id"])
         lines = [f"The {thing} is in the attic." for thing in ("cradle", "violin", "lantern")]
         for line in lines:

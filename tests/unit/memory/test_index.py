@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
 from msgspec.structs import replace
 
+from backend.database.base import now
 from backend.jobs.models import Job, JobState
 from backend.memory.controller import ProblemKind, find_problem
 from backend.memory.index.edge import PayloadCache
@@ -169,4 +171,11 @@ async def test_the_number_of_counted_users_is_bounded(monkeypatch: pytest.Monkey
 def test_a_job_that_failed_is_a_problem_until_it_is_done(
     state: JobState, error: str | None, trouble: ProblemKind | None
 ) -> None:
-    assert find_problem(Job(state=state, error=error)) == trouble
+    due = now() - timedelta(minutes=1)
+    assert find_problem(Job(state=state, error=error, run_after=due)) == trouble
+
+
+def test_a_job_that_a_process_will_take_soon_is_no_problem() -> None:
+    for seconds in (5, -2):
+        due = now() + timedelta(seconds=seconds)
+        assert find_problem(Job(state="waiting_key", error=None, run_after=due)) is None
