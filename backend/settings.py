@@ -251,7 +251,7 @@ class Settings(BaseSettings):
     """Size of the vectors to request. Empty: 768 for Gemini, the model's default elsewhere."""
     embedding_model_path: Path | None = None
     """Folder with an ONNX model and its tokenizer, for `local`. Nothing is downloaded."""
-    index_delay_seconds: float = Field(5, ge=0, le=300)
+    index_delay_seconds: float = Field(2, ge=0, le=300)
     """Time after which new lines of a chat are indexed, so that one job indexes several turns.
     Until then only the history of their own chat has them. 0: at once."""
     hf_endpoint: str = Field(

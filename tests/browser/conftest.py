@@ -77,9 +77,8 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Generator[Installa
 
     A module that needs other settings overrides this fixture, with the scope "module".
     """
-    with installing(
-        tmp_path_factory.mktemp("served"), registration="open", demo_tokens_per_second="0"
-    ) as installation:
+    settings = {"registration": "open", "demo_tokens_per_second": "0", "index_delay_seconds": "0"}
+    with installing(tmp_path_factory.mktemp("served"), **settings) as installation:
         yield installation
 
 

@@ -4,8 +4,8 @@ Rows are compared if one was made from the other, or both from the same message.
 mean that they say the same: a long message says more than its event. So their words decide: a row
 gives its place to another one that contains nearly all of its words.
 
-A vector does not show whether a name or a number is missing, so vectors are not used. Who says a
-message is one of its words: a text that does not name the speaker does not say the same.
+A vector does not show whether a name or a number is missing, so vectors are not used. The speaker
+is one of the words of a message that may be about its speaker or listeners.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec import structs
 from backend.core.reasons import PreferredBecause
 from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import Candidate
-from backend.memory.search.terms import NEGATION, list_terms, query_terms
+from backend.memory.search.terms import NEGATION, detect_languages, list_terms, query_terms
 
 COVERED_SHARE = 0.75
 """Share of a row's terms that another row must contain to say the same.
@@ -71,8 +71,15 @@ class Preference(NamedTuple):
     because: PreferredBecause
 
 
+_PERSONS = re.compile(
+    r"\b(?:i|me|my|mine|myself|we|us|our|ours|ourselves|you|your|yours|yourself|yourselves)\b",
+    re.IGNORECASE,
+)
+"""English words for the speaker and the listeners. Many other languages leave them out."""
+
+
 class _Words(NamedTuple):
-    """The terms that a row says, which include the speaker of a message, and those of its title."""
+    """The terms that a row says, which may include its speaker, and those of text and title."""
 
     said: frozenset[str]
     known: frozenset[str]
@@ -226,8 +233,15 @@ def _read_words(rows: Sequence[MemoryItem]) -> dict[UUID, _Words]:
     words: dict[UUID, _Words] = {}
     for (row_id, row), text in zip(read.items(), terms[len(titles) :], strict=True):
         known = text | named[row.title]
-        words[row_id] = _Words(known if row.kind == "message" else text, known)
+        words[row_id] = _Words(known if _needs_speaker(row) else text, known)
     return words
+
+
+def _needs_speaker(row: MemoryItem) -> bool:
+    """True for a message that may say something else if another person says it. CPU-bound."""
+    if row.kind != "message":
+        return False
+    return bool(_PERSONS.search(row.text)) or detect_languages(row.text) != ["english"]
 
 
 def _prefer(
