@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -18,6 +19,7 @@ from backend.accounts.profile.settings import EnrichmentSettings, UserSettings
 from backend.database.base import now
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import REBUILD
+from backend.enrichment.runtime import job_kinds
 from backend.enrichment.tasks.rebuild import RebuildTask
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
@@ -64,7 +66,9 @@ async def study(database_url: str, tmp_path: Path, model: Vendor) -> AsyncGenera
 async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator[Worker]:
     """Yield a worker for rebuilds."""
     parts = study.server.parts
-    kinds = {REBUILD: kind or parts.kinds[REBUILD]}
+    # The longest wait after a failure, so that a test sees it before the next attempt.
+    own = job_kinds(replace(enrichment(study.server), draw=lambda: 0.999))
+    kinds = {REBUILD: kind or own[REBUILD]}
     worker = Worker(parts.queue, kinds, JobKeys(ROOT), poll=0.05)
     worker.start()
     try:
