@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 # Measured: docs/explanation/performance.md, "Growing tables, more players and a lost process", with
 # 200 players on four processes, among 1,000,000 messages.
-SERVER_CPU_MS = 34.3
+SERVER_CPU_MS = 31.8
 """CPU of a turn in `talekeeper serve`."""
-WORKER_CPU_MS = 4.4
+WORKER_CPU_MS = 5.0
 """CPU in `talekeeper work` that follows from a turn, with indexing by words."""
 POSTGRES_CPU_MS = 6.4
 PROCESS_CONNECTIONS = 16
