@@ -9,15 +9,7 @@ from sqlalchemy import ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.campaigns.ledger.items import Kind
-from backend.database.base import (
-    Base,
-    CreatedAt,
-    Deletable,
-    OwnerId,
-    PrimaryId,
-    UpdatedAt,
-    index_hidden,
-)
+from backend.database.base import Base, CreatedAt, Deletable, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
 Actor = Literal["user", "tool", "compactor", "import"]
@@ -31,7 +23,6 @@ class Campaign(Deletable, Base):
     """
 
     __tablename__ = "campaigns"
-    __table_args__ = (Index(None, "user_id", "id"), index_hidden())
 
     id: Mapped[PrimaryId]
     rules: Mapped[str]

@@ -9,15 +9,7 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import (
-    Base,
-    CreatedAt,
-    Deletable,
-    OwnerId,
-    PrimaryId,
-    UpdatedAt,
-    index_hidden,
-)
+from backend.database.base import Base, CreatedAt, Deletable, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
 EventSourceName = Literal["user", "agent", "import", "campaign"]
@@ -27,7 +19,6 @@ class Chronicle(Deletable, Base):
     """The events of one story or one world. Several chats may share it."""
 
     __tablename__ = "chronicles"
-    __table_args__ = (Index(None, "user_id", "id"), index_hidden())
 
     id: Mapped[PrimaryId]
     sealed_chronicle: Mapped[bytes]

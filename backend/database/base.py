@@ -24,7 +24,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Mapped, mapped_column
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    InstrumentedAttribute,
+    Mapped,
+    declared_attr,
+    mapped_column,
+)
 from uuid_utils.compat import uuid7
 
 from backend.database.types import Id, UtcTime
@@ -87,6 +93,11 @@ class Deletable:
 
     user_id: Mapped[ListedOwnerId]
     deleted_at: Mapped[datetime | None]
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Index, ...]:
+        return Index(None, "user_id", "id"), index_hidden()
 
     @classmethod
     def match_owner(cls, owner: Any) -> ColumnElement[bool]:

@@ -204,7 +204,7 @@ class JobQueue:
     ) -> UUID | None:
         """Add a job in the caller's transaction, and wake the workers after the commit.
 
-        Workers find a job with `run_after` when they look for work the next time after it.
+        A job with `run_after` wakes none of them. They find it when they look after that time.
 
         Returns its id, or None if a job with its dedupe key already waits. That one gets the key if
         it has none. A job without a key that needs one waits until its user signs in.

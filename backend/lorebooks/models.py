@@ -8,15 +8,7 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import (
-    Base,
-    CreatedAt,
-    Deletable,
-    OwnerId,
-    PrimaryId,
-    UpdatedAt,
-    index_hidden,
-)
+from backend.database.base import Base, CreatedAt, Deletable, OwnerId, PrimaryId, UpdatedAt
 from backend.vault.sealing import Column
 
 
@@ -29,7 +21,6 @@ class Lorebook(Deletable, Base):
     """
 
     __tablename__ = "lorebooks"
-    __table_args__ = (Index(None, "user_id", "id"), index_hidden())
 
     id: Mapped[PrimaryId]
     character_id: Mapped[UUID | None] = mapped_column(

@@ -20,7 +20,7 @@ from backend.core.files import replace_private
 from backend.memory.embedding.local import Pooling, is_installed
 
 _NORWEGIAN = {"no": "nb", "nn": "nb"}
-"""Both written forms are near enough, and browsers send all three tags."""
+"""The tags of Norwegian that browsers send, and the one in the catalogue."""
 
 _IN_USE_FILE = "in-use"
 """File in the folder of models that contains the name of the one in use."""

@@ -143,8 +143,8 @@ def find_summarised(
     """Return the first rows of the places that a summary covers. CPU-bound.
 
     Each place has a row and those that gave their place to it. For each of them the summary needs a
-    sentence that covers it; that for a message also names the speaker. The summary must be about
-    the messages of the rows. O(n * m) time for n rows and m sentences.
+    sentence that covers it, as another row would. The summary must be about the messages of the
+    rows. O(n * m) time for n rows and m sentences.
     """
     rows = [row for place in places for row in place]
     lines = [
@@ -152,12 +152,11 @@ def find_summarised(
         for line in _SENTENCE_END.split(summary)
         if line.strip() and len(line) <= MAX_SENTENCE_CHARACTERS
     ]
-    texts = [
-        *lines,
-        *(f"{row.title} {row.text}" if row.kind == "message" else row.text for row in rows),
-    ]
-    if not rows or sum(map(len, texts)) > MAX_SUMMARY_CHARACTERS:
+    size = sum(map(len, lines)) + sum(len(row.title) + len(row.text) for row in rows)
+    if not rows or size > MAX_SUMMARY_CHARACTERS:
         return frozenset()
+    spoken = (f"{row.title} {row.text}" if _needs_speaker(row) else row.text for row in rows)
+    texts = [*lines, *spoken]
     terms = [_Words(each, each) for each in list_terms(texts)]
     asked = query_terms(query[:MAX_QUERY_CHARACTERS]).keys()
     told = {

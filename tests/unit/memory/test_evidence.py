@@ -237,6 +237,7 @@ def test_a_sentence_ends_in_other_scripts_too() -> None:
     [
         ("I will betray the queen.", "Mara will betray the queen.", True),
         ("I will betray the queen.", "Kael will betray the queen.", False),
+        ("The old queen will be betrayed.", "Kael fears the old queen will be betrayed.", True),
         ("I will betray the queen at Saint Brann.", "Mara will betray the queen.", False),
     ],
 )
